@@ -1,0 +1,68 @@
+# Everything a checkout needs: `make demo` to see it run, `make test` before a push.
+# Set-up is stamped: a second run costs nothing until pyproject.toml, constraints.txt or a set-up script changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+TOOLS := .tools
+PYTEST_ARGS ?=
+
+VENV_STAMP := $(VENV)/.stamp-venv
+RUN_STAMP := $(VENV)/.stamp-run
+DEV_STAMP := $(VENV)/.stamp-dev
+TOOLS_STAMP := $(TOOLS)/.stamp
+
+# Both names: pip up to 25.2 reads the first for build environments as well, later ones only the second.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test check bench soak clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1: /p' Makefile
+
+setup: $(RUN_STAMP) ## .venv with the run time; .venv/bin/chronik exists after it
+
+demo: $(RUN_STAMP) ## the whole story on one machine, on free ports
+	@$(BIN)/chronik demo
+
+test: $(DEV_STAMP) $(TOOLS_STAMP) ## the whole suite, with real clients
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(DEV_STAMP) ## format, lint, types, import direction
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy --strict
+	@$(BIN)/python -m pytest -q tests/test_rooms.py
+
+bench: $(DEV_STAMP) ## benchmarks; writes bench/results/latest.json
+	@$(BIN)/python bench/run.py
+
+soak: $(DEV_STAMP) $(TOOLS_STAMP) ## the long fuzz and crash runs
+	@$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+clean: ## remove what set-up and the tools made; data folders stay
+	@rm -rf $(VENV) $(TOOLS) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV_STAMP): scripts/find-python
+	@python="$$(bash scripts/find-python)" && "$$python" -m venv $(VENV)
+	@touch $@
+
+$(RUN_STAMP): pyproject.toml constraints.txt $(VENV_STAMP)
+	@echo "chronik: installing the run time into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "chronik: installing what the tests need into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml
+	@bash scripts/test-tools $(TOOLS)

@@ -1,0 +1,100 @@
+"""The tree of commands, and the one place where their failures become a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from chronik.cli import bench, consume, demo, group, produce, topic
+from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
+from chronik.client.errors import ClientError
+from chronik.wire.errors import ErrorCode, KafkaError
+
+HINTS = {
+    ErrorCode.unknown_topic_or_partition: "see chronik topic list",
+    ErrorCode.topic_already_exists: "choose another name, or use chronik topic alter",
+    ErrorCode.invalid_topic_exception: "use up to 249 letters, digits, dots, dashes and underscores",
+    ErrorCode.group_id_not_found: "see chronik group list",
+    ErrorCode.non_empty_group: "stop its consumers first",
+    ErrorCode.invalid_replication_factor: "use at most as many replicas as there are brokers",
+    ErrorCode.invalid_partitions: "a topic can only grow",
+    ErrorCode.invalid_config: "see chronik topic describe for the names",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command. Returns its exit code."""
+    try:
+        code = build()(arguments, standalone_mode=False, prog_name="chronik")
+        sys.stdout.flush()
+    except CliError as error:
+        say(str(error))
+        return error.exit_code
+    except KafkaError as error:
+        say(explain(error))
+        return CANNOT
+    except ClientError as error:
+        say(f"{error}: is the broker running there? Pass -b HOST:PORT for another")
+        return CANNOT
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`); what Python flushes at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            raise
+        line = format_message()
+        if line:  # empty where the help was shown instead
+            say(f"{line.rstrip('.')}: see chronik --help")
+        return CANNOT
+    return code if isinstance(code, int) else 0
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        help="Kafka-compatible streaming: every acknowledged record is read, and it can prove it.",
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.command(
+        "start",
+        help="Run one node in the foreground.",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_start)
+    app.add_typer(topic.app, name="topic")
+    app.command("produce")(produce.produce)
+    app.command("consume")(consume.consume)
+    app.add_typer(group.app, name="group")
+    app.add_typer(bench.app, name="bench")
+    app.command("demo")(demo.demo)
+    app.command("version")(version)
+    return app
+
+
+def _start(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+    from chronik.cli import start
+
+    raise typer.Exit(start.main(arguments or []))
+
+
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(installed("chronik"))
+
+
+def explain(error: KafkaError) -> str:
+    """A broker's refusal in a line, with the way out where one is known."""
+    code = error.code.name
+    reason = f"{error.message} ({code})" if error.message else f"the broker refused: {code}"
+    hint = HINTS.get(error.code)
+    return f"{reason}: {hint}" if hint else reason

@@ -1,0 +1,149 @@
+"""One-record produce requests, sent raw: what a request costs the broker, without a client library in the way.
+
+Each connection keeps `depth` requests in flight and sends the next when an answer comes. Requests are encoded once;
+only the correlation id changes.
+
+    response (Produce 7)   size int32, correlation id int32, topics int32 = 1, name string, partitions int32 = 1,
+                           partition int32, error code int16, ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from struct import Struct
+
+from chronik.cli.errors import CliError
+from chronik.client.cluster import Cluster, Deadline
+from chronik.wire import frames
+from chronik.wire.api import ApiKey
+from chronik.wire.batch import encode_batch
+from chronik.wire.produce import ProduceRequest, ProduceTopic, write_produce_request
+
+PRODUCE_VERSION = 7
+CORRELATION_AT = 8
+DRAIN_S = 10.0
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+
+
+@dataclass(slots=True)
+class RequestLoad:
+    """What all connections did between the first request and the end of the time."""
+
+    answered: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+class RequestDriver(asyncio.Protocol):
+    """One connection that never has more than `depth` unanswered requests. Owned by the loop."""
+
+    def __init__(self, frame: bytes, topic: str, depth: int, load: RequestLoad) -> None:
+        self._frame = bytearray(frame)
+        self._error_at = 4 + 4 + 4 + 2 + len(topic.encode()) + 4 + 4
+        self._depth = depth
+        self._load = load
+        self._transport: asyncio.WriteTransport | None = None
+        self._received = bytearray()
+        self._sent_at: deque[float] = deque()
+        self._correlation_id = 0
+        self._stopping = False
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def start(self) -> None:
+        self._send(self._depth)
+
+    def stop(self) -> None:
+        self._stopping = True
+        if not self._sent_at and not self.finished.done():
+            self.finished.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        now_s = time.perf_counter()
+        received = self._received
+        received += data
+        at, answered, load = 0, 0, self._load
+        while len(received) - at >= 4:
+            end = at + 4 + _INT32.unpack_from(received, at)[0]
+            if end > len(received):
+                break
+            load.errors += _INT16.unpack_from(received, at + self._error_at)[0] != 0
+            load.latencies_ms.append((now_s - self._sent_at.popleft()) * 1000)
+            answered += 1
+            at = end
+        del received[:at]
+        load.answered += answered
+        if self._stopping:
+            self.stop()
+        else:
+            self._send(answered)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._load.errors += len(self._sent_at)
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _send(self, count: int) -> None:
+        assert self._transport is not None
+        requests = []
+        for _ in range(count):
+            self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+            _INT32.pack_into(self._frame, CORRELATION_AT, self._correlation_id)
+            requests.append(bytes(self._frame))
+            self._sent_at.append(time.perf_counter())
+        if requests:
+            self._transport.write(b"".join(requests))
+
+
+async def drive_requests(
+    cluster: Cluster, topic: str, connections: int, depth: int, size_bytes: int, acks: int, seconds: float
+) -> RequestLoad:
+    """Connection i writes to partition i modulo their number, at its leader."""
+    leaders = await cluster.leaders(topic)
+    brokers = (await cluster.layout([])).brokers
+    load = RequestLoad()
+    drivers: list[RequestDriver] = []
+    loop = asyncio.get_running_loop()
+    for index in range(connections):
+        partition = sorted(leaders)[index % len(leaders)]
+        broker = brokers[leaders[partition]]
+        connection = await cluster.connection(broker.node_id, Deadline(cluster.timeout_s))
+        if not connection.supports(ApiKey.PRODUCE, PRODUCE_VERSION):
+            raise CliError(f"{connection.name} does not answer Produce {PRODUCE_VERSION}: use a newer broker")
+        frame = _produce_frame(topic, partition, size_bytes, acks)
+        driver = RequestDriver(frame, topic, depth, load)
+        await loop.create_connection(lambda driver=driver: driver, broker.host, broker.port)  # type: ignore[misc]
+        drivers.append(driver)
+    started_s = time.perf_counter()
+    for driver in drivers:
+        driver.start()
+    await asyncio.sleep(seconds)
+    load.seconds = time.perf_counter() - started_s
+    answered = load.answered
+    for driver in drivers:
+        driver.stop()
+    await asyncio.wait([driver.finished for driver in drivers], timeout=DRAIN_S)
+    load.answered = answered
+    for driver in drivers:
+        driver.close()
+    return load
+
+
+def _produce_frame(topic: str, partition: int, size_bytes: int, acks: int) -> bytes:
+    batch = encode_batch([(None, b"x" * size_bytes, [], int(time.time() * 1000))])
+    request = ProduceRequest(None, acks, 30_000, [ProduceTopic(topic, None, [(partition, memoryview(batch))])])
+    body = write_produce_request(PRODUCE_VERSION, request)
+    whole = body if isinstance(body, bytes) else b"".join(body)
+    return frames.write_request(ApiKey.PRODUCE, PRODUCE_VERSION, 0, "chronik-bench", whole)

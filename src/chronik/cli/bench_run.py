@@ -1,0 +1,205 @@
+"""Runs a benchmark's workers on a topic, and gathers what they measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from chronik.cli.bench_report import BenchResult
+from chronik.cli.bench_workers import WorkerResult, WorkerTask, work
+from chronik.cli.broker_usage import BrokerUsage, http_addresses, read_usage
+from chronik.cli.errors import CliError
+from chronik.cli.options import parse_bootstrap, with_cluster
+from chronik.cli.output import progress
+from chronik.client.cluster import Cluster
+from chronik.client.topics import EARLIEST, LATEST, Topics
+
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is measured."""
+
+    mode: str
+    records: int
+    size_bytes: int
+    acks: str
+    rate: float | None
+    clients: int
+    linger_ms: float | None
+
+
+class RunningTopic:
+    """The topic of a run: made for it and deleted afterwards, unless the user named one."""
+
+    def __init__(self, bootstrap: str, name: str | None, partitions: int) -> None:
+        self.bootstrap = bootstrap
+        self.name = name or f"chronik-bench-{os.getpid()}"
+        self._is_own = name is None
+        self._partitions = partitions
+        self._brokers: list[tuple[str, int]] = []
+
+    def __enter__(self) -> RunningTopic:
+        async def prepare(cluster: Cluster) -> None:
+            layout = await cluster.layout([self.name])
+            if self.name not in layout.topics or layout.topics[self.name].error:
+                await Topics(cluster).create(self.name, self._partitions, None, {})
+            await cluster.leaders(self.name)
+            self._brokers = [(broker.host, broker.port) for broker in layout.brokers.values()]
+
+        with_cluster(self.bootstrap, prepare)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._is_own:
+            with_cluster(self.bootstrap, lambda cluster: Topics(cluster).delete(self.name))
+
+    def usage(self, http: str | None) -> BrokerUsage | None:
+        return read_usage(http_addresses(self._brokers, http))
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        """Start and end of each partition."""
+
+        async def ask(cluster: Cluster) -> dict[int, tuple[int, int]]:
+            starts = await Topics(cluster).offsets(self.name, EARLIEST)
+            ends = await Topics(cluster).offsets(self.name, LATEST)
+            return {partition: (starts[partition].offset, ends[partition].offset) for partition in ends}
+
+        return with_cluster(self.bootstrap, ask)
+
+    def available(self) -> int:
+        return sum(end - start for start, end in self.offsets().values())
+
+
+def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> BenchResult:
+    """Starts the clients, lets them go together, waits for all. What a producer lost shows in the end offsets."""
+    offsets = topic.offsets()
+    tasks = _tasks(workload, topic, offsets)
+    context = multiprocessing.get_context("spawn")
+    pipes: list[Connection] = []
+    processes = []
+    for task in tasks:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(task, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            _receive_ready(pipe)
+        before = topic.usage(http)
+        for pipe in pipes:
+            pipe.send("go")
+        results = _gather(pipes, workload)
+        after = topic.usage(http)
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join(STOP_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+    errors = sum(result.errors for result in results)
+    if workload.mode == "produce":
+        appended = sum(end for _, end in topic.offsets().values()) - sum(end for _, end in offsets.values())
+        errors = max(errors, sum(result.records for result in results) - appended)
+    return BenchResult(
+        workload=workload.mode,
+        records=sum(result.records for result in results),
+        bytes=sum(result.bytes for result in results),
+        seconds=max(result.ended_s for result in results) - min(result.started_s for result in results),
+        errors=errors,
+        latencies_ms=[latency for result in results for latency in result.latencies_ms],
+        client_cpu_s=[result.cpu_s for result in results],
+        broker_before=before,
+        broker_after=after,
+    )
+
+
+def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]]) -> list[WorkerTask]:
+    settings: dict[str, Any] = {
+        "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(topic.bootstrap)),
+        "client.id": "chronik-bench",
+        "log_level": 0,
+    }
+    if workload.mode == "consume":
+        settings |= {"group.id": "chronik-bench", "enable.auto.commit": False}
+        return _consume_tasks(workload, topic, offsets, settings)
+    settings |= {"acks": workload.acks, "enable.idempotence": workload.acks == "all"}
+    if workload.linger_ms is not None:
+        settings["linger.ms"] = workload.linger_ms
+    partitions = sorted(offsets)
+    tasks = []
+    for index in range(workload.clients):
+        records = workload.records // workload.clients + (index < workload.records % workload.clients)
+        rate = None if workload.rate is None else workload.rate / workload.clients
+        own = ((partitions[index % len(partitions)], 0, records),)
+        if records:
+            tasks.append(WorkerTask(workload.mode, settings, topic.name, records, workload.size_bytes, rate, own))
+    if workload.mode == "roundtrip" and len(tasks) > len(partitions):
+        raise CliError(f"each round-trip client needs a partition: pass --partitions {len(tasks)} or more")
+    return tasks
+
+
+def _consume_tasks(
+    workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
+) -> list[WorkerTask]:
+    """Client i reads the partitions i, i + clients, ...; each partition gives its share of the records."""
+    left = workload.records
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]
+    for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
+        take = min(left, end - start)
+        left -= take
+        if take:
+            shares[position % workload.clients].append((partition, start, take))
+    return [
+        WorkerTask(
+            "consume", settings, topic.name, sum(take for *_, take in share), workload.size_bytes, None, tuple(share)
+        )
+        for share in shares
+        if share
+    ]
+
+
+def _receive_ready(pipe: Connection) -> None:
+    if not pipe.poll(READY_TIMEOUT_S):
+        raise CliError(f"a client was not ready within {READY_TIMEOUT_S:g} s: is the machine overloaded?")
+    kind, content = _receive(pipe)
+    if kind != "ready":
+        raise CliError(f"a client could not start: {content}")
+
+
+def _gather(pipes: list[Connection], workload: Workload) -> list[WorkerResult]:
+    done: dict[int, int] = {}
+    results: dict[int, WorkerResult] = {}
+    with progress(f"bench {workload.mode}", workload.records) as bar:
+        while len(results) < len(pipes):
+            running = [pipe for index, pipe in enumerate(pipes) if index not in results]
+            for pipe in wait(running, timeout=1.0):
+                index = pipes.index(pipe)  # type: ignore[arg-type]
+                kind, content = _receive(pipes[index])
+                if kind == "failed":
+                    raise CliError(f"a client failed: {content}")
+                if kind == "done":
+                    results[index] = content
+                else:
+                    done[index] = content
+            total = sum(done.values())
+            bar.update(total, f"{total:,} records")
+    return [result for _, result in sorted(results.items())]
+
+
+def _receive(pipe: Connection) -> tuple[str, Any]:
+    try:
+        kind, content = pipe.recv()
+    except EOFError:
+        raise CliError("a client process ended without a word: look at its output above", 2) from None
+    sys.stdout.flush()
+    return kind, content

@@ -1,0 +1,215 @@
+"""The processes of a benchmark: each runs one real client and reports through a pipe.
+
+A worker says `ready` when it is connected, waits for `go`, sends `progress` now and then, and ends with `done` and its
+`WorkerResult`, or with `failed` and a reason.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+PROGRESS_EVERY_S = 0.25
+STALL_S_MAX = 60.0
+LATENCY_SAMPLES_MAX = 100_000
+CONSUME_BATCH = 10_000
+TICK_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What one worker does. `partitions` holds (partition, start offset, records) for consumers."""
+
+    mode: str
+    settings: dict[str, Any]
+    topic: str
+    records: int
+    size_bytes: int
+    rate: float | None = None
+    partitions: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class WorkerResult:
+    """What one worker did, from its first record to its last answer."""
+
+    records: int = 0
+    bytes: int = 0
+    errors: int = 0
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    cpu_s: float = 0.0
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+def work(task: WorkerTask, pipe: Connection) -> None:
+    """The entry of a worker process."""
+    try:
+        run = {"produce": _produce, "consume": _consume, "roundtrip": _roundtrip}[task.mode]
+        pipe.send(("done", run(task, pipe)))
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+class _Reporter:
+    """Tells the parent how far the work is, at most four times a second."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._next_s = 0.0
+
+    def wait_for_go(self) -> WorkerResult:
+        self._pipe.send(("ready", None))
+        self._pipe.recv()
+        return WorkerResult(started_s=time.monotonic(), cpu_s=-_cpu_s())
+
+    def progress(self, done: int) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + PROGRESS_EVERY_S
+            self._pipe.send(("progress", done))
+
+
+def _finish(result: WorkerResult) -> WorkerResult:
+    result.ended_s = time.monotonic()
+    result.cpu_s += _cpu_s()
+    return result
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
+    """Latency is sampled: a callback per record would make the client's Python the thing that is measured."""
+    from confluent_kafka import Producer
+
+    producer = Producer(task.settings)
+    producer.list_topics(task.topic, timeout=10.0)
+    value = os.urandom(task.size_bytes)
+    sample_every = max(1, task.records // LATENCY_SAMPLES_MAX)
+    reporter = _Reporter(pipe)
+    result = reporter.wait_for_go()
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is None:
+            result.latencies_ms.append(message.latency() * 1000)
+
+    pace = _Pace(task.rate, result.started_s)
+    sent = 0
+    while sent < task.records:
+        for _ in range(min(pace.due(sent), task.records - sent, 1000)):
+            sampled = delivered if sent % sample_every == 0 else None
+            while True:
+                try:
+                    if sampled is None:
+                        producer.produce(task.topic, value)
+                    else:
+                        producer.produce(task.topic, value, on_delivery=sampled)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+            sent += 1
+        producer.poll(0 if task.rate is None else TICK_S)
+        reporter.progress(sent)
+    result.errors = producer.flush(STALL_S_MAX)
+    result.records, result.bytes = sent, sent * task.size_bytes
+    return _finish(result)
+
+
+def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
+    """Latency here is how long one call for up to 10,000 records takes."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(task.settings)
+    consumer.list_topics(task.topic, timeout=10.0)
+    reporter = _Reporter(pipe)
+    result = reporter.wait_for_go()
+    consumer.assign([TopicPartition(task.topic, partition, start) for partition, start, _ in task.partitions])
+    last_s = time.monotonic()
+    while result.records < task.records:
+        asked_s = time.monotonic()
+        batch = consumer.consume(min(CONSUME_BATCH, task.records - result.records), 1.0)
+        now_s = time.monotonic()
+        good = [message for message in batch if message.error() is None]
+        if good:
+            last_s = now_s
+            result.latencies_ms.append((now_s - asked_s) * 1000)
+            result.records += len(good)
+            result.bytes += sum(map(len, good))
+        elif now_s - last_s > STALL_S_MAX:
+            break
+        reporter.progress(result.records)
+    result.errors = task.records - result.records
+    _finish(result)
+    consumer.close()
+    return result
+
+
+def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
+    """One record's way: from produce() here to consume() here. The value starts with the time it was sent."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    partition = task.partitions[0][0]
+    shared = {name: task.settings[name] for name in ("bootstrap.servers", "client.id")}
+    consumer: Any = Consumer(
+        {**shared, "group.id": "chronik-bench", "enable.auto.commit": False, "fetch.wait.max.ms": 500}
+    )
+    producer = Producer({**task.settings, "linger.ms": 0})
+    start = consumer.get_watermark_offsets(TopicPartition(task.topic, partition), timeout=10.0)[1]
+    consumer.assign([TopicPartition(task.topic, partition, start)])
+    consumer.poll(0.5)
+    reporter = _Reporter(pipe)
+    result = reporter.wait_for_go()
+    padding = os.urandom(max(0, task.size_bytes - 8))
+    stop = threading.Event()
+
+    def read() -> None:
+        while result.records < task.records and not stop.is_set():
+            for message in consumer.consume(1000, 0.05):
+                if message.error() is None:
+                    sent_ns = int.from_bytes(message.value()[:8], "big")
+                    result.latencies_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
+                    result.records += 1
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pace = _Pace(task.rate, result.started_s)
+    sent = 0
+    while sent < task.records:
+        for _ in range(min(pace.due(sent), task.records - sent)):
+            value = time.monotonic_ns().to_bytes(8, "big") + padding
+            producer.produce(task.topic, value, partition=partition)
+            sent += 1
+        producer.poll(0.001)
+        reporter.progress(result.records)
+    result.errors = producer.flush(STALL_S_MAX)
+    reader.join(STALL_S_MAX)
+    stop.set()
+    reader.join()
+    result.errors += task.records - result.records
+    result.bytes = result.records * task.size_bytes
+    _finish(result)
+    consumer.close()
+    return result
+
+
+class _Pace:
+    """How many records are due by now at a rate; without one, as many as the client takes."""
+
+    def __init__(self, rate: float | None, started_s: float) -> None:
+        self._rate = rate
+        self._started_s = started_s
+
+    def due(self, sent: int) -> int:
+        if self._rate is None:
+            return 1000
+        return max(0, int((time.monotonic() - self._started_s) * self._rate) + 1 - sent)

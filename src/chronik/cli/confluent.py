@@ -1,0 +1,50 @@
+"""confluent-kafka as the commands use it: quiet, with bounded waits, its failures as one line."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from chronik.cli.errors import CliError
+from chronik.cli.options import parse_bootstrap
+
+REACH_TIMEOUT_S = 10.0
+
+
+def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
+    """Settings that every client shares; `more` uses underscores for the dots of librdkafka's names."""
+    return {
+        "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(bootstrap)),
+        "client.id": "chronik-cli",
+        "logger": _silent(),
+        "error_cb": _ignore,
+        "broker.address.family": "any",
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
+    """The topic's partitions. Raises where no broker answers or the topic cannot be used."""
+    from confluent_kafka import KafkaException
+
+    try:
+        found = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic]
+    except KafkaException as error:
+        raise CliError(
+            f"no broker answers at {bootstrap} ({error.args[0].str()}): start one, or pass -b HOST:PORT"
+        ) from None
+    if found.error is not None:
+        raise CliError(f"topic {topic}: {found.error.str()}: create it with chronik topic create {topic}")
+    return sorted(found.partitions)
+
+
+def _silent() -> logging.Logger:
+    """librdkafka reports each lost connection on standard error, where we promise one line."""
+    logger = logging.getLogger("chronik.confluent")
+    logger.propagate = False
+    logger.setLevel(logging.CRITICAL + 1)
+    return logger
+
+
+def _ignore(error: object) -> None:
+    """Errors that matter come back with the record or the call that they hit."""

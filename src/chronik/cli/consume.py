@@ -1,0 +1,219 @@
+"""`chronik consume`: records to standard output, by group or from all partitions, with a real client (librdkafka)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from base64 import b64encode
+from typing import Annotated, Any
+
+import typer
+
+from chronik.cli.confluent import client_settings, partitions_of
+from chronik.cli.errors import CHECK_FAILED, CliError
+from chronik.cli.ledger import RecordFile
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
+
+BATCH_RECORDS_MAX = 1000
+POLL_S = 0.2
+JOIN_S_MAX = 60.0
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    group: Annotated[str | None, typer.Option(help="Join this group and commit; else read all partitions.")] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start with the oldest record (where a group has no offset yet).")
+    ] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.1, help="Stop after S seconds without a record.")] = None,
+    receipts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write what was delivered, as JSON lines.")
+    ] = None,
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Print a topic's records until --count, --timeout or Ctrl-C."""
+    receipt_file = RecordFile(receipts, "--receipts") if receipts else None
+    idle = IdleClock(timeout, joined=group is None)
+    consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
+    printer = JsonPrinter(topic, group) if as_json else LinePrinter()
+    signal.signal(signal.SIGTERM, _interrupt)
+    consumed = 0
+    try:
+        consumed = _run(consumer, printer, receipt_file, group is not None, count, idle)
+    finally:
+        consumer.close()  # commits what was stored
+        printer.close()
+        if receipt_file is not None:
+            receipt_file.close()
+    if count is not None and consumed < count and timeout is not None and not printer.interrupted:
+        raise CliError(f"only {consumed} of {count} records arrived: {timeout:g} s passed without one", CHECK_FAILED)
+
+
+class IdleClock:
+    """How long no record has come. Joining a group takes its time, and does not count."""
+
+    def __init__(self, timeout_s: float | None, joined: bool) -> None:
+        self._timeout_s = timeout_s
+        self._joined = joined
+        self._since_s = time.monotonic()
+
+    def restart(self) -> None:
+        self._since_s = time.monotonic()
+
+    def assigned(self, consumer: object, partitions: object) -> None:
+        self._joined = True
+        self.restart()
+
+    @property
+    def has_run_out(self) -> bool:
+        if self._timeout_s is None:
+            return False
+        allowed_s = self._timeout_s if self._joined else max(self._timeout_s, JOIN_S_MAX)
+        return time.monotonic() - self._since_s >= allowed_s
+
+
+def _consumer(topic: str, group: str | None, from_beginning: bool, bootstrap: str, idle: IdleClock) -> Any:
+    from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, TopicPartition
+
+    consumer = Consumer(
+        client_settings(
+            bootstrap,
+            group_id=group or "chronik-consume",
+            auto_offset_reset="earliest" if from_beginning else "latest",
+            enable_auto_commit=group is not None,
+            auto_commit_interval_ms=1000,
+            enable_auto_offset_store=False,
+            allow_auto_create_topics=False,
+            fetch_wait_max_ms=100,
+        )
+    )
+    partitions = partitions_of(consumer, topic, bootstrap)
+    if group is not None:
+        consumer.subscribe([topic], on_assign=idle.assigned)
+    else:
+        offset = OFFSET_BEGINNING if from_beginning else OFFSET_END
+        consumer.assign([TopicPartition(topic, partition, offset) for partition in partitions])
+    return consumer
+
+
+def _run(
+    consumer: Any,
+    printer: LinePrinter | JsonPrinter,
+    receipts: RecordFile | None,
+    commit: bool,
+    count: int | None,
+    idle: IdleClock,
+) -> int:
+    """A record's offset is stored for commit after it was printed and receipted, so a crash repeats, never skips."""
+    consumed = 0
+    try:
+        while count is None or consumed < count:
+            wanted = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
+            batch = consumer.consume(wanted, POLL_S)
+            for message in batch:
+                if message.error() is not None:
+                    _check(message.error())
+                    continue
+                printer.add(message)
+                if receipts is not None:
+                    receipts.add(message)
+                consumed += 1
+            if batch:
+                idle.restart()
+                printer.flush()
+                if receipts is not None:
+                    receipts.flush()
+                if commit:
+                    _store(consumer, batch)
+            elif idle.has_run_out:
+                break
+    except KeyboardInterrupt:
+        printer.interrupted = True
+    return consumed
+
+
+def _store(consumer: Any, batch: list[Any]) -> None:
+    from confluent_kafka import KafkaException
+
+    for message in {(m.topic(), m.partition()): m for m in batch if m.error() is None}.values():
+        try:
+            consumer.store_offsets(message)
+        except KafkaException:
+            continue  # the partition went to another member meanwhile, which will read these records again
+
+
+def _check(error: Any) -> None:
+    from confluent_kafka import KafkaError
+
+    if error.fatal() or error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+        raise CliError(f"cannot go on reading: {error.str()}")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class LinePrinter:
+    """Values as lines, byte for byte."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._out = sys.stdout.buffer
+
+    def add(self, message: Any) -> None:
+        self._out.write((message.value() or b"") + b"\n")
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def close(self) -> None:
+        self._out.flush()
+
+
+class JsonPrinter:
+    """One JSON object, written as records come, so that a large topic needs no memory."""
+
+    def __init__(self, topic: str, group: str | None) -> None:
+        self.interrupted = False
+        self._partitions: dict[int, list[int]] = {}
+        self._records = 0
+        sys.stdout.write(json.dumps({"topic": topic, "group": group})[:-1] + ', "records": [')
+
+    def add(self, message: Any) -> None:
+        partition, offset = message.partition(), message.offset()
+        seen = self._partitions.setdefault(partition, [0, offset, offset])
+        seen[0] += 1
+        seen[2] = offset
+        record = {
+            "partition": partition,
+            "offset": offset,
+            "timestamp_ms": message.timestamp()[1],
+            **_text("key", message.key()),
+            **_text("value", message.value()),
+            "headers": [{"name": name, **_text("value", value)} for name, value in message.headers() or ()],
+        }
+        sys.stdout.write((", " if self._records else "") + json.dumps(record))
+        self._records += 1
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        partitions = [
+            {"partition": partition, "records": seen[0], "first_offset": seen[1], "last_offset": seen[2]}
+            for partition, seen in sorted(self._partitions.items())
+        ]
+        sys.stdout.write(f'], "consumed": {self._records}, "partitions": {json.dumps(partitions)}}}\n')
+        sys.stdout.flush()
+
+
+def _text(name: str, content: bytes | None) -> dict[str, str | None]:
+    """UTF-8 as it is; other bytes in base64 under a name that says so."""
+    try:
+        return {name: None if content is None else content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(content or b"").decode()}

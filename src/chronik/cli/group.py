@@ -1,0 +1,162 @@
+"""`chronik group`: consumer groups, their lag, and moving their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from chronik.cli.errors import CliError, say
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_ms, with_cluster
+from chronik.cli.output import print_json, print_table
+from chronik.client.cluster import Cluster
+from chronik.client.groups import GroupDescription, Groups
+from chronik.client.topics import EARLIEST, LATEST, Topics
+from chronik.wire.errors import ErrorCode, KafkaError
+
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
+
+Group = Annotated[str, typer.Argument(metavar="GROUP")]
+
+
+@app.command("list")
+def list_groups(as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """List all groups."""
+    groups = with_cluster(bootstrap, lambda cluster: Groups(cluster).list())
+    if as_json:
+        print_json({"groups": [{"group": g.group, "state": g.state, "type": g.protocol_type} for g in groups]})
+        return
+    print_table("", ("group", "state", "type"), [(g.group, g.state, g.protocol_type) for g in groups], ())
+
+
+@app.command()
+def describe(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """Show a group's members, and its lag per partition."""
+    described = with_cluster(bootstrap, lambda cluster: _describe(cluster, group))
+    if as_json:
+        print_json(described)
+        return
+    columns = ("topic", "partition", "committed", "end", "lag", "member")
+    rows = [[partition[column] for column in columns] for partition in described["partitions"]]
+    title = f"group {group}: {described['state']}, {len(described['members'])} members"
+    print_table(title, columns, rows, ("partition", "committed", "end", "lag"))
+
+
+@app.command()
+def reset(
+    group: Group,
+    topic: Annotated[str, typer.Option("--topic", help="The topic whose offsets move.")],
+    to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET|TIME", help="TIME: ISO 8601 or epoch ms.")],
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Move a group's offsets on a topic. The group's consumers must be stopped."""
+    moved = with_cluster(bootstrap, lambda cluster: _reset(cluster, group, topic, to))
+    if as_json:
+        partitions = [{"topic": topic, "partition": p, "committed": offset} for p, offset in moved.items()]
+        print_json({"group": group, "partitions": partitions})
+        return
+    print_table(f"group {group}", ("topic", "partition", "committed"), [(topic, *m) for m in moved.items()], ())
+
+
+@app.command()
+def delete(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """Delete a group and its offsets. Its consumers must be stopped."""
+    with_cluster(bootstrap, lambda cluster: Groups(cluster).delete(group))
+    if as_json:
+        print_json({"group": group, "deleted": True})
+    else:
+        say(f"deleted group {group}")
+
+
+async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
+    groups = Groups(cluster)
+    description = await groups.describe(group)
+    committed = await groups.committed(group)
+    if description.state == "Dead" and not committed:
+        raise KafkaError(ErrorCode.group_id_not_found, f"group {group} does not exist")
+    owners = {partition: member for member in description.members for partition in member.partitions}
+    wanted = sorted({*committed, *owners})
+    ends = await _ends(cluster, sorted({topic for topic, _ in wanted}))
+    partitions = []
+    for topic, partition in wanted:
+        offset, end = committed.get((topic, partition)), ends.get((topic, partition))
+        owner = owners.get((topic, partition))
+        partitions.append(
+            {
+                "topic": topic,
+                "partition": partition,
+                "committed": offset,
+                "end": end,
+                "lag": None if offset is None or end is None else max(0, end - offset),
+                "member": owner.member_id if owner else None,
+            }
+        )
+    members = [
+        {
+            "member": member.member_id,
+            "client_id": member.client_id,
+            "host": member.client_host,
+            "instance": member.instance_id,
+            "partitions": [{"topic": topic, "partition": partition} for topic, partition in member.partitions],
+        }
+        for member in description.members
+    ]
+    return {
+        "group": group,
+        "state": description.state,
+        "assignor": description.assignor,
+        "members": members,
+        "partitions": partitions,
+    }
+
+
+async def _ends(cluster: Cluster, topics: list[str]) -> dict[tuple[str, int], int]:
+    """High watermarks; a topic that was deleted since its offsets were committed has none."""
+    ends: dict[tuple[str, int], int] = {}
+    for topic in topics:
+        try:
+            listed = await Topics(cluster).offsets(topic, LATEST)
+        except KafkaError as error:
+            if error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+            continue
+        ends.update({(topic, partition): found.offset for partition, found in listed.items()})
+    return ends
+
+
+async def _reset(cluster: Cluster, group: str, topic: str, to: str) -> Mapping[int, int]:
+    groups, topics = Groups(cluster), Topics(cluster)
+    _refuse_active(await groups.describe(group))
+    ends = {partition: listed.offset for partition, listed in (await topics.offsets(topic, LATEST)).items()}
+    if to == "latest":
+        moved = ends
+    elif to == "earliest":
+        moved = {partition: listed.offset for partition, listed in (await topics.offsets(topic, EARLIEST)).items()}
+    elif (time_ms := parse_time_ms(to)) is not None:
+        found = await topics.offsets(topic, time_ms)
+        moved = {
+            partition: ends[partition] if listed.offset < 0 else listed.offset for partition, listed in found.items()
+        }
+    elif to.isascii() and to.isdigit():
+        starts = await topics.offsets(topic, EARLIEST)
+        moved = {partition: min(max(int(to), starts[partition].offset), end) for partition, end in ends.items()}
+    else:
+        raise CliError(f"--to {to} is unknown: use earliest, latest, an offset, or a time as in 2026-01-31T12:00:00Z")
+    try:
+        await groups.commit(group, {(topic, partition): offset for partition, offset in moved.items()})
+    except KafkaError as error:
+        if error.code in (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress):
+            raise CliError(f"a consumer of group {group} has just come back: stop it, then reset again") from None
+        raise
+    return moved
+
+
+def _refuse_active(description: GroupDescription) -> None:
+    if description.members:
+        count = len(description.members)
+        raise CliError(
+            f"group {description.group} is in use by {count} consumer{'s' if count > 1 else ''}: "
+            "stop them, then reset its offsets"
+        )

@@ -1,0 +1,72 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Annotated, TypeVar
+
+import typer
+
+from chronik.cli.errors import CliError
+from chronik.client.cluster import Cluster
+from chronik.node.endpoint import Endpoint, EndpointError
+
+_T = TypeVar("_T")
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+EPOCH_MS_FROM = 10**12
+
+Bootstrap = Annotated[
+    str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,...]", help="Brokers to ask first, any of the cluster.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Whose word a record's delivery waits for.")]
+
+
+def parse_bootstrap(text: str) -> list[Endpoint]:
+    try:
+        endpoints = [Endpoint.parse(part) for part in text.split(",") if part.strip()]
+    except EndpointError as error:
+        raise CliError(f"--bootstrap: {error}") from None
+    if not endpoints:
+        raise CliError("--bootstrap is empty: name a broker, as in 127.0.0.1:9092")
+    return endpoints
+
+
+def parse_acks(text: str) -> str:
+    acks = {"all": "all", "-1": "all", "1": "1", "0": "0"}.get(text.lower())
+    if acks is None:
+        raise CliError(f"--acks {text} is unknown: use all, 1 or 0")
+    return acks
+
+
+def parse_configs(texts: Sequence[str]) -> dict[str, str]:
+    configs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise CliError(f"--config {text} is not NAME=VALUE: write it as in retention.ms=3600000")
+        configs[name.strip()] = value.strip()
+    return configs
+
+
+def parse_time_ms(text: str) -> int | None:
+    """A time in ISO 8601 (local time where no zone is given) or in milliseconds since 1970; None for anything else."""
+    if text.isascii() and text.isdigit():
+        return int(text) if int(text) >= EPOCH_MS_FROM else None
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        return None
+
+
+def with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[_T]], timeout_s: float = 30.0) -> _T:
+    """Runs `work` on a loop of its own with a cluster client that is closed afterwards."""
+
+    async def run() -> _T:
+        async with Cluster(parse_bootstrap(bootstrap), client_id="chronik-cli", timeout_s=timeout_s) as cluster:
+            return await work(cluster)
+
+    return asyncio.run(run())

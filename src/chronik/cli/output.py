@@ -1,0 +1,64 @@
+"""What commands print: one JSON object, or tables and lines for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str]) -> None:
+    """A table on standard output; the columns named in `numbers` are right-aligned."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Pipes get the whole width that a table needs, so that scripts see no wrapped cells."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+class Progress:
+    """How much of some long work is done; `update` costs nothing where nobody watches."""
+
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
+        self._bar = bar
+        self._task = task
+
+    def update(self, done: float, text: str = "") -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, text=text)
+
+
+@contextmanager
+def progress(what: str, total: float | None) -> Iterator[Progress]:
+    """A progress bar on standard error where that is a terminal, nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield Progress(bar, bar.add_task(what, total=total, text=""))

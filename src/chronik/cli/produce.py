@@ -1,0 +1,141 @@
+"""`chronik produce`: lines of standard input, or generated records, with a real client (librdkafka)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from chronik.cli.confluent import client_settings, partitions_of
+from chronik.cli.errors import CHECK_FAILED, CliError, say
+from chronik.cli.ledger import RecordFile
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, parse_acks
+from chronik.cli.output import progress
+
+POLL_EVERY_RECORDS = 1000
+FULL_QUEUE_WAIT_S = 0.1
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    acks: Acks = "all",
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="S", help="Splits each line into key and value.", show_default=False)
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=0, help="Generate this many records instead.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Bytes of each generated value.")] = 100,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write what was acknowledged, as JSON lines.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a record may wait for its acknowledgement.")] = 60.0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Produce lines of standard input, or N generated records."""
+    from confluent_kafka import Producer
+
+    acks = parse_acks(acks)
+    records = generated(count, size) if count is not None else lines(sys.stdin.buffer, key_separator)
+    producer = Producer(
+        client_settings(
+            bootstrap,
+            acks=acks,
+            enable_idempotence=acks == "all",
+            message_timeout_ms=int(timeout * 1000),
+            linger_ms=5,
+        )
+    )
+    partitions_of(producer, topic, bootstrap)
+    account = DeliveryAccount(RecordFile(ledger, "--ledger") if ledger else None)
+    started = time.monotonic()
+    try:
+        with progress(f"produce {topic}", count) as bar:
+            sent = 0
+            for key, value in records:
+                send(producer, topic, key, value, account)
+                sent += 1
+                if sent % POLL_EVERY_RECORDS == 0:
+                    producer.poll(0)
+                    account.batch_done()
+                    bar.update(sent, f"{sent} records")
+            while producer.flush(1.0):
+                account.batch_done()
+    finally:
+        account.close()
+    account.summarise(topic, sent, time.monotonic() - started)
+    if account.failed:
+        raise CliError(f"{account.failed} of {sent} records were not delivered: {account.first_error}", CHECK_FAILED)
+
+
+def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, account: DeliveryAccount) -> None:
+    """Queues one record; waits while the client's queue is full, which bounds what is held in memory."""
+    from confluent_kafka import KafkaException
+
+    while True:
+        try:
+            producer.produce(topic, value, key, on_delivery=account.delivered)
+            return
+        except BufferError:
+            producer.poll(FULL_QUEUE_WAIT_S)
+            account.batch_done()
+        except KafkaException as error:
+            account.refused(error.args[0].str())
+            return
+
+
+class DeliveryAccount:
+    """Counts delivery reports, and writes the acknowledged ones to a ledger."""
+
+    def __init__(self, ledger: RecordFile | None) -> None:
+        self.acknowledged: Counter[int] = Counter()
+        self.failed = 0
+        self.first_error = ""
+        self._ledger = ledger
+
+    def delivered(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.refused(error.str())
+            return
+        self.acknowledged[message.partition()] += 1
+        if self._ledger is not None:
+            self._ledger.add(message)
+
+    def refused(self, reason: str) -> None:
+        self.failed += 1
+        self.first_error = self.first_error or reason
+
+    def batch_done(self) -> None:
+        if self._ledger is not None:
+            self._ledger.flush()
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def summarise(self, topic: str, sent: int, seconds: float) -> None:
+        total = sum(self.acknowledged.values())
+        spread = ", ".join(f"{partition}: {number}" for partition, number in sorted(self.acknowledged.items()))
+        rate = total / seconds if seconds > 0 else 0.0
+        by_partition = f"; by partition {spread}" if spread else ""
+        say(f"{total} of {sent} records delivered to {topic} in {seconds:.2f} s ({rate:,.0f}/s){by_partition}")
+
+
+def generated(count: int, size_bytes: int) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Record i has the key i and a value that starts with i, so that a reader can tell which are missing."""
+    for index in range(count):
+        number = str(index).encode()
+        yield number, number.ljust(size_bytes, b".")[:size_bytes]
+
+
+def lines(stream: Any, key_separator: str | None) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Each line without its end; a line without the separator has no key."""
+    separator = key_separator.encode() if key_separator else None
+    for line in stream:
+        value = line.rstrip(b"\r\n")
+        key: bytes | None = None
+        if separator is not None and separator in value:
+            key, _, value = value.partition(separator)
+        yield key, value

@@ -1,0 +1,231 @@
+"""`chronik start`: one node in the foreground.
+
+Composes the node, its HTTP server and the process around them: settings, allocator, loop, signals. Logs are JSON lines
+on standard error; one line on standard output says when the node is ready. SIGTERM and SIGINT stop it cleanly, a
+second one at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from chronik.cli.errors import CANNOT, CliError, say
+from chronik.cli.imports import unused_modules
+
+if TYPE_CHECKING:
+    import socket
+
+    from chronik.node.broker import Broker
+    from chronik.node.config import NodeConfig
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+HEAP_KEPT_BYTES = 128 * 1024 * 1024
+MMAP_FROM_BYTES = 32 * 1024 * 1024
+SWITCH_INTERVAL_S = 0.0005
+FORCED_EXIT = 1
+FAILED = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a node until it is told to stop."""
+    flags = _parser().parse_args(arguments)
+    tune_process()
+    with unused_modules("rich", "hypothesis"):
+        from chronik.node.config import ConfigError, load
+        from chronik.observe.logging import LogLevelError, parse_levels
+        from chronik.storage.errors import DataFolderError
+    try:
+        config = load(
+            flags.config,
+            os.environ,
+            {
+                "node_id": flags.node_id,
+                "data_dir": flags.data_dir,
+                "listen.kafka": flags.listen,
+                "advertise.kafka": flags.advertise,
+                "listen.http": flags.http,
+                "listen.internal": flags.internal,
+                "durability": flags.durability,
+                "loop": flags.loop,
+                "log_levels": parse_levels(flags.log_level) or None,
+            },
+        )
+        return run_loop(config)
+    except (ConfigError, DataFolderError, LogLevelError) as error:
+        say(str(error))
+    except CliError as error:
+        say(str(error))
+        return error.exit_code
+    except Exception as error:
+        say(f"the node failed: {error!r}: its log has the traceback; please report it")
+        return FAILED
+    return CANNOT
+
+
+def tune_process() -> None:
+    """Keeps freed memory and shortens the wait for the interpreter lock.
+
+    glibc gives the heap's end back after each large buffer, and faults it in again for the next: that cost a node 2-3x.
+    A thread that finished a sync waits up to the switch interval for a busy loop: 5 ms unless told otherwise.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with contextlib.suppress(OSError, AttributeError):  # no glibc here: nothing to tune
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
+
+
+def run_loop(config: NodeConfig) -> int:
+    """The node on a fresh loop of the configured kind."""
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    if config.loop == "uvloop":
+        try:
+            import uvloop
+        except ImportError:
+            raise CliError('uvloop is not installed: install it, or set loop = "asyncio"') from None
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run_node(config))
+
+
+async def run_node(config: NodeConfig) -> int:
+    """Starts everything, waits for a signal, stops everything."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    with unused_modules("rich", "hypothesis"):
+        from chronik.node.broker import Broker
+        from chronik.node.config import ConfigError
+        from chronik.node.environment import Environment
+        from chronik.observe.logging import make_logger
+        from chronik.observe.metrics import Metrics
+        from chronik.storage.disk import RealDisk
+        from chronik.storage.errors import DataFolderError
+        from chronik.web.app import create_app
+        from chronik.web.server import WebServer
+
+    log = make_logger(_write_line, wall_ms, config.levels, node=config.node_id)
+    http_socket = _bind_http(config)
+    with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
+        environment = Environment(RealDisk(), random.Random(os.urandom(32)), executor, wall_ms)
+        broker = Broker(config, environment, Metrics(), log)
+        web = WebServer(create_app(broker), http_socket)
+        await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
+        try:
+            await broker.start()
+        except BaseException as error:
+            await web.stop()
+            if isinstance(error, OSError):
+                raise CliError(_startup_line(error, config)) from None
+            if not isinstance(error, (ConfigError, DataFolderError)):
+                log.exception("start_failed")
+            raise
+        for warning in config.warnings():
+            log.warning("exposed", detail=warning)
+        _announce(config, broker, http_socket)
+        await stop.wait()
+        log.info("stopping")
+        await broker.stop()
+        await web.stop()
+        log.info("stopped")
+    return 0
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _announce(config: NodeConfig, broker: Broker, http_socket: socket.socket) -> None:
+    """The line that people and scripts wait for."""
+    kafka = config.advertised_kafka(broker.server.port)
+    http = config.http_endpoint._replace(port=http_socket.getsockname()[1])
+    with contextlib.suppress(OSError):
+        print(f"chronik: node {config.node_id} is ready: kafka {kafka}, http http://{http}", flush=True)
+
+
+def _bind_http(config: NodeConfig) -> socket.socket:
+    from chronik.web.server import bind
+
+    endpoint = config.http_endpoint
+    try:
+        return bind(*endpoint)
+    except OSError as error:
+        raise CliError(_port_line(error, str(endpoint), "--http", endpoint.host)) from None
+
+
+def _startup_line(error: OSError, config: NodeConfig) -> str:
+    """What an OSError at start means to the person who started the node."""
+    if error.filename is None or error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        return _port_line(error, str(config.kafka_endpoint), "--listen", config.kafka_endpoint.host)
+    return (
+        f"the data folder {config.data_folder} cannot be used: {error.strerror or error} ({error.filename}): "
+        "make it writable, or pass --data-dir DIR"
+    )
+
+
+def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
+    port = address.rpartition(":")[2]
+    if error.errno == errno.EADDRINUSE:
+        other = min(int(port) + 100, 65_535)
+        return f"port {port} is taken (by another node?): stop it, or pass {flag} {host}:{other}"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has: pass {flag} {host}:PORT with a port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{address} is no address of this machine: pass {flag} HOST:PORT with one that is"
+    return f"cannot listen on {address}: {error.strerror or error}: pass {flag} HOST:PORT"
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        say("stopped at once by a second signal: the next start recovers the logs")
+        os._exit(FORCED_EXIT)
+    stop.set()
+
+
+def _write_line(line: str) -> None:
+    """A log line, whole. A reader that went away must not stop a node."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        say(f"{message}: see chronik start --help")
+        sys.exit(CANNOT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="chronik start",
+        description="Run one node in the foreground. Flags win over CHRONIK_* variables, those over the file.",
+        allow_abbrev=False,
+    )
+
+    def add(name: str, metavar: str, text: str, **more: Any) -> None:
+        parser.add_argument(name, metavar=metavar, help=text, **more)
+
+    add("--config", "FILE", "settings in TOML (node.toml)")
+    add("--node-id", "N", "this node's number in its cluster (default 1)", type=int)
+    add("--data-dir", "DIR", "where logs and metadata live (default chronik-data/node-N)")
+    add("--listen", "HOST:PORT", "where Kafka clients connect (default 127.0.0.1:9092)")
+    add("--advertise", "HOST:PORT", "the address clients are told (default: as --listen)")
+    add("--http", "HOST:PORT", "health and metrics (default: 3000 below Kafka's port)")
+    add("--internal", "HOST:PORT", "node to node (default: 4000 below Kafka's port)")
+    add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
+    add("--durability", "synced|replicated", "what counts as written (default synced)")
+    add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
+    return parser

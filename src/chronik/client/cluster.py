@@ -1,0 +1,214 @@
+"""A cluster of any size behind some bootstrap addresses: who leads what, and a connection to each broker.
+
+Every call has a deadline. Within it, errors that another try may cure (a leader that moved, a coordinator that is
+still loading, a broker that went away) are retried with a growing pause and a fresh look at the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from chronik.client.connection import Connection, ConnectionLimits
+from chronik.client.errors import RETRIABLE, ClientError, ConnectionLost, Unreachable
+from chronik.client.layout import ClusterLayout, TopicLayout, layout_of
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+_T = TypeVar("_T")
+
+RETRY_PAUSE_S = 0.05
+RETRY_PAUSE_S_MAX = 1.0
+CONNECT_TIMEOUT_S_MAX = 10.0
+GROUP_COORDINATOR = 0
+
+
+class Deadline:
+    """A point on the loop's clock."""
+
+    __slots__ = ("_at_s", "_loop")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._at_s = self._loop.time() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._at_s - self._loop.time())
+
+    @property
+    def left_ms(self) -> int:
+        return int(self.left_s * 1000)
+
+
+class Cluster:
+    """Connections to a cluster's brokers, opened when first needed. Owned by one loop; close it when done."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[tuple[str, int]],
+        *,
+        client_id: str = "chronik",
+        timeout_s: float = 30.0,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._bootstrap = tuple(bootstrap)
+        self._client_id = client_id
+        self._limits = limits
+        self._layout: ClusterLayout | None = None
+        self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
+        self._coordinators: dict[str, int] = {}
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        opening, self._connections = list(self._connections.values()), {}
+        for task in opening:
+            task.cancel()
+        for result in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(result, Connection):
+                result.close()
+
+    # Who is where.
+
+    async def layout(self, topics: Sequence[str] | None = None, *, deadline: Deadline | None = None) -> ClusterLayout:
+        """Fresh metadata: of `topics`, or of all where None. Topics are never created by asking."""
+        self._layout = await self.retry(lambda within: self._ask_layout(topics, within), deadline, refresh=False)
+        return self._layout
+
+    async def _ask_layout(self, topics: Sequence[str] | None, deadline: Deadline) -> ClusterLayout:
+        wanted = None if topics is None else [{"name": name, "topic_id": None} for name in topics]
+        values = {"topics": wanted, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+        connection = await self.any_connection(deadline)
+        layout = layout_of(await connection.call(ApiKey.METADATA, values, timeout_s=deadline.left_s, at_most=12))
+        if not layout.brokers:
+            raise KafkaError(ErrorCode.leader_not_available, "the cluster names no brokers yet")
+        return layout
+
+    async def topic(self, name: str, *, deadline: Deadline | None = None) -> TopicLayout:
+        """One topic's layout. Raises UNKNOWN_TOPIC_OR_PARTITION at once where there is none."""
+        layout = (await self.layout([name], deadline=deadline)).topics.get(name)
+        if layout is None or layout.error == ErrorCode.unknown_topic_or_partition:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name} does not exist")
+        if layout.error != ErrorCode.none and layout.error not in RETRIABLE:
+            raise KafkaError(layout.error, f"topic {name}")
+        return layout
+
+    async def leaders(
+        self, name: str, wanted: frozenset[int] | None = None, *, deadline: Deadline | None = None
+    ) -> dict[int, int]:
+        """Leader by partition of one topic; waits, within the deadline, until each one that is wanted has one."""
+
+        async def ask(within: Deadline) -> dict[int, int]:
+            topic = await self.topic(name, deadline=within)
+            leaders = {p.partition: p.leader for p in topic.partitions if wanted is None or p.partition in wanted}
+            leaderless = [partition for partition, leader in leaders.items() if leader < 0]
+            if leaderless or topic.error != ErrorCode.none:
+                raise KafkaError(
+                    ErrorCode.leader_not_available, f"topic {name}, partitions {leaderless} have no leader"
+                )
+            return leaders
+
+        missing = frozenset({ErrorCode.unknown_topic_or_partition})
+        return await self.retry(ask, deadline, give_up_on=missing, refresh=False)
+
+    async def coordinator(self, group: str, deadline: Deadline) -> int:
+        """The broker that coordinates a group, remembered until it says that it does not."""
+        known = self._coordinators.get(group)
+        if known is not None:
+            return known
+        connection = await self.any_connection(deadline)
+        response = await connection.call(
+            ApiKey.FIND_COORDINATOR,
+            {"key": group, "key_type": GROUP_COORDINATOR, "coordinator_keys": [group]},
+            timeout_s=deadline.left_s,
+        )
+        found = response.coordinators[0] if hasattr(response, "coordinators") else response
+        if found.error_code != ErrorCode.none:
+            raise KafkaError(found.error_code, f"coordinator of group {group}")
+        self._coordinators[group] = found.node_id
+        return int(found.node_id)
+
+    # Connections.
+
+    async def any_connection(self, deadline: Deadline) -> Connection:
+        """A connection to whichever broker can be had: one that is open, else the bootstrap ones, then the others."""
+        for task in self._connections.values():
+            if task.done() and not task.cancelled() and task.exception() is None and not task.result().is_closed:
+                return task.result()
+        known = () if self._layout is None else tuple((b.host, b.port) for b in self._layout.brokers.values())
+        failure: ClientError | None = None
+        addresses = list(dict.fromkeys((*self._bootstrap, *known)))
+        for index, address in enumerate(addresses):
+            try:
+                share_s = deadline.left_s / (len(addresses) - index)
+                return await self._connection_to(address, min(CONNECT_TIMEOUT_S_MAX, share_s))
+            except ClientError as error:
+                failure = error
+        raise failure or Unreachable("no bootstrap address was given")
+
+    async def connection(self, node_id: int, deadline: Deadline) -> Connection:
+        """A connection to one broker, found by its id."""
+        broker = None if self._layout is None else self._layout.brokers.get(node_id)
+        if broker is None:
+            broker = (await self.layout([], deadline=deadline)).brokers.get(node_id)
+        if broker is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"broker {node_id} is not in the cluster now")
+        return await self._connection_to((broker.host, broker.port), min(CONNECT_TIMEOUT_S_MAX, deadline.left_s))
+
+    async def controller(self, deadline: Deadline) -> Connection:
+        """A connection to the controller; brokers of today take admin calls anywhere, older ones only there."""
+        layout = self._layout or await self.layout([], deadline=deadline)
+        if layout.controller_id in layout.brokers:
+            return await self.connection(layout.controller_id, deadline)
+        return await self.any_connection(deadline)
+
+    async def _connection_to(self, address: tuple[str, int], timeout_s: float) -> Connection:
+        task = self._connections.get(address)
+        if task is not None and task.done() and (task.cancelled() or task.exception() or task.result().is_closed):
+            task = None
+        if task is None:
+            task = asyncio.get_running_loop().create_task(
+                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s, limits=self._limits)
+            )
+            self._connections[address] = task
+        return await asyncio.shield(task)
+
+    # Calls with a deadline.
+
+    async def retry(
+        self,
+        attempt: Callable[[Deadline], Awaitable[_T]],
+        deadline: Deadline | None = None,
+        *,
+        give_up_on: frozenset[ErrorCode] = frozenset(),
+        refresh: bool = True,
+    ) -> _T:
+        """Runs `attempt` until it succeeds, fails for good, or the deadline has passed (then its last error)."""
+        within = deadline or Deadline(self.timeout_s)
+        pause_s = RETRY_PAUSE_S
+        while True:
+            try:
+                return await attempt(within)
+            except (KafkaError, Unreachable, ConnectionLost) as error:
+                if isinstance(error, KafkaError) and (error.code not in RETRIABLE or error.code in give_up_on):
+                    raise
+                self._coordinators.clear()
+                if within.left_s <= pause_s or (isinstance(error, Unreachable) and self._layout is None):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
+            if refresh:
+                await self._refresh(within)
+
+    async def _refresh(self, deadline: Deadline) -> None:
+        """The controller and the brokers' addresses may have changed; a failure here shows in the next attempt."""
+        with contextlib.suppress(ClientError, KafkaError):
+            self._layout = await self._ask_layout([], deadline)

@@ -1,0 +1,278 @@
+"""One connection to one broker: pipelined requests, answers matched by correlation id.
+
+frame   size int32, then a response header (correlation id int32, tagged fields where flexible) and a body
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+from chronik.client.errors import BadAnswer, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
+from chronik.wire import frames, messages
+from chronik.wire.api import ApiKey, known_versions, response_header_is_flexible
+from chronik.wire.errors import ErrorCode, MalformedRequest
+from chronik.wire.primitives import skip_tags
+
+_SIZE = Struct(">i")
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_SIZE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one connection, so that a slow or hostile broker cannot fill our memory."""
+
+    in_flight_requests_max: int = 100
+    response_bytes_max: int = 256 * 1024 * 1024
+    receive_buffer_bytes: int = 64 * 1024
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connected, version-negotiated socket. Owned by the loop it was opened on.
+
+    Invariant: each id in `_waiting` was sent and not yet answered; when the connection ends, all of them fail.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str, client_id: str, limits: ConnectionLimits) -> None:
+        self.name = name
+        self._loop = loop
+        self._client_id = client_id
+        self._limits = limits
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._transport: asyncio.WriteTransport | None = None
+        self._closed: Exception | None = None
+        self._correlation_id = 0
+        self._waiting: dict[int, tuple[asyncio.Future[memoryview], int, int]] = {}
+        self._places = asyncio.Semaphore(limits.in_flight_requests_max)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._scratch = bytearray(limits.receive_buffer_bytes)
+        self._scratch_filled = 0
+        self._frame: bytearray | None = None
+        self._frame_filled = 0
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str = "chronik",
+        timeout_s: float = 10.0,
+        limits: ConnectionLimits | None = None,
+    ) -> Connection:
+        """Connects and asks which versions the broker answers. Raises Unreachable, or ConnectionLost on the way."""
+        loop = asyncio.get_running_loop()
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        made = cls(loop, name, client_id, limits or ConnectionLimits())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(lambda: made, host, port)
+        except TimeoutError:
+            raise Unreachable(f"no connection to {name} within {timeout_s:g} s") from None
+        except OSError as error:
+            raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from None
+        try:
+            await made._negotiate(timeout_s)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting)
+
+    def version(self, key: ApiKey, at_most: int | None = None) -> int:
+        """The newest version of an API that both sides speak. Raises UnsupportedByBroker."""
+        ours = known_versions(key)
+        theirs = self._versions.get(key)
+        if theirs is not None and ours:
+            newest = min(ours[-1], theirs[1], ours[-1] if at_most is None else at_most)
+            if newest >= max(ours[0], theirs[0]):
+                return newest
+        raise UnsupportedByBroker(f"{self.name} does not answer {key.name}: it needs another broker version")
+
+    def supports(self, key: ApiKey, version: int = 0) -> bool:
+        low, high = self._versions.get(key, (0, -1))
+        return low <= version <= high
+
+    async def call(
+        self, key: ApiKey, values: Mapping[str, Any], *, timeout_s: float = 30.0, at_most: int | None = None
+    ) -> Any:
+        """One request by field names, its response as kio reads it."""
+        version = self.version(key, at_most)
+        body = messages.write_request(key, version, values)
+        answer = bytes(await self.request(key, version, body, timeout_s=timeout_s))
+        try:
+            return messages.read_response(key, version, answer)
+        except MalformedRequest as error:
+            raise BadAnswer(f"{self.name} gave an answer that does not parse: {error}") from None
+
+    async def request(
+        self, key: int, version: int, body: bytes | Sequence[bytes | memoryview], *, timeout_s: float = 30.0
+    ) -> memoryview:
+        """Sends an encoded body and waits for the response's body, in a buffer of its own."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._places.acquire()
+                try:
+                    await self._writable.wait()
+                    return await self.send(key, version, body)
+                finally:
+                    self._places.release()
+        except TimeoutError:
+            error = RequestTimedOut(f"{self.name} did not answer within {timeout_s:g} s")
+            self._end(error)
+            raise error from None
+
+    def send(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> asyncio.Future[memoryview]:
+        """Sends at once, without a place or a deadline: for callers that bound their own pipeline."""
+        future: asyncio.Future[memoryview] = self._loop.create_future()
+        if self._closed is not None or self._transport is None:
+            future.set_exception(self._closed or ConnectionLost(f"{self.name} is not connected"))
+            return future
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        self._waiting[self._correlation_id] = (future, key, version)
+        self._write(key, version, body)
+        return future
+
+    def send_unanswered(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> None:
+        """For produce with acks=0, which no broker answers."""
+        if self._closed is not None or self._transport is None:
+            raise self._closed or ConnectionLost(f"{self.name} is not connected")
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        self._write(key, version, body)
+
+    async def drained(self) -> None:
+        """Returns when the socket takes more bytes."""
+        await self._writable.wait()
+        if self._closed is not None:
+            raise self._closed
+
+    def close(self) -> None:
+        self._end(ConnectionLost(f"the connection to {self.name} was closed here"))
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(ConnectionLost(f"{self.name} closed the connection{f': {exc}' if exc else ''}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return memoryview(self._frame)[self._frame_filled :]
+        return memoryview(self._scratch)[self._scratch_filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._frame is not None:
+            self._frame_filled += nbytes
+            if self._frame_filled == len(self._frame):
+                frame, self._frame = self._frame, None
+                self._answer(memoryview(frame))
+            return
+        self._scratch_filled += nbytes
+        self._take_frames()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _take_frames(self) -> None:
+        """Cuts whole frames out of the scratch buffer; the rest of a large one gets a buffer of its own size."""
+        at, filled = 0, self._scratch_filled
+        while filled - at >= _SIZE_BYTES and self._closed is None:
+            (size,) = _SIZE.unpack_from(self._scratch, at)
+            if not _SIZE_BYTES <= size <= self._limits.response_bytes_max:
+                self._end(ConnectionLost(f"{self.name} does not speak Kafka here (a response of {size} bytes)"))
+                return
+            begin, end = at + _SIZE_BYTES, at + _SIZE_BYTES + size
+            if end <= filled:
+                at = end
+                self._answer(memoryview(bytes(memoryview(self._scratch)[begin:end])))
+                continue
+            if end - at > len(self._scratch):
+                self._frame = bytearray(size)
+                self._frame_filled = filled - begin
+                self._frame[: self._frame_filled] = memoryview(self._scratch)[begin:filled]
+                at = filled
+            break
+        rest = filled - at
+        if rest and at:
+            self._scratch[:rest] = self._scratch[at:filled]
+        self._scratch_filled = rest
+
+    def _answer(self, frame: memoryview) -> None:
+        (correlation_id,) = _INT32.unpack_from(frame)
+        waiting = self._waiting.pop(correlation_id, None)
+        if waiting is None:
+            self._end(ConnectionLost(f"{self.name} answered a request that was not sent"))
+            return
+        future, key, version = waiting
+        try:
+            body_at = skip_tags(frame, 4) if response_header_is_flexible(key, version) else 4
+        except MalformedRequest as error:
+            self._end(ConnectionLost(f"{self.name} sent a response header that does not parse: {error}"))
+            return
+        if not future.done():
+            future.set_result(frame[body_at:])
+
+    def _write(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> None:
+        assert self._transport is not None
+        whole = body if isinstance(body, bytes) else b"".join(body)
+        self._transport.write(frames.write_request(key, version, self._correlation_id, self._client_id, whole))
+
+    def _end(self, error: Exception) -> None:
+        """Fails all that waits, once."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        self._writable.set()
+        waiting, self._waiting = self._waiting, {}
+        for future, _, _ in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: a caller that went away must not cause a warning
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _negotiate(self, timeout_s: float) -> None:
+        """ApiVersions 3, or what the broker names when it refuses that: its refusal comes in version 0."""
+        software = {"client_software_name": "chronik", "client_software_version": "0"}
+        for version in (3, 0):
+            request = messages.write_request(ApiKey.API_VERSIONS, version, software)
+            body = bytes(await self.request(ApiKey.API_VERSIONS, version, request, timeout_s=timeout_s))
+            if _INT16.unpack_from(body)[0] == ErrorCode.unsupported_version and version:
+                continue
+            try:
+                response = messages.read_response(ApiKey.API_VERSIONS, version, body)
+            except MalformedRequest as error:
+                raise BadAnswer(f"{self.name} does not speak Kafka: {error}") from None
+            self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+            return
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words: asyncio's own text repeats the address."""
+    if error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,216 @@
+"""Consumer groups, as an administrator sees them: list, describe, committed offsets, reset, delete.
+
+A member's assignment is the consumer protocol's own bytes:
+
+    version int16, topics: int32 count of (name string, partitions: int32 count of int32), user data bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct, error
+from typing import Any
+
+from chronik.client.cluster import Cluster, Deadline
+from chronik.client.errors import UnsupportedByBroker
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+
+Partition = tuple[str, int]
+ACTIVE_STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group by name; state is empty where the broker does not tell."""
+
+    group: str
+    state: str
+    protocol_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One consumer of a group and the partitions it holds."""
+
+    member_id: str
+    client_id: str
+    client_host: str
+    instance_id: str | None
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group's state and members. State `Dead` is what Kafka says of a group that does not exist."""
+
+    group: str
+    state: str
+    assignor: str
+    members: tuple[GroupMember, ...]
+
+
+class Groups:
+    """Admin calls on consumer groups over one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def list(self) -> list[ListedGroup]:
+        """The groups of all brokers: each broker knows those that it coordinates."""
+
+        async def attempt(within: Deadline) -> dict[str, ListedGroup]:
+            found: dict[str, ListedGroup] = {}
+            for node_id in sorted((await self._cluster.layout([], deadline=within)).brokers):
+                connection = await self._cluster.connection(node_id, within)
+                values: dict[str, Any] = {"states_filter": [], "types_filter": []}
+                response = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=within.left_s)
+                _raise_for(response.error_code, f"groups of broker {node_id}")
+                for group in response.groups:
+                    state = getattr(group, "group_state", "")
+                    found[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
+            return found
+
+        return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
+
+    async def describe(self, group: str) -> GroupDescription:
+        """State and members, of classic groups and of KIP-848 ones."""
+        classic = await self._describe_classic(group)
+        if classic.state != "Dead":
+            return classic
+        try:
+            return await self._describe_consumer(group) or classic
+        except UnsupportedByBroker:
+            return classic
+
+    async def committed(self, group: str) -> dict[Partition, int]:
+        """All offsets that the group has committed."""
+
+        async def attempt(within: Deadline) -> dict[Partition, int]:
+            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+            one = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": None}
+            values = {"group_id": group, "topics": None, "groups": [one], "require_stable": False}
+            response = await connection.call(ApiKey.OFFSET_FETCH, values, timeout_s=within.left_s, at_most=9)
+            answer = response.groups[0] if hasattr(response, "groups") else response
+            _raise_for(getattr(answer, "error_code", ErrorCode.none), f"offsets of group {group}")
+            offsets: dict[Partition, int] = {}
+            for topic in answer.topics:
+                for partition in topic.partitions:
+                    _raise_for(partition.error_code, f"offset of {topic.name}-{partition.partition_index}")
+                    if partition.committed_offset >= 0:
+                        offsets[topic.name, partition.partition_index] = partition.committed_offset
+            return dict(sorted(offsets.items()))
+
+        return await self._cluster.retry(attempt)
+
+    async def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Commits as nobody's member, which a coordinator allows only while the group is empty."""
+        by_topic: dict[str, list[dict[str, Any]]] = {}
+        for (topic, partition), offset in offsets.items():
+            entry = {
+                "partition_index": partition,
+                "committed_offset": offset,
+                "committed_leader_epoch": -1,
+                "committed_metadata": "",
+            }
+            by_topic.setdefault(topic, []).append(entry)
+        values = {
+            "group_id": group,
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "retention_time": -1,
+            "topics": [{"name": topic, "partitions": partitions} for topic, partitions in by_topic.items()],
+        }
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+            response = await connection.call(ApiKey.OFFSET_COMMIT, values, timeout_s=within.left_s, at_most=9)
+            for topic in response.topics:
+                for partition in topic.partitions:
+                    _raise_for(partition.error_code, f"{topic.name}-{partition.partition_index} of group {group}")
+
+        await self._cluster.retry(attempt)
+
+    async def delete(self, group: str) -> None:
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+            values = {"groups_names": [group]}
+            response = await connection.call(ApiKey.DELETE_GROUPS, values, timeout_s=within.left_s)
+            _raise_for(response.results[0].error_code, f"group {group}")
+
+        await self._cluster.retry(attempt)
+
+    async def _describe_classic(self, group: str) -> GroupDescription:
+        async def attempt(within: Deadline) -> GroupDescription:
+            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+            values = {"groups": [group], "include_authorized_operations": False}
+            response = await connection.call(ApiKey.DESCRIBE_GROUPS, values, timeout_s=within.left_s)
+            found = response.groups[0]
+            if found.error_code == ErrorCode.group_id_not_found:  # version 6 says so; older ones say "Dead"
+                return GroupDescription(group, "Dead", "", ())
+            _raise_for(found.error_code, f"group {group}")
+            members = tuple(
+                GroupMember(
+                    member.member_id,
+                    member.client_id,
+                    member.client_host,
+                    getattr(member, "group_instance_id", None),
+                    read_assignment(member.member_assignment),
+                )
+                for member in found.members
+            )
+            return GroupDescription(group, found.group_state, found.protocol_data, members)
+
+        return await self._cluster.retry(attempt)
+
+    async def _describe_consumer(self, group: str) -> GroupDescription | None:
+        async def attempt(within: Deadline) -> GroupDescription | None:
+            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+            values = {"group_ids": [group], "include_authorized_operations": False}
+            response = await connection.call(ApiKey.CONSUMER_GROUP_DESCRIBE, values, timeout_s=within.left_s)
+            found = response.groups[0]
+            if found.error_code == ErrorCode.group_id_not_found:
+                return None
+            _raise_for(found.error_code, f"group {group}")
+            members = tuple(
+                GroupMember(
+                    member.member_id,
+                    member.client_id,
+                    member.client_host,
+                    member.instance_id,
+                    tuple((t.topic_name, p) for t in member.assignment.topic_partitions for p in t.partitions),
+                )
+                for member in found.members
+            )
+            return GroupDescription(group, found.group_state, found.assignor_name, members)
+
+        return await self._cluster.retry(attempt)
+
+
+def read_assignment(encoded: bytes) -> tuple[Partition, ...]:
+    """The partitions in a member's assignment; none where it is empty or not the consumer protocol's."""
+    partitions: list[Partition] = []
+    try:
+        at = 6
+        for _ in range(_INT32.unpack_from(encoded, 2)[0]):
+            length = _INT16.unpack_from(encoded, at)[0]
+            at += 2 + length
+            topic = encoded[at - length : at].decode()
+            count = _INT32.unpack_from(encoded, at)[0]
+            at += 4
+            for _ in range(count):
+                partitions.append((topic, _INT32.unpack_from(encoded, at)[0]))
+                at += 4
+    except (error, UnicodeDecodeError):
+        return ()
+    return tuple(partitions)
+
+
+def _raise_for(code: ErrorCode, what: str) -> None:
+    if code != ErrorCode.none:
+        raise KafkaError(code, what)

@@ -1,0 +1,175 @@
+"""Topics, as an administrator sees them: create, describe, alter, delete, configs and offsets.
+
+Plain Kafka protocol, so all of it works on any Kafka cluster. A call that was sent twice because its first answer was
+lost may find its work done: creating then reads TOPIC_ALREADY_EXISTS, deleting reads UNKNOWN_TOPIC_OR_PARTITION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.client.cluster import Cluster, Deadline
+from chronik.client.connection import Connection
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+LATEST = -1
+EARLIEST = -2
+CONSUMER_READER = -1
+LOG_END_READER = -2
+"""ListOffsets' replica id of a debugging reader: brokers answer `latest` with the log's end, not the watermark."""
+TOPIC_RESOURCE = 2
+SET_CONFIG, DELETE_CONFIG = 0, 1
+DYNAMIC_TOPIC_CONFIG = 1
+
+_UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition})
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One topic setting; `is_default` where nobody set it on the topic itself."""
+
+    name: str
+    value: str | None
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOffset:
+    """An answer to ListOffsets: offset -1 where no record is that young."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class Topics:
+    """Admin calls on topics over one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def create(
+        self, name: str, partitions: int, replication_factor: int | None, configs: Mapping[str, str]
+    ) -> None:
+        """Makes a topic. Without a replication factor: one copy on each broker, three at most."""
+        if replication_factor is None:
+            replication_factor = min(3, len((await self._cluster.layout([])).brokers))
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": replication_factor,
+            "assignments": [],
+            "configs": [{"name": key, "value": value} for key, value in configs.items()],
+        }
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            values = {"topics": [topic], "timeout": within.left_ms, "validate_only": False}
+            response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=within.left_s)
+            _raise_for(response.topics[0], f"topic {name}")
+
+        await self._cluster.retry(attempt)
+
+    async def delete(self, name: str) -> None:
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            values = {
+                "topics": [{"name": name, "topic_id": None}],
+                "topic_names": [name],
+                "timeout": within.left_ms,
+            }
+            response = await connection.call(ApiKey.DELETE_TOPICS, values, timeout_s=within.left_s)
+            _raise_for(response.responses[0], f"topic {name}")
+
+        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+
+    async def grow(self, name: str, partitions: int) -> None:
+        """Raises the number of partitions to `partitions`."""
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            topic = {"name": name, "count": partitions, "assignments": None}
+            values = {"topics": [topic], "timeout": within.left_ms, "validate_only": False}
+            response = await connection.call(ApiKey.CREATE_PARTITIONS, values, timeout_s=within.left_s)
+            _raise_for(response.results[0], f"topic {name}")
+
+        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+
+    async def alter_configs(self, name: str, configs: Mapping[str, str | None]) -> None:
+        """Sets the named configs and leaves the others; None takes one back to its default."""
+        changes = [
+            {"name": key, "config_operation": DELETE_CONFIG if value is None else SET_CONFIG, "value": value}
+            for key, value in configs.items()
+        ]
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": changes}
+            values = {"resources": [resource], "validate_only": False}
+            response = await connection.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, values, timeout_s=within.left_s)
+            _raise_for(response.responses[0], f"topic {name}")
+
+        await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+
+    async def configs(self, name: str) -> list[ConfigEntry]:
+        async def attempt(within: Deadline) -> list[ConfigEntry]:
+            connection = await self._cluster.any_connection(within)
+            resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
+            values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+            response = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=within.left_s)
+            result = response.results[0]
+            _raise_for(result, f"topic {name}")
+            return [
+                ConfigEntry(entry.name, entry.value, entry.config_source != DYNAMIC_TOPIC_CONFIG)
+                for entry in sorted(result.configs, key=lambda entry: str(entry.name))
+            ]
+
+        return await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+
+    async def offsets(
+        self,
+        name: str,
+        timestamp_ms: int,
+        partitions: Iterable[int] | None = None,
+        *,
+        reader: int = CONSUMER_READER,
+    ) -> dict[int, ListedOffset]:
+        """ListOffsets at each partition's leader: LATEST, EARLIEST, or the first record at or after a time."""
+        wanted = None if partitions is None else frozenset(partitions)
+        done: dict[int, ListedOffset] = {}
+
+        async def attempt(within: Deadline) -> dict[int, ListedOffset]:
+            leaders = await self._cluster.leaders(name, wanted, deadline=within)
+            missing: dict[int, list[int]] = {}
+            for partition, leader in leaders.items():
+                if partition not in done:
+                    missing.setdefault(leader, []).append(partition)
+            for leader, led in missing.items():
+                connection = await self._cluster.connection(leader, within)
+                done.update(await _list_offsets(connection, name, led, timestamp_ms, reader, within.left_s))
+            return dict(sorted(done.items()))
+
+        return await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
+
+
+async def _list_offsets(
+    connection: Connection, name: str, partitions: list[int], timestamp_ms: int, reader: int, timeout_s: float
+) -> dict[int, ListedOffset]:
+    asked = [
+        {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
+        for partition in partitions
+    ]
+    values = {"replica_id": reader, "isolation_level": 0, "topics": [{"name": name, "partitions": asked}]}
+    response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
+    answers = response.topics[0].partitions
+    for answer in answers:
+        _raise_for(answer, f"offsets of {name}-{answer.partition_index}")
+    return {answer.partition_index: ListedOffset(answer.offset, answer.timestamp) for answer in answers}
+
+
+def _raise_for(result: Any, what: str) -> None:
+    if result.error_code != ErrorCode.none:
+        message = getattr(result, "error_message", None)
+        raise KafkaError(result.error_code, f"{what}: {message}" if message else what)

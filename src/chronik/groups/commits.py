@@ -1,0 +1,187 @@
+"""What is asked about a group's offsets: commit, delete, expire; and the deletion of a group with all it has.
+
+Each of these is written to the log first and takes effect when the log has it, in the log's order.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.groups.group import Group, GroupState
+from chronik.groups.membership import check_member
+from chronik.groups.offsets import offset_record
+from chronik.groups.records import CommittedOffset, TopicPartition
+from chronik.groups.step import Step, offset_write_error
+from chronik.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from chronik.wire.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """An OffsetCommit request for partitions that exist, whatever its version.
+
+    A generation below zero is a consumer that is not a member: it may commit only while the group has no members.
+    """
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+    offsets: tuple[tuple[TopicPartition, int, int, str], ...]
+    """Partition, offset, leader epoch (-1 where unknown) and the client's metadata."""
+
+
+def partition_errors(partitions: Collection[TopicPartition], error: ErrorCode) -> dict[str, Any]:
+    """The answer to a commit or a deletion of offsets: one error for each partition."""
+    return {"errors": dict.fromkeys(partitions, error)}
+
+
+def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
+    if request.generation < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.none
+    if request.generation < 0 and not request.member_id and request.instance_id is None:
+        return ErrorCode.unknown_member_id
+    error = check_member(group, request.member_id, request.instance_id)
+    if error is not ErrorCode.none:
+        return error
+    if request.generation != group.generation:
+        return ErrorCode.illegal_generation
+    if group.state is GroupState.COMPLETING_REBALANCE:
+        # It has joined this generation but does not yet know what it owns in it.
+        return ErrorCode.rebalance_in_progress
+    return ErrorCode.none
+
+
+def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None:
+    error = check_commit(group, request)
+    member = group.members.get(request.member_id)
+    if error is ErrorCode.none and member is not None:
+        member.heard_of(step.at.now_ms)
+    errors: dict[TopicPartition, ErrorCode] = {}
+    changes: list[tuple[TopicPartition, CommittedOffset | None]] = []
+    for partition, offset, leader_epoch, metadata in request.offsets:
+        if error is ErrorCode.none and len(metadata.encode()) > step.settings.offset_metadata_bytes_max:
+            errors[partition] = ErrorCode.offset_metadata_too_large
+        else:
+            errors[partition] = error
+            if error is ErrorCode.none:
+                changes.append((partition, CommittedOffset(offset, leader_epoch, metadata, step.at.wall_ms)))
+    _change_offsets(group, changes, token, errors, step)
+
+
+def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: int, step: Step) -> None:
+    """OffsetDelete: offsets of topics that the group's members consume stay."""
+    is_active = group.state is not GroupState.EMPTY
+    if is_active and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        step.reply(token, {"error_code": ErrorCode.non_empty_group, "errors": {}})
+        return
+    subscribed = group.subscribed_topics()
+    errors: dict[TopicPartition, ErrorCode] = {}
+    changes: list[tuple[TopicPartition, CommittedOffset | None]] = []
+    for partition in partitions:
+        if is_active and (subscribed is None or partition[0] in subscribed):
+            errors[partition] = ErrorCode.group_subscribed_to_topic
+        else:
+            errors[partition] = ErrorCode.none
+            changes.append((partition, None))
+    _change_offsets(group, changes, token, errors, step)
+
+
+def forget_topics(group: Group, topics: Collection[str], step: Step) -> None:
+    """Remove the offsets of topics that were deleted."""
+    changes = [(partition, None) for partition in group.offsets.partitions() if partition[0] in topics]
+    _change_offsets(group, changes, None, {}, step)
+
+
+def _change_offsets(
+    group: Group,
+    changes: Sequence[tuple[TopicPartition, CommittedOffset | None]],
+    token: int | None,
+    errors: dict[TopicPartition, ErrorCode],
+    step: Step,
+) -> None:
+    if not changes:
+        step.reply(token, {"error_code": ErrorCode.none, "errors": errors})
+        return
+    group.offsets.start(partition for partition, _ in changes)
+    records = [offset_record(group.group_id, partition, committed) for partition, committed in changes]
+    step.append(records, OffsetsWrite(group, changes, token, errors))
+
+
+@dataclass(slots=True)
+class OffsetsWrite:
+    """Offsets, or tombstones of offsets, on their way to the log; a request may wait for them."""
+
+    group: Group
+    changes: Sequence[tuple[TopicPartition, CommittedOffset | None]]
+    token: int | None
+    errors: dict[TopicPartition, ErrorCode]
+
+    def finish(self, error: ErrorCode, step: Step) -> None:
+        self.group.offsets.finish(self.changes, error is ErrorCode.none)
+        self._answer(ErrorCode.none if error is ErrorCode.none else offset_write_error(error), step)
+
+    def refuse(self, error: ErrorCode, step: Step) -> None:
+        self._answer(error, step)
+
+    def _answer(self, error: ErrorCode, step: Step) -> None:
+        if error is not ErrorCode.none:
+            for partition, _ in self.changes:
+                self.errors[partition] = error
+        step.reply(self.token, {"error_code": ErrorCode.none, "errors": self.errors})
+
+
+def expire(group: Group, step: Step) -> None:
+    """Remove the offsets that nobody has needed for the retention time, and the group once it has none left.
+
+    The time counts from when the group lost its last member, for a group that never had one from the commit, and in
+    a group with members, for topics that none of them subscribes to, from the commit.
+    """
+    limit_ms = step.at.wall_ms - step.settings.offsets_retention_ms
+    offsets = group.offsets
+    expired: list[TopicPartition] = []
+    if group.state is GroupState.EMPTY:
+        if group.state_since_ms <= limit_ms:
+            expired = [each for each in offsets.committed if offsets.last_committed_before(each, limit_ms)]
+    elif group.state is GroupState.STABLE:
+        subscribed = group.subscribed_topics()
+        if subscribed is not None:
+            expired = [
+                each
+                for each in offsets.committed
+                if each[0] not in subscribed and offsets.last_committed_before(each, limit_ms)
+            ]
+    expired = [each for each in expired if not offsets.is_in_flight(each)]
+    is_last = len(expired) == len(offsets.partitions())
+    if group.state is GroupState.EMPTY and is_last and not group.pending_members and not group.is_deleting:
+        delete(group, None, step)
+    else:
+        _change_offsets(group, [(each, None) for each in expired], None, {}, step)
+
+
+def delete(group: Group, token: int | None, step: Step) -> None:
+    """Write tombstones for the group and every offset it has or is about to have. It must be Empty."""
+    changes = [(partition, None) for partition in group.offsets.partitions()]
+    group.offsets.start(partition for partition, _ in changes)
+    group.is_deleting = True
+    records = [offset_record(group.group_id, partition, None) for partition, _ in changes]
+    step.append([*records, group.tombstone()], DeleteWrite(group, changes, token))
+
+
+@dataclass(slots=True)
+class DeleteWrite:
+    """A group's tombstones on their way to the log. Until they are written nothing else may change the group."""
+
+    group: Group
+    changes: Sequence[tuple[TopicPartition, None]]
+    token: int | None
+
+    def finish(self, error: ErrorCode, step: Step) -> None:
+        self.group.is_deleting = False
+        self.group.offsets.finish(self.changes, error is ErrorCode.none)
+        if error is ErrorCode.none:
+            self.group.state = GroupState.DEAD
+        step.reply(self.token, {"error_code": ErrorCode.none if error is ErrorCode.none else offset_write_error(error)})
+
+    def refuse(self, error: ErrorCode, step: Step) -> None:
+        step.reply(self.token, {"error_code": error})

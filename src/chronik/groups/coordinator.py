@@ -1,0 +1,363 @@
+"""All groups of the offsets partitions that this node leads.
+
+coordinator = GroupCoordinator(settings, new_uuid)
+coordinator.partition_count = 16
+actions = coordinator.load(3, records, at)
+actions = coordinator.join(request, token, at)      # carry the actions out, in order
+actions = coordinator.appended(append.token, ErrorCode.none, at)
+actions = coordinator.tick(at)                      # not later than next_deadline_ms()
+"""
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from chronik.groups import commits, membership, rebalance
+from chronik.groups.actions import Action, Moment
+from chronik.groups.commits import CommitRequest, partition_errors
+from chronik.groups.group import Group, GroupState
+from chronik.groups.member import JoinRequest, SyncRequest
+from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
+from chronik.groups.replay import Replay
+from chronik.groups.settings import GroupSettings
+from chronik.groups.step import Step, Writes
+from chronik.wire.errors import ErrorCode
+
+NAME_BYTES_MAX = 16_384
+"""Group, instance and protocol names become int16-counted strings in the log; half of what those can hold."""
+
+CLIENT_ID_CHARS_MAX = 255
+"""So much of the client id goes into a member id."""
+
+
+class GroupCoordinator:
+    """The groups of every partition that was loaded here and not unloaded since.
+
+    Invariants: a token handed in is answered exactly once; a change is visible to readers only once the log has it;
+    appends of one partition are asked for in the order in which they take effect. Owned by the node's loop; nothing
+    here waits, reads a clock or touches a file.
+    """
+
+    def __init__(self, settings: GroupSettings, new_uuid: Callable[[], UUID]) -> None:
+        self.settings = settings
+        self.partition_count = 0
+        """Partitions of the offsets topic; 0 until it exists."""
+        self._new_uuid = new_uuid
+        self._groups: dict[str, Group] = {}
+        self._loaded: dict[int, None] = {}
+        self._loading: dict[int, Replay] = {}
+        self._writes = Writes()
+        self._timers: list[tuple[int, int, Group]] = []
+        self._timer_count = 0
+
+    # Partitions
+
+    def start_loading(self, partition: int) -> None:
+        """This node leads the partition now; its groups are not known until `finish_loading`."""
+        self._loading[partition] = Replay()
+
+    def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        """The next records of a partition that is being loaded, in log order."""
+        self._loading[partition].read(records)
+
+    def finish_loading(self, partition: int, at: Moment) -> int:
+        """Take over the groups of a partition, members with fresh sessions; gives the count of unreadable records."""
+        replay = self._loading.pop(partition)
+        self._loaded[partition] = None
+        for group in replay.groups(partition, at.now_ms):
+            self._groups[group.group_id] = group
+            self._settle(group)
+        return replay.unreadable_count
+
+    def load(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]], at: Moment) -> int:
+        """All of a partition at once."""
+        self.start_loading(partition)
+        self.replay(partition, records)
+        return self.finish_loading(partition, at)
+
+    def unload(self, partition: int, at: Moment) -> list[Action]:
+        """Another node leads the partition: forget its groups and send whoever waits to look for it."""
+        self._loading.pop(partition, None)
+        self._loaded.pop(partition, None)
+        step = self._step(at)
+        for group in [each for each in self._groups.values() if each.partition == partition]:
+            membership.refuse_all(group, ErrorCode.not_coordinator, step)
+            self._forget(group)
+        waiting = self._writes.waiting
+        for token in [each for each, write in waiting.items() if write.group.partition == partition]:
+            waiting.pop(token).refuse(ErrorCode.not_coordinator, step)
+        return step.actions
+
+    def is_loaded(self, partition: int) -> bool:
+        return partition in self._loaded
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    # Members
+
+    def join(self, request: JoinRequest, token: int, at: Moment) -> list[Action]:
+        step = self._step(at)
+        error = self._check_group(request.group_id)
+        if error is ErrorCode.none:
+            error = self._check_join(request)
+        group = self._groups.get(request.group_id)
+        if error is ErrorCode.none and group is None and request.member_id:
+            error = ErrorCode.unknown_member_id
+        if error is not ErrorCode.none:
+            step.reply(token, rebalance.join_error(error, request.member_id))
+            return step.actions
+        if group is None:
+            group = self._create(request.group_id)
+        membership.join(group, request, token, self._new_member_id, step)
+        self._settle(group)
+        return step.actions
+
+    def _check_join(self, request: JoinRequest) -> ErrorCode:
+        settings = self.settings
+        if not settings.session_timeout_ms_min <= request.session_timeout_ms <= settings.session_timeout_ms_max:
+            return ErrorCode.invalid_session_timeout
+        names = (request.instance_id or "", request.protocol_type, *(name for name, _ in request.protocols))
+        if request.instance_id == "" or any(len(name.encode()) > NAME_BYTES_MAX for name in names):
+            return ErrorCode.invalid_request
+        return ErrorCode.none
+
+    def _new_member_id(self, prefix: str) -> str:
+        return f"{prefix[:CLIENT_ID_CHARS_MAX]}-{self._new_uuid()}"
+
+    def sync(self, request: SyncRequest, token: int, at: Moment) -> list[Action]:
+        step = self._step(at)
+        error = self._check_group(request.group_id)
+        if error is ErrorCode.coordinator_load_in_progress:
+            # The generation that is asked for was not in the log, or it will be illegal: joining again is the way on.
+            error = ErrorCode.rebalance_in_progress
+        group = self._groups.get(request.group_id)
+        if error is ErrorCode.none and group is None:
+            error = ErrorCode.unknown_member_id
+        if error is not ErrorCode.none or group is None:
+            step.reply(token, rebalance.sync_error(error))
+            return step.actions
+        membership.sync(group, request, token, step)
+        self._settle(group)
+        return step.actions
+
+    def heartbeat(
+        self, group_id: str, member_id: str, generation: int, instance_id: str | None, at: Moment
+    ) -> ErrorCode:
+        """Answered at once. A heartbeat only moves deadlines on, so that no timer changes."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            return membership.heartbeat(group, member_id, generation, instance_id, at.now_ms)
+        error = self._check_group(group_id)
+        if error is ErrorCode.coordinator_load_in_progress:
+            return ErrorCode.none  # Its session starts afresh with the load: it is too early to alarm it.
+        return error if error is not ErrorCode.none else ErrorCode.unknown_member_id
+
+    def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], token: int, at: Moment) -> list[Action]:
+        """The members (id and instance id) leave; each has its own error in the answer."""
+        step = self._step(at)
+        error = self._check_group(group_id)
+        if error is not ErrorCode.none:
+            step.reply(token, {"error_code": error, "members": []})
+            return step.actions
+        group = self._groups.get(group_id)
+        results = []
+        for member_id, instance_id in members:
+            error = ErrorCode.unknown_member_id
+            if group is not None:
+                error = membership.leave(group, member_id, instance_id, step)
+            results.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": error})
+        step.reply(token, {"error_code": ErrorCode.none, "members": results})
+        if group is not None:
+            self._settle(group)
+        return step.actions
+
+    # Offsets
+
+    def commit(self, request: CommitRequest, token: int, at: Moment) -> list[Action]:
+        step = self._step(at)
+        error = self._check_group(request.group_id, may_be_empty=True)
+        group = self._groups.get(request.group_id)
+        if error is ErrorCode.none and group is None:
+            if request.generation >= 0:
+                error = ErrorCode.illegal_generation
+            else:
+                group = self._create(request.group_id)
+        if error is not ErrorCode.none or group is None:
+            step.reply(token, partition_errors([each[0] for each in request.offsets], error))
+            return step.actions
+        commits.commit(group, request, token, step)
+        self._forget_if_hollow(group)
+        return step.actions
+
+    def committed(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None
+    ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
+        """The offsets of these partitions, or of all; None where there is none. An unknown group has none at all."""
+        error = self._check_group(group_id, may_be_empty=True, reads=True)
+        if error is not ErrorCode.none:
+            return error, {}
+        group = self._groups.get(group_id)
+        known = group.offsets.committed if group is not None else {}
+        if partitions is None:
+            return ErrorCode.none, dict(known)
+        return ErrorCode.none, {partition: known.get(partition) for partition in partitions}
+
+    def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition], token: int, at: Moment
+    ) -> list[Action]:
+        step = self._step(at)
+        error = self._check_group(group_id, may_be_empty=True)
+        group = self._groups.get(group_id)
+        if error is ErrorCode.none and group is None:
+            error = ErrorCode.group_id_not_found
+        if error is not ErrorCode.none or group is None:
+            step.reply(token, {"error_code": error, "errors": {}})
+            return step.actions
+        commits.delete_offsets(group, partitions, token, step)
+        return step.actions
+
+    def topics_deleted(self, topics: Collection[str], at: Moment) -> list[Action]:
+        """Offsets in topics that are gone would otherwise apply to new topics of that name."""
+        step = self._step(at)
+        for group in self._groups.values():
+            commits.forget_topics(group, topics, step)
+        return step.actions
+
+    def committed_topics(self) -> list[str]:
+        """Every topic that some group has an offset in, sorted."""
+        return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.committed})
+
+    def expire_offsets(self, at: Moment) -> list[Action]:
+        """To be called now and then: removes what the retention time has passed for."""
+        step = self._step(at)
+        for group in self._groups.values():
+            if not group.is_deleting:
+                commits.expire(group, step)
+        return step.actions
+
+    # Groups
+
+    def describe(self, group_id: str) -> dict[str, Any]:
+        """One group as DescribeGroups shows it; an unknown group is Dead."""
+        error = self._check_group(group_id, may_be_empty=True, reads=True)
+        group = self._groups.get(group_id)
+        if error is ErrorCode.none and group is not None:
+            return membership.describe(group)
+        state = str(GroupState.DEAD) if error is ErrorCode.none else ""
+        return {"error_code": error, "group_id": group_id, "group_state": state, "protocol_type": "", "members": []}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Every group as ListGroups shows it."""
+        return [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type or "",
+                "group_state": str(group.state),
+                "group_type": "classic",
+            }
+            for group in self._groups.values()
+        ]
+
+    def all_committed(self) -> Iterator[tuple[str, TopicPartition, CommittedOffset]]:
+        """Every committed offset of every group, for gauges."""
+        for group in self._groups.values():
+            for partition, committed in group.offsets.committed.items():
+                yield group.group_id, partition, committed
+
+    def delete_group(self, group_id: str, token: int, at: Moment) -> list[Action]:
+        step = self._step(at)
+        error = self._check_group(group_id, may_be_empty=True)
+        group = self._groups.get(group_id)
+        if error is ErrorCode.none:
+            if group is None:
+                error = ErrorCode.group_id_not_found
+            elif group.state is not GroupState.EMPTY:
+                error = ErrorCode.non_empty_group
+        if error is not ErrorCode.none or group is None:
+            step.reply(token, {"error_code": error})
+            return step.actions
+        group.pending_members.clear()
+        commits.delete(group, token, step)
+        return step.actions
+
+    # The log and the clock
+
+    def appended(self, token: int, error: ErrorCode, at: Moment) -> list[Action]:
+        """An append is durable (`ErrorCode.none`) or has failed. One of a partition unloaded since is no news."""
+        step = self._step(at)
+        write = self._writes.waiting.pop(token, None)
+        if write is None:
+            return step.actions
+        write.finish(error, step)
+        if write.group.state is GroupState.DEAD:
+            self._forget(write.group)
+        else:
+            self._settle(write.group)
+        return step.actions
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is due, at the latest; None while there is nothing to wait for."""
+        while self._timers:
+            deadline_ms, _, group = self._timers[0]
+            if group.scheduled_ms == deadline_ms:
+                return deadline_ms
+            heapq.heappop(self._timers)
+        return None
+
+    def tick(self, at: Moment) -> list[Action]:
+        """Time has passed: end the sessions and rebalances whose time is up."""
+        step = self._step(at)
+        while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= at.now_ms:
+            _, _, group = heapq.heappop(self._timers)
+            group.scheduled_ms = None
+            rebalance.on_time(group, step)
+            self._settle(group)
+        return step.actions
+
+    def _step(self, at: Moment) -> Step:
+        return Step(at, self.settings, self._writes)
+
+    def _check_group(self, group_id: str, *, may_be_empty: bool = False, reads: bool = False) -> ErrorCode:
+        """Whether this node answers for a group. The empty name is an old way to commit offsets, and only that."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            # Until its tombstones are written it neither exists nor is gone; clients try again after this error.
+            is_between = group.is_deleting and not reads
+            return ErrorCode.coordinator_load_in_progress if is_between else ErrorCode.none
+        if (not group_id and not may_be_empty) or len(group_id.encode()) > NAME_BYTES_MAX:
+            return ErrorCode.invalid_group_id
+        if not self.partition_count:
+            return ErrorCode.coordinator_not_available
+        partition = group_partition(group_id, self.partition_count)
+        if partition in self._loaded:
+            return ErrorCode.none
+        return ErrorCode.coordinator_load_in_progress if partition in self._loading else ErrorCode.not_coordinator
+
+    def _create(self, group_id: str) -> Group:
+        group = Group(group_id, group_partition(group_id, self.partition_count))
+        self._groups[group_id] = group
+        return group
+
+    def _settle(self, group: Group) -> None:
+        """After an event: set an earlier timer where one is due, and forget a group of which nothing is left."""
+        self._forget_if_hollow(group)
+        if group.state is GroupState.DEAD:
+            return
+        deadline_ms = group.next_deadline_ms()
+        if deadline_ms is not None and (group.scheduled_ms is None or deadline_ms < group.scheduled_ms):
+            group.scheduled_ms = deadline_ms
+            self._timer_count += 1
+            heapq.heappush(self._timers, (deadline_ms, self._timer_count, group))
+
+    def _forget_if_hollow(self, group: Group) -> None:
+        if group.is_hollow:
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        group.state = GroupState.DEAD
+        group.scheduled_ms = None
+        if self._groups.get(group.group_id) is group:
+            del self._groups[group.group_id]

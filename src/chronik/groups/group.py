@@ -1,0 +1,282 @@
+"""One classic consumer group: its members, generation and state. The rules of rebalancing are in `rebalance`.
+
+A group of the KIP-848 protocol will be another class beside this one, with the same offsets.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from chronik.groups.actions import Record
+from chronik.groups.member import Member, Protocols
+from chronik.groups.offsets import GroupOffsets
+from chronik.groups.records import GroupMetadata, MemberMetadata, write_group_key, write_group_value
+from chronik.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+
+
+class GroupState(StrEnum):
+    """The states of the classic protocol; the values are what DescribeGroups and ListGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Group:
+    """A classic group.
+
+    Invariants: the generation never falls while the group is known; exactly one member leads in CompletingRebalance and
+    Stable; `awaiting_join_count` is the number of members with a join token; without members the group is Empty, or
+    PreparingRebalance until its timer ends. Owned by the coordinator; nothing here waits or reads a clock.
+    """
+
+    __slots__ = (
+        "_protocol_counts",
+        "assignment_in_flight",
+        "awaiting_join_count",
+        "generation",
+        "group_id",
+        "initial_delay_left_ms",
+        "is_deleting",
+        "is_persisted",
+        "leader_id",
+        "member_added",
+        "members",
+        "offsets",
+        "partition",
+        "pending_members",
+        "pending_sync",
+        "protocol_name",
+        "protocol_type",
+        "rebalance_deadline_ms",
+        "scheduled_ms",
+        "state",
+        "state_since_ms",
+        "static_members",
+        "sync_deadline_ms",
+    )
+
+    def __init__(self, group_id: str, partition: int) -> None:
+        self.group_id = group_id
+        self.partition = partition
+        self.state = GroupState.EMPTY
+        self.state_since_ms = -1
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.generation = 0
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        self.pending_members: dict[str, int] = {}
+        """Ids given out with MEMBER_ID_REQUIRED, and until when they may come back."""
+        self.pending_sync: dict[str, None] = {}
+        """Members of this generation that have not sent SyncGroup; ordered, used as a set."""
+        self.awaiting_join_count = 0
+        self.rebalance_deadline_ms: int | None = None
+        self.initial_delay_left_ms: int | None = None
+        """Not None while the first rebalance waits for more members: how long it may still be extended."""
+        self.member_added = False
+        self.sync_deadline_ms: int | None = None
+        self.assignment_in_flight: int | None = None
+        """The generation whose assignment is being written."""
+        self.offsets = GroupOffsets()
+        self.is_deleting = False
+        self.is_persisted = False
+        """The log has a record of it, or may have once what is in flight is written."""
+        self.scheduled_ms: int | None = None
+        """The coordinator's timer for this group."""
+        self._protocol_counts: dict[str, int] = {}
+
+    # Members
+
+    def add(self, member: Member) -> None:
+        self.members[member.member_id] = member
+        self._count_protocols(member.protocols, 1)
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        if member.join_token is not None:
+            self.awaiting_join_count += 1
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+
+    def remove(self, member: Member) -> None:
+        """Forget a member whose waiting requests have been answered."""
+        del self.members[member.member_id]
+        self._count_protocols(member.protocols, -1)
+        if member.instance_id is not None:
+            del self.static_members[member.instance_id]
+        self.pending_sync.pop(member.member_id, None)
+        if self.leader_id == member.member_id:
+            self.leader_id = next(iter(self.members), None)
+
+    def rename(self, member: Member, member_id: str) -> None:
+        """A static member came back under another id: it keeps its place, its role and its assignment."""
+        old_id = member.member_id
+        member.member_id = member_id
+        self.members = {each.member_id: each for each in self.members.values()}
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member_id
+        if self.leader_id == old_id:
+            self.leader_id = member_id
+        if old_id in self.pending_sync:
+            del self.pending_sync[old_id]
+            self.pending_sync[member_id] = None
+
+    def change_protocols(self, member: Member, protocols: Protocols) -> None:
+        self._count_protocols(member.protocols, -1)
+        member.protocols = protocols
+        self._count_protocols(protocols, 1)
+
+    def _count_protocols(self, protocols: Protocols, change: int) -> None:
+        for name in dict(protocols):
+            count = self._protocol_counts.get(name, 0) + change
+            if count:
+                self._protocol_counts[name] = count
+            else:
+                del self._protocol_counts[name]
+
+    def set_join_token(self, member: Member, token: int | None) -> int | None:
+        """Let a member wait with another request, or with none; gives the one that it waited with before."""
+        before = member.join_token
+        self.awaiting_join_count += (token is not None) - (before is not None)
+        member.join_token = token
+        return before
+
+    def accepts(self, member_id: str, members_max: int) -> bool:
+        """Whether the group has room for the sender of a JoinGroup."""
+        if member_id in self.pending_members:
+            return len(self.members) < members_max
+        member = self.members.get(member_id)
+        if self.state is GroupState.PREPARING_REBALANCE:
+            return (member is not None and member.join_token is not None) or self.awaiting_join_count < members_max
+        return member is not None or len(self.members) + len(self.pending_members) < members_max
+
+    # Protocols
+
+    def supports(self, protocol_type: str, protocols: Protocols, sender: Member | None) -> bool:
+        """Whether there is an assignor that the sender and every other member know."""
+        others = len(self.members) - (sender is not None)
+        if not others:
+            return bool(protocol_type) and bool(protocols)
+        if protocol_type != self.protocol_type:
+            return False
+        own = dict(sender.protocols) if sender is not None else {}
+        return any(self._protocol_counts.get(name, 0) - (name in own) == others for name, _ in protocols)
+
+    def select_protocol(self) -> str | None:
+        """The assignor that most members prefer among those that all know."""
+        candidates = {name for name, count in self._protocol_counts.items() if count == len(self.members)}
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(candidates)
+            if choice is not None:
+                votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=votes.__getitem__, default=None)
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """The topics that the members consume; None where that cannot be known (other protocols than "consumer")."""
+        if not self.members:
+            return frozenset()
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        topics: set[str] = set()
+        for member in self.members.values():
+            # Before the first generation no assignor is chosen; the topics are the same for each of them.
+            subscribed = subscribed_topics(member.metadata_for(self.protocol_name) or member.protocols[0][1])
+            if subscribed is None:
+                return None
+            topics |= subscribed
+        return frozenset(topics)
+
+    # State
+
+    @property
+    def all_joined(self) -> bool:
+        return self.awaiting_join_count == len(self.members) and not self.pending_members
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max([1, *(member.rebalance_timeout_ms for member in self.members.values())])
+
+    def elect_joined_leader(self) -> bool:
+        """Keep the leader if it joined, else take the first that did; False where no member has joined."""
+        leader = self.members.get(self.leader_id) if self.leader_id is not None else None
+        if leader is not None and leader.join_token is not None:
+            return True
+        for member in self.members.values():
+            if member.join_token is not None:
+                self.leader_id = member.member_id
+                return True
+        return False
+
+    @property
+    def is_hollow(self) -> bool:
+        """Nothing in it, nothing in the log, nobody on the way: forgetting it loses nothing."""
+        return (
+            self.state is GroupState.EMPTY
+            and not self.is_persisted
+            and not self.pending_members
+            and self.offsets.is_empty
+            and not self.is_deleting
+        )
+
+    def next_deadline_ms(self) -> int | None:
+        """When something in this group ends unless an event comes first."""
+        deadlines = [member.deadline_ms for member in self.members.values() if member.may_expire]
+        deadlines += self.pending_members.values()
+        if self.rebalance_deadline_ms is not None:
+            deadlines.append(self.rebalance_deadline_ms)
+        if self.sync_deadline_ms is not None:
+            deadlines.append(self.sync_deadline_ms)
+        return min(deadlines, default=None)
+
+    # The log's view
+
+    def record(self, assignments: Mapping[str, bytes] | None = None) -> Record:
+        """This group as a record, with the given assignments instead of the members' own."""
+        members = tuple(
+            MemberMetadata(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                member.session_timeout_ms,
+                member.metadata_for(self.protocol_name),
+                member.assignment if assignments is None else assignments.get(member.member_id, b""),
+            )
+            for member in self.members.values()
+        )
+        value = GroupMetadata(
+            self.protocol_type or "", self.generation, self.protocol_name, self.leader_id, self.state_since_ms, members
+        )
+        return write_group_key(self.group_id), write_group_value(value)
+
+    def tombstone(self) -> Record:
+        return write_group_key(self.group_id), None
+
+    def restore(self, metadata: GroupMetadata, now_ms: int) -> None:
+        """Become what the log says, each member with a fresh session."""
+        self.is_persisted = True
+        self.protocol_type = metadata.protocol_type or None
+        self.protocol_name = metadata.protocol_name
+        self.generation = metadata.generation
+        self.state_since_ms = metadata.state_since_ms
+        for stored in metadata.members:
+            member = Member(
+                stored.member_id,
+                stored.instance_id,
+                stored.client_id,
+                stored.client_host,
+                stored.session_timeout_ms,
+                stored.rebalance_timeout_ms,
+                ((metadata.protocol_name or "", stored.subscription),),
+                now_ms + stored.session_timeout_ms,
+                stored.assignment,
+            )
+            self.add(member)
+        if self.members:
+            self.state = GroupState.STABLE
+            if metadata.leader_id in self.members:
+                self.leader_id = metadata.leader_id

@@ -1,0 +1,266 @@
+"""What members ask of their group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+Who asks is checked the same way everywhere (`check_member`): a member id must be known, and the id of a static member
+must be the one that its instance id stands for now, or its sender is fenced.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from chronik.groups.group import Group, GroupState
+from chronik.groups.member import JoinRequest, Member, SyncRequest
+from chronik.groups.rebalance import (
+    StaticMemberWrite,
+    answer_join,
+    answer_sync,
+    assign,
+    complete_join_if_ready,
+    join_error,
+    join_result,
+    prepare,
+    prepare_if_allowed,
+    remove_member,
+    remove_pending,
+    sync_error,
+    sync_result,
+)
+from chronik.groups.settings import NEW_MEMBER_JOIN_TIMEOUT_MS
+from chronik.groups.step import Step
+from chronik.groups.subscription import subscribed_topics
+from chronik.wire.errors import ErrorCode
+
+
+def check_member(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
+    if instance_id is not None:
+        current_id = group.static_members.get(instance_id)
+        if current_id is None:
+            return ErrorCode.unknown_member_id
+        if current_id != member_id:
+            return ErrorCode.fenced_instance_id
+    return ErrorCode.none if member_id in group.members else ErrorCode.unknown_member_id
+
+
+# JoinGroup
+
+
+def join(group: Group, request: JoinRequest, token: int, new_member_id: Callable[[str], str], step: Step) -> None:
+    if not group.accepts(request.member_id, step.settings.members_max):
+        member = group.members.get(request.member_id)
+        if member is not None:
+            remove_member(group, member, step, ErrorCode.group_max_size_reached)
+        elif request.member_id in group.pending_members:
+            remove_pending(group, request.member_id, step)
+        step.reply(token, join_error(ErrorCode.group_max_size_reached))
+    elif not group.supports(request.protocol_type, request.protocols, _sender(group, request)):
+        step.reply(token, join_error(ErrorCode.inconsistent_group_protocol, request.member_id))
+    elif not request.member_id:
+        _join_unknown(group, request, token, new_member_id(request.instance_id or request.client_id), step)
+    elif request.member_id in group.pending_members:
+        del group.pending_members[request.member_id]
+        _add_member(group, request, token, request.member_id, step)
+    else:
+        _join_known(group, request, token, step)
+    complete_join_if_ready(group, step)
+
+
+def _sender(group: Group, request: JoinRequest) -> Member | None:
+    """The member that a JoinGroup comes from, as far as it is known."""
+    if not request.member_id and request.instance_id is not None:
+        return group.members.get(group.static_members.get(request.instance_id, ""))
+    return group.members.get(request.member_id)
+
+
+def _join_unknown(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
+    if request.instance_id is not None and request.instance_id in group.static_members:
+        _replace_static(group, request, token, member_id, step)
+    elif request.instance_id is None and request.member_id_required:
+        group.pending_members[member_id] = step.at.now_ms + request.session_timeout_ms
+        step.reply(token, join_error(ErrorCode.member_id_required, member_id))
+    else:
+        _add_member(group, request, token, member_id, step)
+
+
+def _join_known(group: Group, request: JoinRequest, token: int, step: Step) -> None:
+    error = check_member(group, request.member_id, request.instance_id)
+    if error is not ErrorCode.none:
+        step.reply(token, join_error(error, request.member_id))
+        return
+    member = group.members[request.member_id]
+    is_unchanged = member.protocols == request.protocols
+    is_leader = group.leader_id == member.member_id
+    if group.state is GroupState.COMPLETING_REBALANCE and is_unchanged:
+        # The answer to its JoinGroup was lost: it gets the same one again.
+        member.heard_of(step.at.now_ms)
+        step.reply(token, join_result(group, member, with_members=is_leader))
+    elif group.state is GroupState.STABLE and is_unchanged and not is_leader:
+        member.heard_of(step.at.now_ms)
+        step.reply(token, join_result(group, member, with_members=False))
+    else:
+        # A leader that joins again asks for an assignment: the topics it watches may have changed.
+        _refresh(group, member, request, token, step)
+        prepare_if_allowed(group, step)
+
+
+def _add_member(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
+    if not group.members:
+        group.protocol_type = request.protocol_type
+    member = Member(
+        member_id,
+        request.instance_id,
+        request.client_id,
+        request.client_host,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.protocols,
+        step.at.now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS,
+        join_token=token,
+        is_new=True,
+    )
+    group.add(member)
+    group.member_added = True
+    prepare_if_allowed(group, step)
+
+
+def _refresh(group: Group, member: Member, request: JoinRequest, token: int, step: Step) -> None:
+    """A member joins again, perhaps as another process; an older JoinGroup of it that still waits is let go."""
+    group.change_protocols(member, request.protocols)
+    if len(group.members) == 1:
+        group.protocol_type = request.protocol_type
+    member.is_new = False
+    member.client_id = request.client_id
+    member.client_host = request.client_host
+    member.session_timeout_ms = request.session_timeout_ms
+    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    member.heard_of(step.at.now_ms)
+    older = group.set_join_token(member, token)
+    step.reply(older, join_error(ErrorCode.rebalance_in_progress, member.member_id))
+
+
+def _replace_static(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
+    """A process with the instance id of a known member starts: it takes that member's place, the other is fenced."""
+    assert request.instance_id is not None
+    member = group.members[group.static_members[request.instance_id]]
+    old_leader_id = group.leader_id
+    fenced = ErrorCode.fenced_instance_id
+    answer_join(group, member, join_error(fenced, member.member_id), step)
+    answer_sync(member, sync_error(fenced), step)
+    wanted_before = _wanted_topics(group, member)
+    group.rename(member, member_id)
+    _refresh(group, member, request, token, step)
+    if group.state is GroupState.STABLE:
+        assignment_stands = (
+            group.select_protocol() == group.protocol_name and _wanted_topics(group, member) == wanted_before
+        )
+        if assignment_stands:
+            write = StaticMemberWrite(
+                group, member, group.generation, token, old_leader_id, request.can_skip_assignment
+            )
+            step.append([group.record()], write)
+        else:
+            prepare(group, step)
+    elif group.state is GroupState.COMPLETING_REBALANCE:
+        prepare(group, step)
+
+
+def _wanted_topics(group: Group, member: Member) -> frozenset[str] | bytes:
+    """What of a member's metadata calls for an assignment: its topics (what it owned is void after a restart)."""
+    metadata = member.metadata_for(group.protocol_name)
+    topics = subscribed_topics(metadata)
+    return metadata if topics is None else topics
+
+
+# SyncGroup
+
+
+def sync(group: Group, request: SyncRequest, token: int, step: Step) -> None:
+    error = _check_sync(group, request)
+    if error is not ErrorCode.none:
+        step.reply(token, sync_error(error))
+        return
+    member = group.members[request.member_id]
+    group.pending_sync.pop(member.member_id, None)
+    if not group.pending_sync:
+        group.sync_deadline_ms = None
+    member.heard_of(step.at.now_ms)
+    if group.state is GroupState.STABLE:
+        step.reply(token, sync_result(group, member))
+        return
+    answer_sync(member, sync_error(ErrorCode.rebalance_in_progress), step)
+    member.sync_token = token
+    if group.leader_id == member.member_id:
+        assign(group, request.assignments, step)
+
+
+def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
+    error = check_member(group, request.member_id, request.instance_id)
+    if error is not ErrorCode.none:
+        return error
+    if request.generation != group.generation:
+        return ErrorCode.illegal_generation
+    if request.protocol_type is not None and request.protocol_type != group.protocol_type:
+        return ErrorCode.inconsistent_group_protocol
+    if request.protocol_name is not None and request.protocol_name != group.protocol_name:
+        return ErrorCode.inconsistent_group_protocol
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.rebalance_in_progress
+    return ErrorCode.none
+
+
+# Heartbeat
+
+
+def heartbeat(group: Group, member_id: str, generation: int, instance_id: str | None, now_ms: int) -> ErrorCode:
+    error = check_member(group, member_id, instance_id)
+    if error is not ErrorCode.none:
+        return error
+    if generation != group.generation:
+        return ErrorCode.illegal_generation
+    group.members[member_id].heard_of(now_ms)
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.rebalance_in_progress
+    return ErrorCode.none
+
+
+# LeaveGroup
+
+
+def leave(group: Group, member_id: str, instance_id: str | None, step: Step) -> ErrorCode:
+    """One member leaves; an empty member id with an instance id is how an administrator removes a static member."""
+    if not member_id and instance_id is not None:
+        member_id = group.static_members.get(instance_id, "")
+    if member_id in group.pending_members and instance_id is None:
+        remove_pending(group, member_id, step)
+        return ErrorCode.none
+    error = check_member(group, member_id, instance_id)
+    if error is ErrorCode.none:
+        remove_member(group, group.members[member_id], step)
+    return error
+
+
+def refuse_all(group: Group, error: ErrorCode, step: Step) -> None:
+    """Answer every request that waits in this group: it is about to be forgotten."""
+    for member in group.members.values():
+        answer_join(group, member, join_error(error, member.member_id), step)
+        answer_sync(member, sync_error(error), step)
+
+
+def describe(group: Group) -> dict[str, Any]:
+    is_stable = group.state is GroupState.STABLE
+    return {
+        "error_code": ErrorCode.none,
+        "group_id": group.group_id,
+        "group_state": str(group.state),
+        "protocol_type": group.protocol_type or "",
+        "protocol_data": (group.protocol_name or "") if is_stable else "",
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata_for(group.protocol_name) if is_stable else b"",
+                "member_assignment": member.assignment if is_stable else b"",
+            }
+            for member in group.members.values()
+        ],
+    }

@@ -1,0 +1,252 @@
+"""The records of `__consumer_offsets`, in Kafka's own format, so that tools that read that topic can read ours.
+
+All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; bytes are int32 length and data.
+
+    OffsetCommitKey v0, v1      version int16, group string, topic string, partition int32
+    OffsetCommitValue v3        version int16, offset int64, leader_epoch int32, metadata string, commit_timestamp int64
+        v0, v2                  without leader_epoch
+        v1                      as v0, then expire_timestamp int64
+    GroupMetadataKey v2         version int16, group string
+    GroupMetadataValue v3       version int16, protocol_type string, generation int32, protocol string?, leader string?,
+                                current_state_timestamp int64 (from v2), members int32 count, then each:
+        member                  member_id string, group_instance_id string? (from v3), client_id string,
+                                client_host string, rebalance_timeout int32 (from v1), session_timeout int32,
+                                subscription bytes, assignment bytes
+
+Written are OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3; all of the above
+are read. Keys of other versions belong to other kinds of state (KIP-848, share groups) and are skipped.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+TopicPartition: TypeAlias = tuple[str, int]
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_OFFSET_VALUE_HEAD = struct.Struct(">hqi")
+
+OFFSET_KEY_VERSION = 1
+OFFSET_VALUE_VERSION = 3
+GROUP_KEY_VERSION = 2
+GROUP_VALUE_VERSION = 3
+
+
+class UnreadableRecord(ValueError):
+    """Bytes that are not a record of the offsets topic, though their key claims so."""
+
+
+class CommittedOffset(NamedTuple):
+    """Where a group stands in one partition."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_ms: int
+
+
+class OffsetKey(NamedTuple):
+    group_id: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetadata:
+    """One member as the log keeps it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """One group as the log keeps it; without members it is empty."""
+
+    protocol_type: str
+    generation: int
+    protocol_name: str | None
+    leader_id: str | None
+    state_since_ms: int
+    members: tuple[MemberMetadata, ...]
+
+
+def group_partition(group_id: str, partition_count: int) -> int:
+    """The partition of the offsets topic that owns a group: Java's String.hashCode, as every Kafka tool computes it."""
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for (unit,) in struct.iter_unpack(">H", units):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    if value == 0x80000000:
+        return 0
+    return (0x1_0000_0000 - value if value > 0x80000000 else value) % partition_count
+
+
+def _string(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    data = text.encode()
+    return _INT16.pack(len(data)) + data
+
+
+def _bytes(data: bytes) -> bytes:
+    return _INT32.pack(len(data)) + data
+
+
+def write_offset_key(group_id: str, topic: str, partition: int) -> bytes:
+    return _INT16.pack(OFFSET_KEY_VERSION) + _string(group_id) + _string(topic) + _INT32.pack(partition)
+
+
+def write_offset_value(committed: CommittedOffset) -> bytes:
+    head = _OFFSET_VALUE_HEAD.pack(OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch)
+    return head + _string(committed.metadata) + _INT64.pack(committed.commit_ms)
+
+
+def write_group_key(group_id: str) -> bytes:
+    return _INT16.pack(GROUP_KEY_VERSION) + _string(group_id)
+
+
+def write_group_value(group: GroupMetadata) -> bytes:
+    parts = [
+        _INT16.pack(GROUP_VALUE_VERSION),
+        _string(group.protocol_type),
+        _INT32.pack(group.generation),
+        _string(group.protocol_name),
+        _string(group.leader_id),
+        _INT64.pack(group.state_since_ms),
+        _INT32.pack(len(group.members)),
+    ]
+    for member in group.members:
+        parts += (
+            _string(member.member_id),
+            _string(member.instance_id),
+            _string(member.client_id),
+            _string(member.client_host),
+            _INT32.pack(member.rebalance_timeout_ms),
+            _INT32.pack(member.session_timeout_ms),
+            _bytes(member.subscription),
+            _bytes(member.assignment),
+        )
+    return b"".join(parts)
+
+
+class _Reader:
+    """A position in the bytes of one key or value."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def int16(self) -> int:
+        return self._number(_INT16)
+
+    def int32(self) -> int:
+        return self._number(_INT32)
+
+    def int64(self) -> int:
+        return self._number(_INT64)
+
+    def _number(self, layout: struct.Struct) -> int:
+        try:
+            (value,) = layout.unpack_from(self.data, self.at)
+        except struct.error as error:
+            raise UnreadableRecord(str(error)) from error
+        self.at += layout.size
+        return int(value)
+
+    def nullable_string(self) -> str | None:
+        length = self.int16()
+        if length < 0:
+            return None
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as error:
+            raise UnreadableRecord(str(error)) from error
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise UnreadableRecord("a null string where one is required")
+        return text
+
+    def data_bytes(self) -> bytes:
+        length = self.int32()
+        return self._take(length) if length > 0 else b""
+
+    def _take(self, length: int) -> bytes:
+        end = self.at + length
+        if end > len(self.data):
+            raise UnreadableRecord(f"{length} bytes wanted at {self.at} of {len(self.data)}")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+
+def read_key(key: bytes) -> OffsetKey | GroupKey | None:
+    """What a record is about; None for a kind of record that is not ours."""
+    reader = _Reader(key)
+    version = reader.int16()
+    if version in (0, OFFSET_KEY_VERSION):
+        return OffsetKey(reader.string(), reader.string(), reader.int32())
+    if version == GROUP_KEY_VERSION:
+        return GroupKey(reader.string())
+    return None
+
+
+def read_offset_value(value: bytes) -> CommittedOffset:
+    reader = _Reader(value)
+    version = reader.int16()
+    if not 0 <= version <= OFFSET_VALUE_VERSION:
+        raise UnreadableRecord(f"offset value of version {version}")
+    offset = reader.int64()
+    leader_epoch = reader.int32() if version >= 3 else -1
+    return CommittedOffset(offset, leader_epoch, reader.string(), reader.int64())
+
+
+def read_group_value(value: bytes) -> GroupMetadata:
+    reader = _Reader(value)
+    version = reader.int16()
+    if not 0 <= version <= GROUP_VALUE_VERSION:
+        raise UnreadableRecord(f"group value of version {version}")
+    protocol_type = reader.string()
+    generation = reader.int32()
+    protocol_name = reader.nullable_string()
+    leader_id = reader.nullable_string()
+    state_since_ms = reader.int64() if version >= 2 else -1
+    members = []
+    for _ in range(reader.int32()):
+        member_id = reader.string()
+        instance_id = reader.nullable_string() if version >= 3 else None
+        client_id, client_host = reader.string(), reader.string()
+        rebalance_timeout_ms = reader.int32() if version >= 1 else -1
+        session_timeout_ms = reader.int32()
+        if rebalance_timeout_ms < 0:
+            rebalance_timeout_ms = session_timeout_ms
+        subscription, assignment = reader.data_bytes(), reader.data_bytes()
+        members.append(
+            MemberMetadata(
+                member_id,
+                instance_id,
+                client_id,
+                client_host,
+                rebalance_timeout_ms,
+                session_timeout_ms,
+                subscription,
+                assignment,
+            )
+        )
+    return GroupMetadata(protocol_type, generation, protocol_name, leader_id, state_since_ms, tuple(members))

@@ -1,0 +1,99 @@
+"""The configs of a broker, under Kafka's names.
+
+Dynamic ones are the defaults of topic configs: they can be set for one broker or, under the empty name, for all. Static
+ones only tell how the node was started; `node` fills in their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, by_name
+from chronik.metadata.topic_configs import TOPIC_CONFIGS
+from chronik.wire.errors import ErrorCode, KafkaError
+
+CLUSTER_DEFAULT = ""
+"""The broker name whose configs hold for every broker."""
+
+
+def _static(name: str, config_type: ConfigType, documentation: str) -> ConfigDefinition:
+    return ConfigDefinition(name, config_type, None, documentation, is_dynamic=False)
+
+
+def _dynamic(topic_config: ConfigDefinition, name: str) -> ConfigDefinition:
+    return ConfigDefinition(
+        name=name,
+        type=topic_config.type,
+        default=topic_config.default,
+        documentation=f"The default of the topic config {topic_config.name}. {topic_config.documentation}",
+        lowest=topic_config.lowest,
+        highest=topic_config.highest,
+        choices=topic_config.choices,
+    )
+
+
+_S = ConfigType.STRING
+_I = ConfigType.INT
+_L = ConfigType.LONG
+_B = ConfigType.BOOLEAN
+
+DYNAMIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
+    (
+        *(
+            _dynamic(definition, definition.synonym)
+            for definition in TOPIC_CONFIGS.values()
+            if definition.synonym is not None
+        ),
+        ConfigDefinition(
+            "sasl.kerberos.min.time.before.relogin",
+            _L,
+            "60000",
+            "Kept and reported for clients that set it; nothing here uses Kerberos.",
+            lowest=0,
+        ),
+    )
+)
+
+STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
+    (
+        _static("advertised.listeners", _S, "The address that clients are told to connect to."),
+        _static("auto.create.topics.enable", _B, "Whether asking for an unknown topic's metadata creates it."),
+        _static("broker.id", _I, "This node's id."),
+        _static("broker.rack", _S, "The rack that replicas are spread over."),
+        _static("connections.max.idle.ms", _L, "How long a silent connection is kept."),
+        _static("default.replication.factor", _I, "Replicas of a topic that names no number."),
+        _static("delete.topic.enable", _B, "Whether topics can be deleted."),
+        _static("durability", _S, "What counts as written: 'synced' after fdatasync, 'replicated' in the page cache."),
+        _static("group.initial.rebalance.delay.ms", _I, "How long a new group waits for more members."),
+        _static("group.max.session.timeout.ms", _I, "The longest session timeout that a member may ask for."),
+        _static("group.max.size", _I, "The most members that one group may have."),
+        _static("group.min.session.timeout.ms", _I, "The shortest session timeout that a member may ask for."),
+        _static("listeners", _S, "The address that the node listens on."),
+        _static("log.dirs", _S, "The folder of the partitions' logs."),
+        _static("max.connections", _I, "The most client connections at a time."),
+        _static("node.id", _I, "This node's id."),
+        _static("num.partitions", _I, "Partitions of a topic that names no number."),
+        _static("offsets.retention.minutes", _I, "How long the offsets of an empty group are kept."),
+        _static("offsets.topic.num.partitions", _I, "Partitions of the topic that holds committed offsets."),
+        _static("producer.id.expiration.ms", _I, "How long an idle producer's sequence numbers are remembered."),
+        _static("socket.request.max.bytes", _I, "The largest request that is read."),
+    )
+)
+
+BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
+    sorted((*DYNAMIC_BROKER_CONFIGS.values(), *STATIC_BROKER_CONFIGS.values()), key=lambda definition: definition.name)
+)
+
+
+def check_broker_configs(configs: Mapping[str, str | None]) -> None:
+    """Raises INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at the start."""
+    for name, text in configs.items():
+        if name in STATIC_BROKER_CONFIGS:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it where the node starts"
+            )
+        definition = DYNAMIC_BROKER_CONFIGS.get(name)
+        if definition is None:
+            raise KafkaError(ErrorCode.invalid_config, f"Unknown broker config name: {name}")
+        if text is not None:
+            definition.parse(text)

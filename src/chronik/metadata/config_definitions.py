@@ -1,0 +1,115 @@
+"""What a config is: its type, default, range and documentation, and how its text is read.
+
+Configs travel and are stored as text, as in Kafka; `ConfigDefinition.parse` is the one place that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from chronik.wire.errors import ErrorCode, KafkaError
+
+ConfigValue: TypeAlias = bool | int | float | str | tuple[str, ...]
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+
+class ConfigType(IntEnum):
+    """Kafka's numbers for the types of configs (DescribeConfigs v3)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class ConfigSource(IntEnum):
+    """Kafka's numbers for where a config's value comes from; a lower number wins over a higher one."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDefinition:
+    """One config. `synonym` is the broker config that gives its default, where there is one."""
+
+    name: str
+    type: ConfigType
+    default: str | None
+    documentation: str
+    lowest: float | None = None
+    highest: float | None = None
+    choices: tuple[str, ...] = ()
+    synonym: str | None = None
+    is_dynamic: bool = True
+
+    def parse(self, text: str) -> ConfigValue:
+        """The value that `text` stands for, or INVALID_CONFIG with the reason."""
+        text = text.strip()
+        if self.type is ConfigType.STRING:
+            return self._chosen(text)
+        if self.type is ConfigType.LIST:
+            return self._list(text)
+        if self.type is ConfigType.BOOLEAN:
+            if text.lower() not in {"true", "false"}:
+                raise self._refused(text, "it must be true or false")
+            return text.lower() == "true"
+        return self._in_range(text)
+
+    def _chosen(self, text: str) -> str:
+        if self.choices and text not in self.choices:
+            raise self._refused(text, f"it must be one of {', '.join(self.choices)}")
+        return text
+
+    def _list(self, text: str) -> tuple[str, ...]:
+        items = split_list(text)
+        if not items and self.choices:
+            raise self._refused(text, f"it must name at least one of {', '.join(self.choices)}")
+        for item in items:
+            self._chosen(item)
+        return items
+
+    def _in_range(self, text: str) -> int | float:
+        try:
+            number = float(text) if self.type is ConfigType.DOUBLE else _integer(text)
+        except ValueError:
+            what = "number" if self.type is ConfigType.DOUBLE else "whole number"
+            raise self._refused(text, f"it must be a {what}") from None
+        # Written so that NaN, which compares with nothing, is refused.
+        if self.lowest is not None and not number >= self.lowest:
+            raise self._refused(text, f"it must be at least {self.lowest}")
+        if self.highest is not None and not number <= self.highest:
+            raise self._refused(text, f"it must be at most {self.highest}")
+        return number
+
+    def _refused(self, text: str, reason: str) -> KafkaError:
+        return KafkaError(ErrorCode.invalid_config, f"Invalid value {text!r} for configuration {self.name}: {reason}")
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """The items of a list config."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def by_name(definitions: Iterable[ConfigDefinition]) -> Mapping[str, ConfigDefinition]:
+    return {definition.name: definition for definition in definitions}
+
+
+def _integer(text: str) -> int:
+    # int() would also take "1_000" and digits of other scripts.
+    digits = text[1:] if text[:1] in {"-", "+"} else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,107 @@
+"""The cluster's metadata at one version: immutable values, shared between versions wherever nothing changed.
+
+Invariants: partition i of a topic stands at index i; `names_by_id` mirrors `topics`; `version` is the number of
+commands applied so far, so two images of the same version are equal. An update copies only what it touches: the topic's
+tuple of partitions and the flat map of topics, never the other topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+from chronik.metadata.names import is_internal
+from chronik.wire.errors import ErrorCode, KafkaError
+
+NO_LEADER = -1
+NO_CONTROLLER = -1
+
+
+class PartitionImage(msgspec.Struct, frozen=True):
+    """One partition. `partition_epoch` rises with every change of it, `leader_epoch` when a leader starts to lead."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    partition_epoch: int = 0
+
+
+class TopicImage(msgspec.Struct, frozen=True):
+    """One topic. `configs` holds only what was set on the topic itself; defaults come from the node."""
+
+    name: str
+    id: UUID
+    partitions: tuple[PartitionImage, ...]
+    configs: Mapping[str, str] = {}
+
+    @property
+    def is_internal(self) -> bool:
+        return is_internal(self.name)
+
+    def partition(self, partition: int) -> PartitionImage | None:
+        return self.partitions[partition] if 0 <= partition < len(self.partitions) else None
+
+
+class BrokerImage(msgspec.Struct, frozen=True):
+    """One broker. `incarnation` is new at each start of its process; `epoch` is the version that registered it."""
+
+    id: int
+    epoch: int
+    host: str
+    port: int
+    incarnation: UUID
+    rack: str | None = None
+    is_fenced: bool = False
+
+
+class ClusterImage(msgspec.Struct, frozen=True):
+    """All metadata. `broker_configs` is keyed by the node id as text; the empty key holds the cluster-wide defaults."""
+
+    cluster_id: str = ""
+    version: int = 0
+    topics: Mapping[str, TopicImage] = {}
+    names_by_id: Mapping[UUID, str] = {}
+    brokers: Mapping[int, BrokerImage] = {}
+    broker_configs: Mapping[str, Mapping[str, str]] = {}
+    next_producer_id: int = 0
+    controller_id: int = NO_CONTROLLER
+
+    def topic(self, name: str) -> TopicImage | None:
+        return self.topics.get(name)
+
+    def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
+        name = self.names_by_id.get(topic_id)
+        return None if name is None else self.topics.get(name)
+
+    def partition(self, topic: str, partition: int) -> PartitionImage | None:
+        found = self.topics.get(topic)
+        return None if found is None else found.partition(partition)
+
+    def require_topic(self, name: str) -> TopicImage:
+        """The topic, or UNKNOWN_TOPIC_OR_PARTITION."""
+        found = self.topics.get(name)
+        if found is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
+        return found
+
+    def live_brokers(self) -> list[BrokerImage]:
+        """The brokers that may be given replicas, by id."""
+        return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ClusterImage)
+
+
+def encode_image(image: ClusterImage) -> bytes:
+    """The image as msgpack maps keyed by field name, so that a later version may add fields."""
+    return _encoder.encode(image)
+
+
+def decode_image(data: bytes) -> ClusterImage:
+    """The image of `encode_image`. Fields unknown here are passed over; ValueError when the bytes are no image."""
+    return _decoder.decode(data)

@@ -1,0 +1,93 @@
+"""Where the replicas of new partitions go.
+
+Brokers are taken in an order that alternates between racks, beginning at a random place so that many small topics do
+not all start at the first broker. Leaders go round that order; the followers of each partition are shifted by one more
+with every round, so that a broker's followers are spread too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random  # noqa: TID251 (only the type: the generator is handed in)
+
+from chronik.metadata.commands import Assignment
+from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+def place_replicas(
+    brokers: Sequence[BrokerImage], partitions: int, replication_factor: int, random: Random, first: int = 0
+) -> tuple[Assignment, ...]:
+    """Assignments for `partitions` new partitions numbered from `first`, each on `replication_factor` brokers.
+
+    INVALID_REPLICATION_FACTOR where there are fewer brokers. Replicas of a partition are on different brokers, and on
+    different racks as far as there are that many.
+    """
+    if replication_factor < 1:
+        raise KafkaError(ErrorCode.invalid_replication_factor, "Replication factor must be larger than 0.")
+    if replication_factor > len(brokers):
+        raise KafkaError(
+            ErrorCode.invalid_replication_factor,
+            f"Replication factor: {replication_factor} larger than available brokers: {len(brokers)}.",
+        )
+    order = _alternate_racks(brokers)
+    start = random.randrange(len(order))
+    shift = random.randrange(len(order))
+    assignments = []
+    for index in range(first, first + partitions):
+        leader = order[(start + index) % len(order)]
+        followers = _followers(order, (start + index) % len(order), shift + index // len(order), replication_factor - 1)
+        replicas = (leader.id, *(broker.id for broker in followers))
+        assignments.append(Assignment(replicas=replicas, isr=replicas))
+    return tuple(assignments)
+
+
+def assign_manually(image: ClusterImage, replicas: Sequence[int]) -> Assignment:
+    """The assignment that a client asked for, or INVALID_REPLICA_ASSIGNMENT."""
+    if not replicas:
+        raise KafkaError(ErrorCode.invalid_replica_assignment, "The manual partition assignment has no replicas.")
+    if len(set(replicas)) != len(replicas):
+        raise KafkaError(
+            ErrorCode.invalid_replica_assignment, f"The manual partition assignment names a broker twice: {[*replicas]}"
+        )
+    for broker_id in replicas:
+        if broker_id not in image.brokers:
+            raise KafkaError(
+                ErrorCode.invalid_replica_assignment,
+                f"The manual partition assignment names broker {broker_id}, which does not exist.",
+            )
+    isr = tuple(broker_id for broker_id in replicas if not image.brokers[broker_id].is_fenced)
+    if not isr:
+        raise KafkaError(
+            ErrorCode.invalid_replica_assignment, f"None of the brokers {[*replicas]} of the assignment is alive."
+        )
+    return Assignment(replicas=tuple(replicas), isr=isr)
+
+
+def _followers(order: Sequence[BrokerImage], leader_at: int, shift: int, count: int) -> list[BrokerImage]:
+    """`count` brokers beside the leader, those on racks not used yet first."""
+    others = [order[(leader_at + 1 + step) % len(order)] for step in range(len(order) - 1)]
+    if others:
+        turn = shift % len(others)
+        others = others[turn:] + others[:turn]
+    racks = [order[leader_at].rack]
+    chosen: list[BrokerImage] = []
+    rest: list[BrokerImage] = []
+    for broker in others:
+        if broker.rack is not None and broker.rack in racks:
+            rest.append(broker)
+        else:
+            racks.append(broker.rack)
+            chosen.append(broker)
+    return (chosen + rest)[:count]
+
+
+def _alternate_racks(brokers: Sequence[BrokerImage]) -> list[BrokerImage]:
+    """The brokers by id, one of each rack in turn."""
+    racks: dict[str, list[BrokerImage]] = {}
+    for broker in sorted(brokers, key=lambda broker: broker.id):
+        racks.setdefault(broker.rack or "", []).append(broker)
+    order: list[BrokerImage] = []
+    for turn in range(max(map(len, racks.values()), default=0)):
+        order += [racks[rack][turn] for rack in sorted(racks) if turn < len(racks[rack])]
+    return order

@@ -1,0 +1,43 @@
+"""ApiVersions (key 18), versions 0-4.
+
+Behaviour
+- Lists every API with the versions this node answers.
+- A version that is not known here is answered in the v0 body with UNSUPPORTED_VERSION and key 18's own range, without
+  parsing the request: that is how a newer client finds out.
+- The response header is v0 always.
+Versions: 3 flexible and client software name, 4 feature ranges starting at 0.
+Not supported: finalized features; there is no `transaction.version`, so clients stay with transactions version 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+# error_code int16, one entry: api_key int16, min_version int16, max_version int16
+_UNSUPPORTED = struct.Struct(">hihhh")
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    return {
+        "error_code": ErrorCode.none,
+        "api_keys": [
+            {"api_key": int(api.key), "min_version": api.versions[0], "max_version": api.versions[1]}
+            for api in broker.apis.values()
+        ],
+    }
+
+
+def unsupported_version_body(versions: tuple[int, int]) -> bytes:
+    """The v0 body that says which versions of ApiVersions itself may be asked for."""
+    return _UNSUPPORTED.pack(ErrorCode.unsupported_version, 1, ApiKey.API_VERSIONS, *versions)
+
+
+API = Api(ApiKey.API_VERSIONS, (0, 4), handle)

@@ -1,0 +1,86 @@
+"""CreateTopics (key 19), versions 2-7.
+
+Behaviour
+- Each topic has its own outcome. It is answered when the topic is durable and this node's logs of it are open, so the
+  client's next request finds it; a wait beyond the request's timeout ends with REQUEST_TIMED_OUT, and the topic may
+  still come to be.
+- A name that stands twice in one request is INVALID_REQUEST, and none of its entries is carried out.
+- -1 partitions or replicas take the node's defaults; manual assignments go with -1 for both.
+- validate_only answers the same and changes nothing.
+Versions: 4 defaults by -1, 5 flexible, partitions and configs in the answer, 7 topic ids.
+Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 partitions in a request (POLICY_VIOLATION).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from chronik.metadata.apply import apply
+from chronik.metadata.image import TopicImage
+from chronik.node.admin import Outcome, duplicates, refusal, within
+from chronik.node.api import Api, Request, Values
+from chronik.node.config_entries import created_topic_entries
+from chronik.node.topic_creation import NewTopic, check_partition_count, create_topic, plan_topic
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    repeated = duplicates(topic.name for topic in message.topics)
+    wanted = [topic for topic in message.topics if topic.name not in repeated]
+    asked = sum(max(topic.num_partitions, len(topic.assignments), 0) for topic in wanted)
+    results = [
+        refusal(KafkaError(ErrorCode.invalid_request, "Duplicate topic name."), name=name, configs=[])
+        for name in repeated
+    ]
+    results += await within(
+        broker,
+        message.timeout,
+        [
+            Outcome({"name": topic.name, "configs": []}, _create(broker, topic, asked, message.validate_only))
+            for topic in wanted
+        ],
+    )
+    return {"topics": results}
+
+
+async def _create(broker: Broker, topic: Any, asked: int, validate_only: bool) -> Values:
+    check_partition_count(asked)
+    new = _new_topic(topic)
+    if validate_only:
+        planned, _ = apply(broker.image, plan_topic(broker.image, broker.config, broker.env, new))
+        return _created(broker, planned.topics[new.name], None)
+    created = await create_topic(broker, new)
+    return _created(broker, created, created.id)
+
+
+def _new_topic(topic: Any) -> NewTopic:
+    if repeated := duplicates(config.name for config in topic.configs):
+        raise KafkaError(ErrorCode.invalid_config, f"Duplicate config name {repeated[0]}.")
+    if duplicates(assignment.partition_index for assignment in topic.assignments):
+        raise KafkaError(ErrorCode.invalid_replica_assignment, "A partition has two assignments.")
+    return NewTopic(
+        name=topic.name,
+        num_partitions=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments={assignment.partition_index: assignment.broker_ids for assignment in topic.assignments},
+        configs={config.name: config.value for config in topic.configs},
+    )
+
+
+def _created(broker: Broker, topic: TopicImage, topic_id: UUID | None) -> Values:
+    return {
+        "name": topic.name,
+        "topic_id": topic_id,
+        "num_partitions": len(topic.partitions),
+        "replication_factor": len(topic.partitions[0].replicas),
+        "configs": created_topic_entries(topic, broker.config, broker.image),
+    }
+
+
+API = Api(ApiKey.CREATE_TOPICS, (2, 7), handle)

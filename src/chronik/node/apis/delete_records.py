@@ -1,0 +1,62 @@
+"""DeleteRecords (key 21), versions 0-2.
+
+Behaviour
+- Moves a partition's log start to the given offset (-1: the high watermark) and answers with it; records below can no
+  longer be read. Segments that hold nothing else are dropped.
+- An offset beyond the high watermark is OFFSET_OUT_OF_RANGE; one below the log start changes nothing.
+- Only where `cleanup.policy` names delete (POLICY_VIOLATION): a compacted topic promises each key's latest record.
+Versions: 2 flexible.
+Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chronik.metadata.names import is_internal
+from chronik.node.admin import Outcome, within
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+NO_LOW_WATERMARK = -1
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    entries = [(topic.name, partition) for topic in message.topics for partition in topic.partitions]
+    done = iter(
+        await within(
+            broker,
+            message.timeout,
+            [
+                Outcome(
+                    {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
+                    _delete(broker, name, partition),
+                )
+                for name, partition in entries
+            ],
+        )
+    )
+    results = []
+    for topic in message.topics:
+        partitions = [next(done) for _ in topic.partitions]
+        for values in partitions:
+            del values["error_message"]
+        results.append({"name": topic.name, "partitions": partitions})
+    return {"topics": results}
+
+
+async def _delete(broker: Broker, topic: str, wanted: Any) -> Values:
+    if is_internal(topic):
+        raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
+    partition = broker.require_partition(topic, wanted.partition_index)
+    if not partition.settings.is_deletable:
+        raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
+    return {"low_watermark": await partition.delete_records(wanted.offset)}
+
+
+API = Api(ApiKey.DELETE_RECORDS, (0, 2), handle)

@@ -1,0 +1,89 @@
+"""DeleteTopics (key 20), versions 1-6.
+
+Behaviour
+- Each topic has its own outcome, answered when the deletion is durable and this node has let go of the topic's logs, so
+  the name can be used again at once. A topic made again under the name has another id.
+- An entry names a topic or gives its id; both or neither, or a topic that stands twice, is INVALID_REQUEST.
+Versions: 4 flexible, 5 error messages, 6 by id.
+Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from chronik.metadata.commands import DeleteTopic
+from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.node.admin import Outcome, duplicates, within
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+BY_ID_FROM_VERSION = 6
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    entries: list[tuple[str | None, UUID | None]]
+    if request.api_version >= BY_ID_FROM_VERSION:
+        entries = [(topic.name, topic.topic_id) for topic in message.topics]
+    else:
+        entries = [(name, None) for name in message.topic_names]
+    repeated = duplicates(_resolved(broker.image, name, topic_id) for name, topic_id in entries)
+    return {
+        "responses": await within(
+            broker,
+            message.timeout,
+            [
+                Outcome(
+                    {"name": name, "topic_id": topic_id},
+                    _delete(broker, name, topic_id, _resolved(broker.image, name, topic_id) in repeated),
+                )
+                for name, topic_id in dict.fromkeys(entries)
+            ],
+        )
+    }
+
+
+async def _delete(broker: Broker, name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
+    if is_repeated:
+        raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
+    if (name is None) == (topic_id is None):
+        raise KafkaError(ErrorCode.invalid_request, "Give either the topic's name or its id.")
+    deleted: list[TopicImage] = []
+
+    def plan(image: ClusterImage) -> DeleteTopic:
+        topic = _find(image, name, topic_id)
+        deleted.append(topic)
+        return DeleteTopic(topic.name, topic.id)
+
+    await broker.metadata.propose(plan)
+    await broker.applied()
+    return {"name": deleted[0].name, "topic_id": deleted[0].id}
+
+
+def _find(image: ClusterImage, name: str | None, topic_id: UUID | None) -> TopicImage:
+    if topic_id is not None:
+        found = image.topic_by_id(topic_id)
+        if found is None:
+            raise KafkaError(ErrorCode.unknown_topic_id, f"no topic has the id {topic_id}")
+    else:
+        found = image.require_topic(name or "")
+    if found.is_internal:
+        raise KafkaError(ErrorCode.invalid_topic_exception, f"{found.name!r} is internal and cannot be deleted")
+    return found
+
+
+def _resolved(image: ClusterImage, name: str | None, topic_id: UUID | None) -> str:
+    """What an entry stands for, so that a topic's name and its id are seen as the same."""
+    if topic_id is None:
+        return f"name {name}"
+    known = image.names_by_id.get(topic_id)
+    return f"id {topic_id}" if known is None else f"name {known}"
+
+
+API = Api(ApiKey.DELETE_TOPICS, (1, 6), handle)

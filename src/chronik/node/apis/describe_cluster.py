@@ -1,0 +1,60 @@
+"""DescribeCluster (key 60), versions 0-1.
+
+Behaviour
+- The cluster's id, its controller and its live brokers, as Metadata gives them.
+- Authorized operations, where asked for, are all that Kafka knows for a cluster: there is no authorizer.
+Versions: 1 endpoint type.
+Not supported: asking for the controllers' endpoints (MISMATCHED_ENDPOINT_TYPE): this is a broker's listener.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+BROKER_ENDPOINTS = 1
+CONTROLLER_ENDPOINTS = 2
+
+OPERATIONS_NOT_ASKED = -(2**31)
+CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = 5, 7, 8, 9, 10, 11, 12
+CLUSTER_OPERATIONS = sum(
+    1 << operation
+    for operation in (CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE)
+)
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    endpoint_type = getattr(message, "endpoint_type", BROKER_ENDPOINTS)
+    if endpoint_type == CONTROLLER_ENDPOINTS:
+        raise KafkaError(ErrorCode.mismatched_endpoint_type, "This is a broker's listener, not a controller's.")
+    if endpoint_type != BROKER_ENDPOINTS:
+        raise KafkaError(ErrorCode.unsupported_endpoint_type, f"Endpoint type {endpoint_type} is unknown.")
+    image = broker.image
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "endpoint_type": BROKER_ENDPOINTS,
+        "cluster_id": image.cluster_id,
+        "controller_id": image.controller_id,
+        "brokers": [
+            {"broker_id": live.id, "host": live.host, "port": live.port, "rack": live.rack}
+            for live in image.live_brokers()
+        ],
+        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        if message.include_cluster_authorized_operations
+        else OPERATIONS_NOT_ASKED,
+    }
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {"error_code": code, "cluster_id": "", "controller_id": -1, "brokers": []}
+
+
+API = Api(ApiKey.DESCRIBE_CLUSTER, (0, 1), handle, on_error=on_error)

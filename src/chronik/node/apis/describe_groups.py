@@ -1,0 +1,41 @@
+"""DescribeGroups (key 15), versions 0-6.
+
+Behaviour
+- State, protocol and members of each group; metadata and assignments of the members only while the group is stable.
+- A group that does not exist is described as Dead; from version 6 with GROUP_ID_NOT_FOUND.
+Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6 error messages.
+Not supported: authorized operations (answered as unknown).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.groups.group import GroupState
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+FIRST_VERSION_WITH_NOT_FOUND = 6
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    groups = []
+    for group_id in request.message.groups:
+        described = await broker.groups.describe(group_id)
+        is_dead = described["group_state"] == GroupState.DEAD
+        if is_dead and request.api_version >= FIRST_VERSION_WITH_NOT_FOUND:
+            described["error_code"] = ErrorCode.group_id_not_found
+            described["error_message"] = f"Group {group_id} not found."
+        groups.append(described)
+    return {"groups": groups}
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {"groups": [{"error_code": code, "group_id": group_id} for group_id in request.message.groups]}
+
+
+API = Api(ApiKey.DESCRIBE_GROUPS, (0, 6), handle, on_error=on_error)

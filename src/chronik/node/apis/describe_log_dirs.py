@@ -1,0 +1,63 @@
+"""DescribeLogDirs (key 35), versions 1-4.
+
+Behaviour
+- A node has one log folder. The sizes are those of the segments of each partition that it hosts; null topics means all.
+- A topic or partition that is not hosted here is left out, as Kafka does.
+Versions: 2 flexible, 3 error code of the whole answer, 4 free and total space.
+Not supported: total space is answered as -1, unknown; moving between folders (there is only one).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+UNKNOWN_BYTES = -1
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    image = broker.image
+    if message.topics is None:
+        asked = [(topic.name, range(len(topic.partitions))) for topic in image.topics.values()]
+    else:
+        asked = [(topic.topic, topic.partitions) for topic in message.topics]
+    topics = [{"name": name, "partitions": _partitions(broker, name, indexes)} for name, indexes in asked]
+    folder = os.path.abspath(broker.config.data_folder)
+    usable_bytes = await broker.run_blocking(lambda: broker.env.disk.free_bytes(folder))
+    return {
+        "error_code": ErrorCode.none,
+        "results": [
+            {
+                "error_code": ErrorCode.none,
+                "log_dir": folder,
+                "topics": [topic for topic in topics if topic["partitions"]],
+                "total_bytes": UNKNOWN_BYTES,
+                "usable_bytes": usable_bytes,
+            }
+        ],
+    }
+
+
+def _partitions(broker: Broker, topic: str, indexes: Any) -> list[Values]:
+    hosted = [broker.partition(topic, index) for index in indexes]
+    return [
+        {
+            "partition_index": partition.index,
+            "partition_size": partition.log.size_bytes,
+            "offset_lag": max(partition.high_watermark - partition.log_end_offset, 0),
+            "is_future_key": False,
+        }
+        for partition in hosted
+        if partition is not None
+    ]
+
+
+API = Api(ApiKey.DESCRIBE_LOG_DIRS, (1, 4), handle)

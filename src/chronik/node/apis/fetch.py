@@ -1,0 +1,317 @@
+"""Fetch (key 1), versions 4-18.
+
+Behaviour
+- Whole batches below the watermark, byte for byte as they were produced; the first non-empty partition ignores the size
+  limits, so that a large batch never stalls its consumer.
+- Waits up to max_wait_ms until min_bytes are there, summed over all partitions; an error in any ends the wait.
+- Sessions (KIP-227) as in `fetch_sessions`; an incremental response names only partitions with news.
+- read_committed stops at the last stable offset, which is the watermark while there are no transactions.
+- A response is bounded by the node's fetch_bytes_max, whatever the client allows.
+Versions: 5 log start offset, 7 sessions, 9 leader epoch, 11 follower reads, 12 flexible and diverging epochs, 13 topic
+ids, 15 replica state, 16 node endpoints, 17 directory ids, 18 the follower's watermark.
+Not supported: fetches by replicas (they come with the cluster).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from chronik.node.api import Api, Buffer, Reply, Request
+from chronik.node.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
+from chronik.node.partition import Partition
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    read_fetch_request,
+    write_fetch_response,
+)
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+TOPIC_IDS_FROM_VERSION = 13
+WAIT_MS_MAX = 5 * 60 * 1000
+
+
+def handle(broker: Broker, request: Request, reply: Reply) -> None:
+    fetch = read_fetch_request(request.api_version, request.frame, request.body_at)
+    try:
+        session, incremental = broker.fetch_sessions.resolve(fetch, request.started_s)
+    except KafkaError as error:
+        reply.failed = True
+        reply.send(write_fetch_response(request.api_version, error.code, NO_SESSION, []))
+        return
+    PendingFetch(broker, request, reply, fetch, session, incremental).start()
+
+
+class PendingFetch:
+    """One fetch until it is answered: reads what is there, and waits for more where that is not enough.
+
+    Owned by the loop. Answered once: with data, at its deadline, or never, when its connection ends first.
+    """
+
+    __slots__ = (
+        "_arrived_bytes",
+        "_broker",
+        "_entries",
+        "_fetch",
+        "_incremental",
+        "_is_over",
+        "_reading",
+        "_reply",
+        "_request",
+        "_session",
+        "_timer",
+        "_waiting_on",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: Request,
+        reply: Reply,
+        fetch: FetchRequest,
+        session: FetchSession | None,
+        incremental: bool,
+    ) -> None:
+        self._broker = broker
+        self._request = request
+        self._reply = reply
+        self._fetch = fetch
+        self._session = session
+        self._incremental = incremental
+        self._entries = self._wanted()
+        self._waiting_on: list[Partition] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrived_bytes = 0
+        self._reading = False
+        self._is_over = False
+
+    def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
+        if self._session is not None:
+            return [(key, entry.wanted) for key, entry in self._session.partitions.items()]
+        return [
+            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), wanted.partition), wanted)
+            for topic in self._fetch.topics
+            for wanted in topic.partitions
+        ]
+
+    # -- the course of a fetch -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        responses, size_bytes, failed, cold = self._read()
+        if cold:
+            self._read_cold(responses, cold)
+        elif failed or size_bytes >= self._fetch.min_bytes or self._fetch.max_wait_ms <= 0 or not self._entries:
+            self._answer(responses)
+        else:
+            self._wait(size_bytes)
+
+    def _wait(self, size_bytes: int) -> None:
+        self._arrived_bytes = size_bytes
+        for key, wanted in self._entries:
+            partition = self._find(key, wanted)
+            if partition is not None:
+                partition.wait_for_data(self)
+                self._waiting_on.append(partition)
+        loop = self._broker.loop
+        self._timer = loop.call_later(min(self._fetch.max_wait_ms, WAIT_MS_MAX) / 1000, self._finish)
+        self._request.connection.when_closed(self, self._abandon)
+
+    def data_arrived(self, partition: Partition, size_bytes: int) -> None:
+        self._arrived_bytes += size_bytes
+        if self._arrived_bytes >= self._fetch.min_bytes:
+            self._finish()
+
+    def partition_gone(self) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        """Answer with what is there now."""
+        if self._is_over or self._reading:
+            return
+        self._stop_waiting()
+        responses, _, _, cold = self._read()
+        if cold:
+            self._read_cold(responses, cold)
+        else:
+            self._answer(responses)
+
+    def _abandon(self) -> None:
+        self._is_over = True
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for partition in self._waiting_on:
+            partition.stop_waiting(self)
+        self._waiting_on = []
+        self._request.connection.forget(self)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _find(self, key: PartitionKey, wanted: FetchPartition) -> Partition | None:
+        (name, topic_id), _ = key
+        if name is None and topic_id is not None:
+            name = self._broker.image.names_by_id.get(UUID(bytes=topic_id))
+        return None if name is None else self._broker.partition(name, wanted.partition)
+
+    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
+        """Read every partition until the size limit; those whose pages are not in memory are returned, to be read apart."""
+        left_bytes = min(self._fetch.max_bytes, self._broker.fetch_bytes_allowed())
+        responses: list[FetchPartitionResponse] = []
+        size_bytes = 0
+        failed = False
+        cold: list[_ColdRead] = []
+        for key, wanted in self._entries:
+            response = FetchPartitionResponse(wanted.partition)
+            responses.append(response)
+            try:
+                partition = self._require(key, wanted)
+                _describe(response, partition)
+                read = self._read_partition(partition, wanted, response, left_bytes, size_bytes == 0)
+                if isinstance(read, _ColdRead):
+                    cold.append(read)
+                    size_bytes += 1
+                    left_bytes -= wanted.max_bytes
+                elif read is not None:
+                    response.records = read
+                    size_bytes += len(read)
+                    left_bytes -= len(read)
+            except KafkaError as error:
+                failed = True
+                response.error_code = error.code
+            except Exception:
+                self._broker.log.exception("read_failed", key=str(key))
+                failed = True
+                response.error_code = ErrorCode.unknown_server_error
+        return responses, size_bytes, failed, cold
+
+    def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
+        (name, topic_id), index = key
+        if name is None:
+            name = None if topic_id is None else self._broker.image.names_by_id.get(UUID(bytes=topic_id))
+            if name is None:
+                raise KafkaError(ErrorCode.unknown_topic_id)
+        partition = self._broker.require_partition(name, index)
+        partition.check_leader_epoch(wanted.current_leader_epoch)
+        if self._fetch.replica_id >= 0:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "this node takes no replicas")
+        return partition
+
+    def _read_partition(
+        self,
+        partition: Partition,
+        wanted: FetchPartition,
+        response: FetchPartitionResponse,
+        left_bytes: int,
+        is_first: bool,
+    ) -> Buffer | _ColdRead | None:
+        offset = wanted.fetch_offset
+        upto = partition.visible_end_offset
+        if offset < partition.log_start_offset or offset > partition.log_end_offset:
+            raise KafkaError(ErrorCode.offset_out_of_range)
+        if offset >= upto or (left_bytes <= 0 and not is_first):
+            return None
+        max_bytes = max(0, min(wanted.max_bytes, left_bytes))
+        log = partition.log
+        read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
+        if read is None:
+            return _ColdRead(response, log.read_job(offset, max_bytes, upto, min_one_batch=is_first))
+        return read.data
+
+    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
+        """Some data is not in the page cache: read it in a thread, and answer with it."""
+        self._reading = True
+        connection = self._request.connection
+        connection.when_closed(self, self._abandon)
+        jobs = [read.job for read in cold]
+        future = self._broker.loop.run_in_executor(self._broker.env.executor, _run_reads, jobs)
+
+        def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
+            self._reading = False
+            connection.forget(self)
+            if self._is_over or finished.cancelled():
+                return
+            for read, outcome in zip(cold, finished.result(), strict=True):
+                if not isinstance(outcome, Exception):
+                    read.response.records = outcome
+                elif isinstance(outcome, KafkaError):
+                    read.response.error_code = outcome.code
+                else:
+                    self._broker.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
+                    read.response.error_code = ErrorCode.kafka_storage_error
+            self._answer(responses)
+
+        future.add_done_callback(done)
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, responses: list[FetchPartitionResponse]) -> None:
+        self._is_over = True
+        session = self._session
+        topics: dict[tuple[str | None, bytes | None], list[FetchPartitionResponse]] = {}
+        failed = False
+        for (key, _), response in zip(self._entries, responses, strict=True):
+            failed = failed or response.error_code != 0
+            if session is not None:
+                entry = session.partitions.get(key)
+                if not self._has_news(entry, response):
+                    continue
+                if entry is not None and len(response.records):
+                    session.served(key)
+            topics.setdefault(key[0], []).append(response)
+        named = [
+            (name, UUID(bytes=topic_id) if topic_id is not None else None, answered)
+            for (name, topic_id), answered in topics.items()
+        ]
+        body = write_fetch_response(
+            self._request.api_version, 0, session.id if session is not None else NO_SESSION, named
+        )
+        self._reply.failed = failed
+        broker = self._broker
+        broker.metrics.bytes_out += sum(len(part) for part in body)
+        broker.metrics.fetch.observe(broker.loop.time() - self._request.started_s)
+        self._reply.send(body)
+
+    def _has_news(self, entry: SessionPartition | None, response: FetchPartitionResponse) -> bool:
+        if entry is None:
+            return True
+        news = entry.news(response)
+        return news or not self._incremental
+
+
+class _ColdRead(NamedTuple):
+    """A read that would have blocked the loop, and where its data goes."""
+
+    response: FetchPartitionResponse
+    job: Callable[[], Buffer]
+
+
+def _run_reads(jobs: list[Callable[[], Buffer]]) -> list[Buffer | Exception]:
+    """Runs in a thread: touches files only."""
+    outcomes: list[Buffer | Exception] = []
+    for job in jobs:
+        try:
+            outcomes.append(job())
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def _describe(response: FetchPartitionResponse, partition: Partition) -> None:
+    visible_end = partition.visible_end_offset
+    response.high_watermark = visible_end
+    response.last_stable_offset = visible_end
+    response.log_start_offset = partition.log_start_offset
+
+
+API = Api(ApiKey.FETCH, (4, 18), hot=handle)

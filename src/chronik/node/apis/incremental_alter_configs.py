@@ -1,0 +1,75 @@
+"""IncrementalAlterConfigs (key 44), versions 0-1.
+
+Behaviour
+- Sets, unsets, appends to or subtracts from single configs of a topic, of this broker, or of all brokers (the empty
+  name); lists only can be appended to. What is appended to an unset list is added to its default.
+- Each resource has its own outcome, answered when the change is durable and in effect here; a resource is changed as a
+  whole or not at all. One that stands twice in the request is INVALID_REQUEST.
+- validate_only answers the same and changes nothing.
+Versions: 1 flexible.
+Not supported: groups and client metrics, and loggers, whose levels are set where the node starts (INVALID_REQUEST).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from chronik.node.admin import Outcome, duplicates, within
+from chronik.node.api import Api, Request, Values
+from chronik.node.config_changes import Change, Planned, change_some
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+WAIT = timedelta(seconds=30)
+"""The request has no timeout of its own."""
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    plans = [
+        change_some(
+            resource.resource_type,
+            resource.resource_name,
+            [Change(config.name, config.config_operation, config.value) for config in resource.configs],
+            broker.config,
+        )
+        for resource in request.message.resources
+    ]
+    return await alter_resources(broker, request.message, plans)
+
+
+async def alter_resources(broker: Broker, message: Any, plans: Sequence[Planned]) -> Values:
+    """Carries out one plan for each of the request's resources."""
+    keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
+    repeated = duplicates(keys)
+    return {
+        "responses": await within(
+            broker,
+            WAIT,
+            [
+                Outcome(
+                    {"resource_type": key[0], "resource_name": key[1]},
+                    _alter(broker, plan, message.validate_only, key in repeated),
+                )
+                for key, plan in zip(keys, plans, strict=True)
+            ],
+        )
+    }
+
+
+async def _alter(broker: Broker, plan: Planned, validate_only: bool, is_repeated: bool) -> Values:
+    if is_repeated:
+        raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+    if validate_only:
+        plan(broker.image)
+    else:
+        await broker.metadata.propose(plan)
+        await broker.applied()
+    return {}
+
+
+API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), handle)

@@ -1,0 +1,41 @@
+"""InitProducerId (key 22), versions 0-5.
+
+Behaviour
+- An idempotent producer gets an id that no producer of this cluster had before, with epoch 0.
+- A producer that brings its id and epoch (after a sequence error, KIP-360) gets the same id with the next epoch, or a new
+  id when the epochs are used up.
+Versions: 2 flexible, 3 id and epoch in the request, 4 PRODUCER_FENCED.
+Not supported: a transactional id; `transactions` says which error it gets, and why that one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+EPOCH_MAX = 0x7FFE
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    if message.transactional_id is not None:
+        raise KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
+    known_id = getattr(message, "producer_id", -1)
+    known_epoch = getattr(message, "producer_epoch", -1)
+    if known_id >= 0 and 0 <= known_epoch < EPOCH_MAX:
+        return {"error_code": ErrorCode.none, "producer_id": known_id, "producer_epoch": known_epoch + 1}
+    return {"error_code": ErrorCode.none, "producer_id": await broker.producer_ids.next(), "producer_epoch": 0}
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+
+
+API = Api(ApiKey.INIT_PRODUCER_ID, (0, 5), handle, on_error=on_error)

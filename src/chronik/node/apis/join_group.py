@@ -1,0 +1,68 @@
+"""JoinGroup (key 11), versions 0-9.
+
+Behaviour
+- Answered when the group's next generation is formed: when all members have joined, or the rebalance timeout ends. The
+  first rebalance of an empty group waits `group_initial_rebalance_delay_ms` (100 ms) for members started together.
+- From version 4 a dynamic member first gets MEMBER_ID_REQUIRED with its id, and joins with that. A static member is
+  added at once.
+- A follower that joins again unchanged gets the current generation; a leader that does so starts a rebalance, and so
+  does any member with other metadata.
+- A static member that starts anew with the same topics takes its old place without a rebalance; its other process, if
+  it still runs, is fenced (FENCED_INSTANCE_ID). A leader is then told to skip the assignment (version 9).
+- The coordinator never looks at assignors: eager and cooperative ones are the same to it.
+Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRED, 5 static members, 6 flexible,
+7 protocol type in the answer, 8 reason (logged at debug), 9 skip assignment.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from chronik.groups.member import JoinRequest
+from chronik.groups.rebalance import join_error
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
+FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    session_timeout_ms = message.session_timeout // _MILLISECOND
+    rebalance_timeout_ms = getattr(message, "rebalance_timeout", -_MILLISECOND) // _MILLISECOND
+    instance_id = getattr(message, "group_instance_id", None)
+    reason = getattr(message, "reason", None)
+    if reason:
+        broker.log.bind(component="groups").debug(
+            "member_joins", group=message.group_id, member=message.member_id, reason=reason
+        )
+    return await broker.groups.join(
+        JoinRequest(
+            group_id=message.group_id,
+            member_id=message.member_id,
+            instance_id=instance_id,
+            client_id=request.client_id or "",
+            client_host=f"/{request.client_host}",
+            session_timeout_ms=session_timeout_ms,
+            rebalance_timeout_ms=session_timeout_ms if rebalance_timeout_ms < 0 else rebalance_timeout_ms,
+            protocol_type=message.protocol_type,
+            protocols=tuple((protocol.name, protocol.metadata) for protocol in message.protocols),
+            member_id_required=request.api_version >= FIRST_VERSION_WITH_MEMBER_ID_REQUIRED and instance_id is None,
+            can_skip_assignment=request.api_version >= FIRST_VERSION_WITH_SKIP_ASSIGNMENT,
+        )
+    )
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return join_error(code, request.message.member_id)
+
+
+API = Api(ApiKey.JOIN_GROUP, (0, 9), handle, on_error=on_error)

@@ -1,0 +1,42 @@
+"""LeaveGroup (key 13), versions 0-5.
+
+Behaviour
+- The members leave at once and the others share their work. Each has its own error; before version 3 there is one
+  member, and its error is the answer's.
+- A static member that shuts down does not send this. An administrator removes it by its instance id, with an empty
+  member id.
+Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+FIRST_VERSION_WITH_MANY_MEMBERS = 3
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    if request.api_version < FIRST_VERSION_WITH_MANY_MEMBERS:
+        left = await broker.groups.leave(message.group_id, [(message.member_id, None)])
+        error = left["error_code"]
+        return {"error_code": left["members"][0]["error_code"] if error is ErrorCode.none else error}
+    for member in message.members:
+        reason = getattr(member, "reason", None)
+        if reason:
+            broker.log.bind(component="groups").debug(
+                "member_leaves", group=message.group_id, member=member.member_id, reason=reason
+            )
+    return await broker.groups.leave(
+        message.group_id, [(member.member_id, member.group_instance_id) for member in message.members]
+    )
+
+
+API = Api(ApiKey.LEAVE_GROUP, (0, 5), handle)

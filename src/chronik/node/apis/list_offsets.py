@@ -1,0 +1,96 @@
+"""ListOffsets (key 2), versions 1-9.
+
+Behaviour
+- latest (-1) is what consumers see as the end: the high watermark, or the last stable offset for read_committed; it
+  never goes backwards.
+- earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
+- max timestamp (-3) names the record's own offset, not the end of its batch.
+- any other timestamp names the first visible record that is not older, or -1 when there is none.
+Versions: 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local, 9 latest tiered.
+Not supported: tiered storage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+    from chronik.node.partition import Partition
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+UNKNOWN = -1
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    topics = []
+    for topic in request.message.topics:
+        partitions = []
+        for wanted in topic.partitions:
+            values: Values = {
+                "partition_index": wanted.partition_index,
+                "error_code": ErrorCode.none,
+                "timestamp": UNKNOWN,
+                "offset": UNKNOWN,
+                "leader_epoch": UNKNOWN,
+            }
+            try:
+                partition = broker.require_partition(topic.name, wanted.partition_index)
+                partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
+                values.update(await _offset(broker, partition, wanted.timestamp))
+            except KafkaError as error:
+                values["error_code"] = error.code
+            partitions.append(values)
+        topics.append({"name": topic.name, "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _offset(broker: Broker, partition: Partition, timestamp_ms: int) -> Values:
+    log = partition.log
+    if timestamp_ms == LATEST:
+        return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        start = partition.log_start_offset
+        return {"offset": start, "leader_epoch": log.epoch_of(start)}
+    if timestamp_ms == LATEST_TIERED:
+        return {}
+    if timestamp_ms == MAX_TIMESTAMP:
+        found = await broker.run_blocking(log.max_timestamp_job())
+    elif timestamp_ms >= 0:
+        found = await broker.run_blocking(log.offset_for_timestamp_job(timestamp_ms))
+    else:
+        raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
+    if found is None or found.offset >= partition.visible_end_offset:
+        return {}
+    return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "error_code": code,
+                        "timestamp": UNKNOWN,
+                        "offset": UNKNOWN,
+                    }
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in request.message.topics
+        ]
+    }
+
+
+API = Api(ApiKey.LIST_OFFSETS, (1, 9), handle, on_error=on_error)

@@ -1,0 +1,98 @@
+"""Metadata (key 3), versions 0-13.
+
+Behaviour
+- Answered from this node's own image: all brokers, and the topics asked for by name or id; null (in v0 an empty list)
+  means all topics, an empty list none.
+- A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the answer
+  with its leaders.
+Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible, 10
+topic ids, 12 topics by id, 13 top-level error.
+Not supported: authorized operations (answered as unknown).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from chronik.metadata.image import TopicImage
+from chronik.metadata.names import check_topic_name
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    wanted = message.topics
+    if wanted is None or (request.api_version == 0 and not wanted):
+        topics = [_described(topic) for _, topic in sorted(broker.image.topics.items())]
+    else:
+        may_create = getattr(message, "allow_auto_topic_creation", True) and broker.config.auto_create_topics
+        topics = [await _find(broker, topic, may_create) for topic in wanted]
+    image = broker.image
+    return {
+        "brokers": [
+            {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
+            for member in image.live_brokers()
+        ],
+        "cluster_id": image.cluster_id,
+        "controller_id": broker.controller_id,
+        "topics": topics,
+    }
+
+
+async def _find(broker: Broker, wanted: Any, may_create: bool) -> Values:
+    name = wanted.name
+    topic_id = getattr(wanted, "topic_id", None)
+    if name is None:
+        found = None if topic_id is None else broker.image.topic_by_id(topic_id)
+        return _described(found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
+    found = broker.image.topic(name)
+    if found is not None:
+        return _described(found)
+    try:
+        check_topic_name(name)
+        if not may_create:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition)
+        return _described(await broker.create_missing_topic(name))
+    except KafkaError as error:
+        return _failed(name, None, error.code)
+
+
+def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
+    return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
+
+
+def _described(topic: TopicImage) -> Values:
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.id,
+        "is_internal": topic.is_internal,
+        "partitions": [
+            {
+                "error_code": ErrorCode.none if partition.leader >= 0 else ErrorCode.leader_not_available,
+                "partition_index": partition.partition,
+                "leader_id": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replica_nodes": partition.replicas,
+                "isr_nodes": partition.isr,
+                "offline_replicas": [],
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    topics = request.message.topics or ()
+    return {
+        "brokers": [],
+        "topics": [_failed(topic.name, getattr(topic, "topic_id", None), code) for topic in topics],
+    }
+
+
+API = Api(ApiKey.METADATA, (0, 13), handle, on_error=on_error)

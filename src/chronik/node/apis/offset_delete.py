@@ -1,0 +1,53 @@
+"""OffsetDelete (key 47), version 0.
+
+Behaviour
+- Removes offsets of a group that has no members, or of topics that its members do not subscribe to; others are
+  GROUP_SUBSCRIBED_TO_TOPIC. A group with members of another protocol than "consumer" is NON_EMPTY_GROUP.
+- GROUP_ID_NOT_FOUND for a group that does not exist, UNKNOWN_TOPIC_OR_PARTITION for partitions that do not.
+Versions: only 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    image = broker.image
+    known = [
+        (str(topic.name), int(partition.partition_index))
+        for topic in message.topics
+        for partition in topic.partitions
+        if image.partition(topic.name, partition.partition_index) is not None
+    ]
+    error, errors = await broker.groups.delete_offsets(message.group_id, list(dict.fromkeys(known)))
+    if error is not ErrorCode.none:
+        return {"error_code": error, "topics": []}
+    unknown = ErrorCode.unknown_topic_or_partition
+    return {
+        "error_code": ErrorCode.none,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": partition.partition_index,
+                        "error_code": errors.get((topic.name, partition.partition_index), unknown),
+                    }
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in message.topics
+        ],
+    }
+
+
+API = Api(ApiKey.OFFSET_DELETE, (0, 0), handle)

@@ -1,0 +1,140 @@
+"""OffsetFetch (key 9), versions 1-10.
+
+Behaviour
+- The committed offsets of the partitions asked for; -1 without an error where there is none, and so for every partition
+  of a group that does not exist. Null topics means all that the group has.
+- Only what the log has is answered. `require_stable` has nothing to wait for as long as there are no transactions.
+- A coordinator that moved or loads is the error of the group: in the group's entry from version 8, of the whole answer
+  in versions 2-7, of each partition in version 1.
+Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 members of KIP-848 (taken and
+not checked), 10 topic ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from chronik.groups.records import CommittedOffset, TopicPartition
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+FIRST_VERSION_WITH_MANY_GROUPS = 8
+FIRST_VERSION_WITH_TOPIC_IDS = 10
+NO_OFFSET = -1
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    version = request.api_version
+    if version >= FIRST_VERSION_WITH_MANY_GROUPS:
+        return {"groups": [await _group(broker, version, group) for group in message.groups]}
+    fetched = await _group(broker, version, message)
+    del fetched["group_id"]
+    if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
+        return _failed_topics(message.topics, fetched["error_code"])
+    return fetched
+
+
+async def _group(broker: Broker, version: int, wanted: Any) -> Values:
+    """One group's offsets. `wanted` is a group of the request, or the request where it is about one group."""
+    topics: list[tuple[Values, str | None, Iterable[int]]] = []
+    partitions: list[TopicPartition] | None = None
+    if wanted.topics is not None:
+        topics = [
+            (_topic_key(topic), _name(broker, version, topic), topic.partition_indexes) for topic in wanted.topics
+        ]
+        partitions = [(name, index) for _, name, indexes in topics if name is not None for index in indexes]
+    error, committed = await broker.groups.committed(wanted.group_id, partitions)
+    if error is not ErrorCode.none:
+        return {"group_id": wanted.group_id, "error_code": error, "topics": []}
+    if wanted.topics is None:
+        topics = _all_topics(broker, version, committed)
+    return {
+        "group_id": wanted.group_id,
+        "error_code": ErrorCode.none,
+        "topics": [
+            {
+                **key,
+                "partitions": [
+                    _failed(index, ErrorCode.unknown_topic_id)
+                    if name is None
+                    else _partition(index, committed.get((name, index)))
+                    for index in indexes
+                ],
+            }
+            for key, name, indexes in topics
+        ],
+    }
+
+
+def _all_topics(
+    broker: Broker, version: int, committed: Iterable[TopicPartition]
+) -> list[tuple[Values, str | None, Iterable[int]]]:
+    indexes: dict[str, list[int]] = {}
+    for name, index in sorted(committed):
+        indexes.setdefault(name, []).append(index)
+    if version < FIRST_VERSION_WITH_TOPIC_IDS:
+        return [({"name": name}, name, indexes[name]) for name in indexes]
+    found = [(broker.image.topic(name), name) for name in indexes]
+    return [({"topic_id": topic.id}, name, indexes[name]) for topic, name in found if topic is not None]
+
+
+def _name(broker: Broker, version: int, topic: Any) -> str | None:
+    if version < FIRST_VERSION_WITH_TOPIC_IDS:
+        return str(topic.name)
+    found = None if topic.topic_id is None else broker.image.topic_by_id(topic.topic_id)
+    return None if found is None else found.name
+
+
+def _topic_key(topic: object) -> Values:
+    """How the request names the topic, and so the answer."""
+    return {name: getattr(topic, name) for name in ("name", "topic_id") if hasattr(topic, name)}
+
+
+def _partition(index: int, committed: CommittedOffset | None) -> Values:
+    if committed is None:
+        return _failed(index, ErrorCode.none)
+    return {
+        "partition_index": index,
+        "committed_offset": committed.offset,
+        "committed_leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _failed(index: int, error: ErrorCode) -> Values:
+    return {
+        "partition_index": index,
+        "committed_offset": NO_OFFSET,
+        "committed_leader_epoch": NO_OFFSET,
+        "metadata": "",
+        "error_code": error,
+    }
+
+
+def _failed_topics(topics: Iterable[Any], error: ErrorCode) -> Values:
+    return {
+        "error_code": error,
+        "topics": [
+            {**_topic_key(topic), "partitions": [_failed(index, error) for index in topic.partition_indexes]}
+            for topic in topics
+        ],
+    }
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    message = request.message
+    if request.api_version < FIRST_VERSION_WITH_MANY_GROUPS:
+        return _failed_topics(message.topics or (), code)
+    return {
+        "groups": [{"group_id": group.group_id, "error_code": code, "topics": []} for group in message.groups],
+    }
+
+
+API = Api(ApiKey.OFFSET_FETCH, (1, 10), handle, on_error=on_error)

@@ -1,0 +1,52 @@
+"""OffsetForLeaderEpoch (key 23), versions 2-4.
+
+Behaviour
+- Says where an epoch ended in this leader's log, so that a consumer whose position lies behind that end finds out that
+  its records were truncated (KIP-320).
+- The answer names the largest epoch that is not newer than the one asked for; an unknown one is (-1, -1).
+Versions: 3 replica id, 4 flexible.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    topics = []
+    for topic in request.message.topics:
+        partitions = []
+        for wanted in topic.partitions:
+            values: Values = {"partition": wanted.partition, "error_code": ErrorCode.none}
+            try:
+                partition = broker.require_partition(topic.topic, wanted.partition)
+                partition.check_leader_epoch(wanted.current_leader_epoch)
+                epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
+                values.update(leader_epoch=epoch, end_offset=end_offset)
+            except KafkaError as error:
+                values["error_code"] = error.code
+            partitions.append(values)
+        topics.append({"topic": topic.topic, "partitions": partitions})
+    return {"topics": topics}
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [{"partition": wanted.partition, "error_code": code} for wanted in topic.partitions],
+            }
+            for topic in request.message.topics
+        ]
+    }
+
+
+API = Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), handle, on_error=on_error)

@@ -1,0 +1,44 @@
+"""SyncGroup (key 14), versions 0-5.
+
+Behaviour
+- The leader brings the assignment; it is written to `__consumer_offsets` before any member is answered. Followers wait
+  for it. In a stable group the current assignment is answered at once.
+- REBALANCE_IN_PROGRESS when another rebalance has begun: the member joins again.
+- A member that has joined and does not sync within the rebalance timeout is removed.
+Versions: 3 static members, 4 flexible, 5 protocol type and name, which must be those of the generation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.groups.member import SyncRequest
+from chronik.groups.rebalance import sync_error
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    return await broker.groups.sync(
+        SyncRequest(
+            group_id=message.group_id,
+            generation=message.generation_id,
+            member_id=message.member_id,
+            instance_id=getattr(message, "group_instance_id", None),
+            protocol_type=getattr(message, "protocol_type", None),
+            protocol_name=getattr(message, "protocol_name", None),
+            assignments={each.member_id: each.assignment for each in message.assignments},
+        )
+    )
+
+
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return sync_error(code)
+
+
+API = Api(ApiKey.SYNC_GROUP, (0, 5), handle, on_error=on_error)

@@ -1,0 +1,74 @@
+"""AddPartitionsToTxn (24) 0-3, AddOffsetsToTxn (25) 0-4, EndTxn (26) 0-4 and TxnOffsetCommit (28) 0-4: refused.
+
+Behaviour
+- Transactions are not built yet. Every call is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+- Why that code: a client must fail at once, with words. Java, kafka-python, aiokafka and librdkafka treat it as fatal
+  in FindCoordinator (type transaction) and InitProducerId, which is where `init_transactions` begins, and librdkafka
+  shows FindCoordinator's error message. librdkafka retries any other error there, UNSUPPORTED_VERSION and
+  INVALID_REQUEST included, until the application's timeout; the COORDINATOR_ errors are retried by all. So
+  FindCoordinator and InitProducerId answer the same code, and so do these four, which a client reaches only past them.
+- Why they are advertised: an API that is not gets the connection closed, which a client reads as a network failure and
+  tries again.
+Versions: 3 flexible, in all four. EndTxn and TxnOffsetCommit 5 are left out: they belong to transaction version 2.
+Not supported: all of it. The seam: a coordinator beside `groups`, and these handlers as its front.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+TRANSACTIONS_REFUSED = ErrorCode.transactional_id_authorization_failed
+TRANSACTIONS_REFUSED_MESSAGE = "This broker does not support transactions: use a producer without a transactional id."
+
+
+async def add_partitions(broker: Broker, request: Request) -> Values:
+    return {
+        "results_by_topic_v3_and_below": [
+            {
+                "name": topic.name,
+                "results_by_partition": [
+                    {"partition_index": partition, "partition_error_code": TRANSACTIONS_REFUSED}
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in request.message.v3_and_below_topics
+        ]
+    }
+
+
+async def add_offsets(broker: Broker, request: Request) -> Values:
+    return {"error_code": TRANSACTIONS_REFUSED}
+
+
+async def end_txn(broker: Broker, request: Request) -> Values:
+    return {"error_code": TRANSACTIONS_REFUSED}
+
+
+async def txn_offset_commit(broker: Broker, request: Request) -> Values:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": partition.partition_index, "error_code": TRANSACTIONS_REFUSED}
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in request.message.topics
+        ]
+    }
+
+
+APIS = (
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 3), add_partitions),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4), add_offsets),
+    Api(ApiKey.END_TXN, (0, 4), end_txn),
+    Api(ApiKey.TXN_OFFSET_COMMIT, (0, 4), txn_offset_commit),
+)

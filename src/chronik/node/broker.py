@@ -1,0 +1,219 @@
+"""The running node: puts the rooms together and owns their order of start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from chronik.metadata.commands import RegisterBroker
+from chronik.metadata.events import Event
+from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.node.api import Api
+from chronik.node.apis import load_apis
+from chronik.node.config import NodeConfig
+from chronik.node.deadlines import Deadlines
+from chronik.node.environment import Environment
+from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.group_service import GroupService
+from chronik.node.housekeeping import Housekeeping
+from chronik.node.metadata_log import LocalMetadataLog, MetadataLog, new_cluster_id
+from chronik.node.metadata_store import SqliteMetadataStore
+from chronik.node.partition import Partition
+from chronik.node.partition_host import PartitionHost
+from chronik.node.producer_ids import ProducerIds
+from chronik.node.server import Server
+from chronik.node.syncer import Syncer
+from chronik.node.topic_creation import create_topic
+from chronik.node.topic_settings import check_topic_defaults
+from chronik.observe.logging import Logger
+from chronik.observe.metrics import GroupLag, Metrics
+from chronik.storage.folder import DataFolder
+from chronik.wire.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+CLOSE_GRACE_S = 2.0
+APPLIED_TIMEOUT_S = 30.0
+
+
+class Broker:
+    """One node. Owned by its loop; `start` to serve, `stop` to leave the data folder clean.
+
+    Whoever handles a request reads what it needs from here: `image`, `partition`, `groups`, `metadata`.
+    """
+
+    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> None:
+        self.config = config
+        self.env = env
+        self.metrics = metrics
+        self.log = log
+        self.node_id = config.node_id
+        self.loop = asyncio.get_running_loop()
+        self.apis: dict[int, Api] = load_apis()
+        self.is_ready = False
+        self.deadlines = Deadlines(self.loop)
+        self.fetch_sessions = FetchSessions(env.random, config.fetch_sessions_max)
+        self.syncer = Syncer(self.loop, env, metrics)
+        self.server = Server(self, self.apis)
+        self.metadata: MetadataLog
+        self.groups: GroupService
+        self.host: PartitionHost
+        self.producer_ids: ProducerIds
+        self._folder: DataFolder | None = None
+        self._housekeeping: Housekeeping | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # -- start and stop ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, then serve. Raises what keeps the node from starting, after letting go of what it holds."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        check_topic_defaults(config)
+        # The port first: a second node must notice before it touches anything.
+        await self.server.bind(config.kafka_endpoint.host, config.kafka_endpoint.port)
+        cluster_id = config.cluster_id or new_cluster_id(self.env)
+        folder = self._folder = await self.run_blocking(
+            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
+        )
+        store = SqliteMetadataStore(f"{folder.path}/metadata.db")
+        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id)
+        self.producer_ids = ProducerIds(self.metadata, self.node_id)
+        advertised = config.advertised_kafka(self.server.port)
+        await self.metadata.propose(
+            RegisterBroker(
+                broker_id=self.node_id,
+                incarnation=self.env.new_uuid(),
+                host=advertised.host,
+                port=advertised.port,
+                rack=config.rack,
+            )
+        )
+        self.host = PartitionHost(
+            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log
+        )
+        self.metadata.subscribe(self._metadata_changed)
+        await self.host.open_all()
+        self.groups = GroupService(self)
+        await self.groups.start()
+        self.metrics.partitions = self.host.gauges
+        self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
+        self._housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
+        self._housekeeping.start()
+        await self.server.serve()
+        self.is_ready = True
+        self.log.info(
+            "ready",
+            kafka=str(advertised),
+            data_dir=config.data_folder,
+            durability=config.durability,
+            topics=len(self.image.topics),
+            partitions=len(self.host.partitions),
+        )
+
+    async def stop(self) -> None:
+        """Answer what runs, sync everything, and record that the shutdown was clean."""
+        self.is_ready = False
+        await self.server.close(CLOSE_GRACE_S)
+        if self._housekeeping is not None:
+            await self._housekeeping.stop()
+        if hasattr(self, "groups"):
+            await self.groups.stop()
+        for task in list(self._background):
+            task.cancel()
+        self.deadlines.close()
+        if hasattr(self, "host"):
+            await self.host.close_all()
+        if hasattr(self, "metadata"):
+            await self.metadata.close()
+        if self._folder is not None:
+            folder, self._folder = self._folder, None
+            host = getattr(self, "host", None)
+            await self.run_blocking(host.close_folder if host is not None else lambda: folder.close(clean=False))
+
+    # -- what handlers ask for -----------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.metadata.image
+
+    @property
+    def controller_id(self) -> int:
+        return self.metadata.image.controller_id
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return self.host.partitions.get((topic, index))
+
+    def require_partition(self, topic: str, index: int) -> Partition:
+        """The partition, if this node leads it; otherwise the error that tells the client what to do."""
+        partition = self.host.partitions.get((topic, index))
+        if partition is not None:
+            return partition
+        if self.image.partition(topic, index) is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
+        self.metrics.not_leader += 1
+        raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
+
+    async def applied(self) -> None:
+        """Wait until the partitions hosted here follow the image as it is now."""
+        async with asyncio.timeout(APPLIED_TIMEOUT_S):
+            await self.host.settled()
+
+    async def create_missing_topic(self, name: str) -> TopicImage:
+        """Create a topic with the node's defaults because a client asked for it; fine if another was first."""
+        try:
+            await create_topic(self, name)
+        except KafkaError as error:
+            if error.code != ErrorCode.topic_already_exists:
+                raise
+            await self.applied()
+        return self.image.require_topic(name)
+
+    async def append_internal(self, topic: str, index: int, batch: bytes) -> int:
+        """Append to a topic of the cluster's own, and wait until it is committed; the base offset."""
+        partition = self.require_partition(topic, index)
+        partition.check_enough_replicas()
+        appended = partition.append_internal(batch, self.env.wall_ms())
+        committed: asyncio.Future[None] = self.loop.create_future()
+
+        def done(error: KafkaError | None) -> None:
+            if committed.done():
+                return
+            if error is None:
+                committed.set_result(None)
+            else:
+                committed.set_exception(error)
+
+        partition.when_committed(appended.end_offset, done)
+        await committed
+        return appended.base_offset
+
+    def fetch_bytes_allowed(self) -> int:
+        """How much one fetch may bring now: less while slow readers hold much of what was sent already."""
+        return self.server.response_bytes_allowed()
+
+    async def run_blocking(self, call: Callable[[], T]) -> T:
+        return await self.loop.run_in_executor(self.env.executor, call)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something beside the requests; what it raises is logged."""
+        task = self.loop.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.log.error("background_failed", task=task.get_name(), error=repr(task.exception()))
+
+    def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        self.host.metadata_changed(image, events)
+        if hasattr(self, "groups"):
+            for event in events:
+                self.groups.metadata_event(event)

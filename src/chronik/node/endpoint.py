@@ -1,0 +1,52 @@
+"""A HOST:PORT, as people write it in flags and files."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import NamedTuple
+
+PORT_MAX = 65_535
+
+
+class EndpointError(ValueError):
+    """Text that is not HOST:PORT; the message says how it should look."""
+
+
+class Endpoint(NamedTuple):
+    """A host (name, IPv4 or IPv6 without brackets) and a port; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        host, colon, port = text.strip().rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise EndpointError(f"{text!r} is not HOST:PORT: write an IPv6 address in brackets, as in [::1]:9092")
+        if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+            raise EndpointError(f"{text!r} is not HOST:PORT: write it as in 127.0.0.1:9092")
+        return cls(host, int(port))
+
+    @property
+    def is_wildcard(self) -> bool:
+        """True where the host means every interface, which no client can connect to from elsewhere."""
+        if self.host == "*":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

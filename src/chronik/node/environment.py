@@ -1,0 +1,28 @@
+"""The seams through which a node touches the world: disk, randomness, threads and the wall clock.
+
+The host hands these in and outlives the node, so the simulator can run the same node code on virtual
+time and a faulty disk. Durations and deadlines are measured by `loop.time()`; `wall_ms` is only for what people and
+records see (timestamps, retention).
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from random import Random
+from uuid import UUID
+
+from chronik.storage.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What one node may use of the machine it runs on."""
+
+    disk: Disk
+    random: Random
+    executor: Executor
+    wall_ms: Callable[[], int]
+
+    def new_uuid(self) -> UUID:
+        """A version 4 UUID from the handed-in randomness."""
+        return UUID(int=self.random.getrandbits(128), version=4)

@@ -1,0 +1,123 @@
+"""Fetch sessions (KIP-227): a client names its partitions once and afterwards only what changes.
+
+A session is (id, epoch). Epoch 0 asks for a new one, -1 for none; each further fetch carries the next epoch. A broker
+may answer session id 0 at any time, which means "no session": that is what happens here when the cache is full of
+sessions in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
+
+SESSION_IDLE_S = 120.0
+NO_SESSION = 0
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+EPOCH_MAX = 0x7FFFFFFF
+
+TopicKey = tuple[str | None, bytes | None]
+PartitionKey = tuple[TopicKey, int]
+
+
+@dataclass(slots=True)
+class SessionPartition:
+    """What the client asks of one partition, and what it was told last."""
+
+    wanted: FetchPartition
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+    def news(self, response: FetchPartitionResponse) -> bool:
+        """Whether the client has to be told; remembers that it was."""
+        changed = (
+            bool(len(response.records))
+            or response.error_code != 0
+            or response.high_watermark != self.high_watermark
+            or response.log_start_offset != self.log_start_offset
+            or response.diverging_epoch is not None
+            or response.preferred_read_replica >= 0
+        )
+        if response.error_code:
+            # Told again until it is over, since an error has no watermark to compare.
+            self.high_watermark = self.log_start_offset = -1
+        else:
+            self.high_watermark = response.high_watermark
+            self.log_start_offset = response.log_start_offset
+        return changed
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """One client's partitions in the order in which they are served next."""
+
+    id: int
+    epoch: int
+    used_s: float
+    partitions: dict[PartitionKey, SessionPartition] = field(default_factory=dict)
+
+    def served(self, key: PartitionKey) -> None:
+        """This partition had data: others go first next time, so that none starves behind it."""
+        self.partitions[key] = self.partitions.pop(key)
+
+
+class FetchSessions:
+    """All sessions of one node, least recently used first. Owned by the loop."""
+
+    def __init__(self, random: Random, sessions_max: int) -> None:
+        self._random = random
+        self._sessions_max = sessions_max
+        self._sessions: dict[int, FetchSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def resolve(self, fetch: FetchRequest, now_s: float) -> tuple[FetchSession | None, bool]:
+        """The session of a fetch, updated by what it says, and whether it is incremental (so that news suffice)."""
+        if fetch.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._sessions.pop(fetch.session_id, None)
+            if fetch.session_epoch == FINAL_EPOCH or not fetch.topics:
+                return None, False
+            return self._created(fetch, now_s), False
+        session = self._sessions.get(fetch.session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.fetch_session_id_not_found, f"session {fetch.session_id} is not known")
+        if session.epoch != fetch.session_epoch:
+            raise KafkaError(
+                ErrorCode.invalid_fetch_session_epoch, f"epoch {fetch.session_epoch}, expected {session.epoch}"
+            )
+        session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
+        session.used_s = now_s
+        self._sessions[session.id] = self._sessions.pop(session.id)
+        for name, topic_id, indexes in fetch.forgotten:
+            for index in indexes:
+                session.partitions.pop(((name, topic_id.bytes if topic_id else None), index), None)
+        _update(session, fetch)
+        return session, True
+
+    def _created(self, fetch: FetchRequest, now_s: float) -> FetchSession | None:
+        if len(self._sessions) >= self._sessions_max:
+            oldest = next(iter(self._sessions.values()))
+            if now_s - oldest.used_s < SESSION_IDLE_S:
+                return None
+            del self._sessions[oldest.id]
+        session_id = NO_SESSION
+        while session_id == NO_SESSION or session_id in self._sessions:
+            session_id = self._random.getrandbits(31)
+        session = self._sessions[session_id] = FetchSession(session_id, 1, now_s)
+        _update(session, fetch)
+        return session
+
+
+def _update(session: FetchSession, fetch: FetchRequest) -> None:
+    for topic in fetch.topics:
+        topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
+        for wanted in topic.partitions:
+            known = session.partitions.get((topic_key, wanted.partition))
+            if known is None:
+                session.partitions[(topic_key, wanted.partition)] = SessionPartition(wanted)
+            else:
+                known.wanted = wanted

@@ -1,0 +1,113 @@
+"""What a node does beside requests: retention, compaction, and the record of how far logs are safely on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.partition import Partition
+from chronik.node.partition_host import PartitionHost
+from chronik.observe.logging import Logger
+
+YIELD_EVERY_PARTITIONS = 100
+
+
+class Housekeeping:
+    """Three timers. Each round visits every hosted partition; a failure in one is logged and does not stop the rest.
+
+    Owned by the loop: it decides there, reads and writes files in the executor, and swaps the result in on the loop.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, env: Environment, config: NodeConfig, host: PartitionHost, log: Logger
+    ) -> None:
+        self._loop = loop
+        self._env = env
+        self._config = config
+        self._host = host
+        self._log = log.bind(component="storage")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        config = self._config
+        for name, interval_ms, visit in (
+            ("retention", config.retention_check_interval_ms, self._retain),
+            ("compaction", config.compaction_check_interval_ms, self._compact),
+        ):
+            round_of = self._round(name, visit)
+            self._tasks.append(self._loop.create_task(self._every(interval_ms, round_of), name=name))
+        self._tasks.append(
+            self._loop.create_task(
+                self._every(config.recovery_point_interval_ms, self._host.record_recovery_points),
+                name="recovery-points",
+            )
+        )
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _every(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await work()
+            except Exception:
+                self._log.exception("housekeeping_failed")
+
+    def _round(self, name: str, visit: Callable[[Partition], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def visit_all() -> None:
+            for count, partition in enumerate(list(self._host.partitions.values())):
+                if partition.is_closed:
+                    continue
+                try:
+                    await visit(partition)
+                except Exception:
+                    self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
+                if count % YIELD_EVERY_PARTITIONS == 0:
+                    await asyncio.sleep(0)
+
+        return visit_all
+
+    async def _retain(self, partition: Partition) -> None:
+        now_ms = self._env.wall_ms()
+        partition.log.roll_if_needed(now_ms)
+        job = partition.log.apply_retention(now_ms, partition.high_watermark)
+        if job is not None:
+            await self._loop.run_in_executor(self._env.executor, job.run)
+            self._log.info(
+                "segments_deleted",
+                topic=partition.topic,
+                partition=partition.index,
+                segments=job.segments,
+                size_bytes=job.size_bytes,
+                log_start_offset=partition.log_start_offset,
+            )
+
+    async def _compact(self, partition: Partition) -> None:
+        log = partition.log
+        job = log.compaction_job(self._env.wall_ms(), partition.high_watermark)
+        if job is None:
+            return
+        try:
+            await self._loop.run_in_executor(self._env.executor, job.run)
+        except Exception:
+            log.finish_compaction(job)
+            raise
+        if partition.is_closed:
+            return
+        deletion = log.finish_compaction(job)
+        if deletion is not None:
+            await self._loop.run_in_executor(self._env.executor, deletion.run)
+        self._log.info(
+            "log_compacted",
+            topic=partition.topic,
+            partition=partition.index,
+            removed_records=job.removed_records,
+            removed_bytes=job.removed_bytes,
+            compacted_upto=job.cleaned_upto,
+        )

@@ -1,0 +1,240 @@
+"""The Kafka listener: takes connections, turns frames into requests, and runs the API that each asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from chronik.node.api import Api, Reply, Request, Values
+from chronik.node.apis import api_versions
+from chronik.node.connection import SCRATCH_BYTES, Connection
+from chronik.wire.api import ApiKey, is_flexible
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.frames import read_request_header
+from chronik.wire.messages import read_request, write_response
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+IDLE_SWEEP_S = 5.0
+RESPONSE_BYTES_MIN = 64 * 1024
+REFUSALS_LOGGED_PER_SWEEP = 10
+
+
+class Server:
+    """All client connections of one node.
+
+    Invariant: `held_bytes` is what connections hold of frames that are not whole yet. Owned by the loop.
+    """
+
+    def __init__(self, broker: Broker, apis: Mapping[int, Api]) -> None:
+        self.broker = broker
+        self.loop = broker.loop
+        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.held_bytes = 0
+        self._apis = apis
+        self._listener: asyncio.Server | None = None
+        # Insertion-ordered, and never iterated where order would matter.
+        self._connections: dict[Connection, None] = {}
+        self._over_budget: dict[Connection, None] = {}
+        self._slow_readers: dict[Connection, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refusals_logged = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        self._log = broker.log.bind(component="node")
+        self._metrics = {key: broker.metrics.api(key) for key in apis}
+
+    async def bind(self, host: str, port: int) -> None:
+        """Take the port, without answering on it yet."""
+        self._listener = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=1024, start_serving=False
+        )
+
+    async def serve(self) -> None:
+        assert self._listener is not None
+        await self._listener.start_serving()
+        self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self, grace_s: float) -> None:
+        """Stop listening, let requests that run finish for `grace_s`, then end every connection."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        deadline = self.loop.time() + grace_s
+        while self.loop.time() < deadline and any(c.has_unanswered or c.unsent_bytes for c in self._connections):
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+        for task in list(self._tasks):
+            task.cancel()
+
+    # -- what connections ask for --------------------------------------------------------------------------------------
+
+    def connection_opened(self, connection: Connection) -> bool:
+        metrics = self.broker.metrics
+        if len(self._connections) >= self.broker.config.connections_max:
+            metrics.connections_refused += 1
+            self.refused(connection, f"{len(self._connections)} connections are open, which is the limit")
+            return False
+        self._connections[connection] = None
+        metrics.connections = len(self._connections)
+        return True
+
+    def connection_closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._over_budget.pop(connection, None)
+        self._slow_readers.pop(connection, None)
+        self.broker.metrics.connections = len(self._connections)
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        """One log line for each connection that is closed for what it sent, but not for each of a flood."""
+        self.broker.metrics.malformed_requests += 1
+        self._refusals_logged += 1
+        if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:
+            self._log.warning("connection_refused", client=connection.client_host, reason=reason)
+
+    def hold_bytes(self, count: int) -> None:
+        self.held_bytes += count
+
+    def release_bytes(self, count: int) -> None:
+        self.held_bytes -= count
+        while self._over_budget and self.held_bytes <= self.broker.config.in_flight_bytes_max:
+            connection = next(iter(self._over_budget))
+            del self._over_budget[connection]
+            connection.budget_freed()
+
+    def over_budget(self, connection: Connection) -> bool:
+        """Whether this connection has to wait with its large frame until others have finished theirs."""
+        if self.held_bytes <= self.broker.config.in_flight_bytes_max:
+            self._over_budget.pop(connection, None)
+            return False
+        # The one that has waited longest goes on, or nobody ever would.
+        self._over_budget.setdefault(connection)
+        return next(iter(self._over_budget)) is not connection
+
+    def reads_slowly(self, connection: Connection) -> None:
+        self._slow_readers[connection] = None
+
+    def reads_again(self, connection: Connection) -> None:
+        self._slow_readers.pop(connection, None)
+
+    def response_bytes_allowed(self) -> int:
+        """The bound of one response: small while much of what was sent has not been taken."""
+        unsent_bytes = sum(connection.unsent_bytes for connection in self._slow_readers)
+        left_bytes = self.broker.config.in_flight_bytes_max - unsent_bytes
+        return max(RESPONSE_BYTES_MIN, min(self.broker.config.fetch_bytes_max, left_bytes))
+
+    def _sweep_idle(self) -> None:
+        if self._refusals_logged > REFUSALS_LOGGED_PER_SWEEP:
+            self._log.warning("connections_refused", count=self._refusals_logged)
+        self._refusals_logged = 0
+        oldest_s = self.loop.time() - self.broker.config.connection_idle_ms_max / 1000
+        for connection in list(self._connections):
+            if connection.last_used_s < oldest_s and not connection.has_unanswered:
+                connection.close()
+            elif connection.last_used_s < oldest_s and connection.unsent_bytes:
+                connection.abort()
+        self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def run_request(self, connection: Connection, frame: memoryview) -> None:
+        header = read_request_header(frame)
+        api = self._apis.get(header.api_key)
+        version = header.api_version
+        request = Request(
+            connection,
+            header.api_key,
+            version,
+            header.correlation_id,
+            header.client_id,
+            frame,
+            header.body_at,
+            self.loop.time(),
+        )
+        self.broker.metrics.bytes_in += request.size_bytes
+        if api is None:
+            raise MalformedRequest(f"API {header.api_key} is not answered by this node")
+        lowest, highest = api.parsed_versions
+        if not lowest <= version <= highest:
+            if header.api_key == ApiKey.API_VERSIONS:
+                reply = self._expect(request, flexible_header=False)
+                reply.send((api_versions.unsupported_version_body(api.versions),))
+                return
+            raise MalformedRequest(f"{api.key.name} version {version} is not answered, only {lowest} to {highest}")
+        # The response to ApiVersions has the oldest header, for clients that do not know yet what we speak.
+        flexible = header.api_key != ApiKey.API_VERSIONS and is_flexible(header.api_key, version)
+        if api.hot is not None:
+            reply = self._expect(request, flexible)
+            try:
+                api.hot(self.broker, request, reply)
+            except MalformedRequest:
+                raise
+            except Exception:
+                self._log.exception("request_failed", api=api.key.name, version=version, client=request.client_id)
+                connection.abort()
+            return
+        request.message = read_request(header.api_key, version, bytes(frame[header.body_at :]))
+        request.frame = memoryview(b"")
+        reply = self._expect(request, flexible)
+        connection.cold_started()
+        task = self.loop.create_task(self._run_cold(api, request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _expect(self, request: Request, flexible_header: bool) -> Reply:
+        reply = Reply(request, flexible_header, self._finished)
+        request.connection.expect_reply(reply)
+        return reply
+
+    def _finished(self, reply: Reply) -> None:
+        request = reply.request
+        self._metrics[request.api_key].observe(self.loop.time() - request.started_s, reply.failed)
+
+    async def _run_cold(self, api: Api, request: Request, reply: Reply) -> None:
+        assert api.handle is not None
+        connection = request.connection
+        try:
+            try:
+                body = write_response(request.api_key, request.api_version, await api.handle(self.broker, request))
+            except KafkaError as error:
+                body = self._error_body(api, request, reply, error.code, error.message)
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                self._log.exception(
+                    "request_failed", api=api.key.name, version=request.api_version, client=request.client_id
+                )
+                body = self._error_body(
+                    api, request, reply, ErrorCode.unknown_server_error, "unexpected error; the node's log has it"
+                )
+        except Exception:
+            # Not even the error could be said: the client must not wait for an answer that never comes.
+            self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
+            connection.abort()
+            return
+        self.broker.metrics.bytes_out += len(body)
+        reply.send((body,))
+        connection.cold_finished()
+
+    def _error_body(self, api: Api, request: Request, reply: Reply, code: ErrorCode, message: str) -> bytes:
+        reply.failed = True
+        if api.on_error is not None:
+            return write_response(request.api_key, request.api_version, api.on_error(request, code))
+        values: Values = {"error_code": code, "error_message": message}
+        try:
+            return write_response(request.api_key, request.api_version, values)
+        except KeyError:
+            values.pop("error_message")
+            return write_response(request.api_key, request.api_version, values)

@@ -1,0 +1,187 @@
+"""A topic's settings as values: its own configs over the node's defaults.
+
+Where a topic config's value comes from, strongest first: the topic itself, the broker's dynamic config of the synonym
+(`log.retention.ms` for `retention.ms`), the cluster's dynamic default of it, the node's `[topic_defaults]`, Kafka's
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from chronik.metadata.broker_configs import CLUSTER_DEFAULT
+from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
+from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
+from chronik.node.config import NodeConfig
+from chronik.storage.config import LogConfig
+from chronik.wire.errors import KafkaError
+
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+REPLICATION_FACTOR_SAFE = 3
+"""From this many replicas on, acks=all means two of them unless the topic says otherwise."""
+
+CODECS: Mapping[str, int | None] = {
+    "producer": None,
+    "uncompressed": 0,
+    "gzip": 1,
+    "snappy": 2,
+    "lz4": 3,
+    "zstd": 4,
+}
+
+T = TypeVar("T", bound=object)
+
+
+class Sourced(NamedTuple):
+    """One value of a config, under the name it was set by."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDefaults:
+    """What the node gives topics that do not say otherwise; `configs` is by the topic config's name."""
+
+    configs: Mapping[str, str]
+    producer_expiration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What the node needs of a topic's configs, read once per change."""
+
+    log_config: LogConfig
+    max_message_bytes: int
+    min_insync_replicas: int
+    log_append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    broker_codec: int | None
+    """The codec that stored batches must have; None keeps the producer's."""
+    is_compacted: bool
+    is_deletable: bool
+    """Whether old records may be dropped: by retention, and by DeleteRecords."""
+    visible_when_appended: bool
+    is_traced: bool
+
+
+def topic_defaults(config: NodeConfig, image: ClusterImage) -> TopicDefaults:
+    """The node's defaults for topics: they change with the node's file and with dynamic broker configs."""
+    configs: dict[str, str] = {}
+    for definition in TOPIC_CONFIGS.values():
+        for sourced in broker_values(definition, config, image):
+            if sourced.source is not ConfigSource.DEFAULT:
+                configs[definition.name] = sourced.value
+                break
+    return TopicDefaults(configs, config.producer_id_expiration_ms)
+
+
+def check_topic_defaults(config: NodeConfig) -> None:
+    """Raises INVALID_CONFIG for a `[topic_defaults]` entry that no topic could have; for the node's start."""
+    check_topic_configs({name: as_text(value) for name, value in config.topic_defaults.items()})
+
+
+def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
+    """The settings of a topic under the node's defaults."""
+
+    def value(name: str, kind: type[T]) -> T:
+        definition = TOPIC_CONFIGS[name]
+        default = _default_of(definition, topic)
+        try:
+            found = definition.parse(topic.configs.get(name, defaults.configs.get(name, default)))
+        except KafkaError:
+            # Accepted by another version than this one: the topic must open all the same.
+            found = definition.parse(default)
+        if not isinstance(found, kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+        return found
+
+    policies = value("cleanup.policy", tuple)
+    append_time = value("message.timestamp.type", str) == "LogAppendTime"
+    max_message_bytes = value("max.message.bytes", int)
+    return TopicSettings(
+        log_config=LogConfig(
+            segment_bytes=value("segment.bytes", int),
+            segment_ms=value("segment.ms", int),
+            retention_ms=value("retention.ms", int),
+            retention_bytes=value("retention.bytes", int),
+            max_batch_bytes=max_message_bytes,
+            index_interval_bytes=value("index.interval.bytes", int),
+            cleanup_delete="delete" in policies,
+            cleanup_compact="compact" in policies,
+            delete_retention_ms=value("delete.retention.ms", int),
+            min_compaction_lag_ms=value("min.compaction.lag.ms", int),
+            min_cleanable_ratio=value("min.cleanable.dirty.ratio", float),
+            log_append_time=append_time,
+            producer_expiration_ms=defaults.producer_expiration_ms,
+        ),
+        max_message_bytes=max_message_bytes,
+        min_insync_replicas=value(MIN_INSYNC_REPLICAS, int),
+        log_append_time=append_time,
+        timestamp_before_max_ms=value("message.timestamp.before.max.ms", int),
+        timestamp_after_max_ms=value("message.timestamp.after.max.ms", int),
+        broker_codec=CODECS[value("compression.type", str)],
+        is_compacted="compact" in policies,
+        is_deletable="delete" in policies,
+        visible_when_appended=value("visibility", str) == "appended" and not topic.is_internal,
+        is_traced=value("chronik.trace", bool),
+    )
+
+
+def topic_values(
+    definition: ConfigDefinition, topic: TopicImage, config: NodeConfig, image: ClusterImage
+) -> list[Sourced]:
+    """All values that a topic config has, the one in effect first; never empty."""
+    values = [
+        Sourced(
+            sourced.name,
+            _default_of(definition, topic) if sourced.source is ConfigSource.DEFAULT else sourced.value,
+            sourced.source,
+        )
+        for sourced in broker_values(definition, config, image)
+    ]
+    if definition.name in topic.configs:
+        values.insert(0, Sourced(definition.name, topic.configs[definition.name], ConfigSource.DYNAMIC_TOPIC))
+    return values
+
+
+def broker_values(definition: ConfigDefinition, config: NodeConfig, image: ClusterImage) -> list[Sourced]:
+    """The values that the broker gives a topic config, strongest first; never empty."""
+    values: list[Sourced] = []
+    synonym = definition.synonym
+    if synonym is not None:
+        values += dynamic_values(synonym, config.node_id, image)
+    if definition.name in config.topic_defaults:
+        text = as_text(config.topic_defaults[definition.name])
+        values.append(Sourced(synonym or definition.name, text, ConfigSource.STATIC_BROKER))
+    values.append(Sourced(synonym or definition.name, definition.default or "", ConfigSource.DEFAULT))
+    return values
+
+
+def dynamic_values(name: str, node_id: int, image: ClusterImage) -> list[Sourced]:
+    """What was set for a broker config while the broker ran: for this broker, then for all."""
+    return [
+        Sourced(name, image.broker_configs[broker][name], source)
+        for broker, source in (
+            (str(node_id), ConfigSource.DYNAMIC_BROKER),
+            (CLUSTER_DEFAULT, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        )
+        if name in image.broker_configs.get(broker, {})
+    ]
+
+
+def as_text(value: object) -> str:
+    """A value of the node's file as a config's text."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _default_of(definition: ConfigDefinition, topic: TopicImage) -> str:
+    if definition.name == MIN_INSYNC_REPLICAS:
+        replicas = len(topic.partitions[0].replicas) if topic.partitions else 1
+        return "2" if replicas >= REPLICATION_FACTOR_SAFE else "1"
+    return definition.default or ""

@@ -1,0 +1,126 @@
+"""Logs as JSON lines: stable event names, fields, one level per component.
+
+A logger is handed down, never looked up: several nodes share a process, so nothing here touches structlog's global
+configuration. `log.bind(component="groups")` is the groups' logger, at the groups' level.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from structlog import BoundLoggerBase
+
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+LEVELS: Mapping[str, int] = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR}
+
+
+class LogLevelError(ValueError):
+    """A level or a component that cannot be understood; the text says what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLevels:
+    """The lowest level that is written, by component; `default` for all others."""
+
+    default: int = INFO
+    components: Mapping[str, int] = field(default_factory=dict)
+
+    def level_of(self, component: str | None) -> int:
+        return self.components.get(component, self.default) if component else self.default
+
+    @classmethod
+    def from_names(cls, names: Mapping[str, str]) -> LogLevels:
+        """From `{"groups": "debug", "default": "info"}`, as a node's file writes it."""
+        components = {component: level_named(level) for component, level in names.items()}
+        return cls(components.pop("default", INFO), components)
+
+
+def level_named(name: str) -> int:
+    level = LEVELS.get({"warn": "warning"}.get(name.lower(), name.lower()))
+    if level is None:
+        raise LogLevelError(f"log level {name!r} is unknown: use one of {', '.join(LEVELS)}")
+    return level
+
+
+def parse_levels(texts: Iterable[str]) -> dict[str, str]:
+    """`["info", "groups=debug"]` as `{"default": "info", "groups": "debug"}`, checked."""
+    names: dict[str, str] = {}
+    for text in texts:
+        component, equals, level = text.partition("=")
+        if not equals:
+            component, level = "default", text
+        if not component.strip():
+            raise LogLevelError(f"log level {text!r} has no component: write COMPONENT=LEVEL or LEVEL")
+        level_named(level.strip())
+        names[component.strip()] = level.strip()
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class LogSink:
+    """Where lines go, which of them, and whose clock stamps them."""
+
+    write: Callable[[str], object]
+    wall_ms: Callable[[], int]
+    levels: LogLevels = field(default_factory=LogLevels)
+
+
+class Logger(BoundLoggerBase):
+    """A bound logger whose level follows its `component` field. Immutable; `bind` gives another."""
+
+    def __init__(self, logger: LogSink, processors: Iterable[Any], context: Any) -> None:
+        super().__init__(logger, processors, context)
+        self.level = logger.levels.level_of(context.get("component"))
+
+    def debug(self, event: str, **fields: Any) -> None:
+        if self.level <= DEBUG:
+            self._emit("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        if self.level <= INFO:
+            self._emit("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        if self.level <= WARNING:
+            self._emit("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        if self.level <= ERROR:
+            self._emit("error", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """An error with the exception being handled, its traceback in one field of the one line."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            fields.setdefault("error", repr(error))
+            fields.setdefault("traceback", "".join(traceback.format_exception(error)))
+        self.error(event, **fields)
+
+    def _emit(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        sink: LogSink = self._logger
+        line = {
+            "time": datetime.fromtimestamp(sink.wall_ms() / 1000, UTC).isoformat(timespec="milliseconds"),
+            "level": level,
+            "event": event,
+            **self._context,
+            **fields,
+        }
+        sink.write(json.dumps(line, default=str) + "\n")
+
+
+def make_logger(
+    write: Callable[[str], object], wall_ms: Callable[[], int], levels: LogLevels | None = None, **context: Any
+) -> Logger:
+    """A node's root logger: `write` takes one line, `wall_ms` stamps it, `context` is on every line."""
+    return Logger(LogSink(write, wall_ms, levels or LogLevels()), (), {"component": "node", **context})
+
+
+def silent_logger() -> Logger:
+    """For tests and tools: takes everything, writes nothing."""
+    return make_logger(lambda line: None, lambda: 0, LogLevels(default=100))

@@ -1,0 +1,1 @@
+"""Replication: pure state machines that decide what counts as committed. No socket, no file, no clock."""

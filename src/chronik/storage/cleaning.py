@@ -1,0 +1,182 @@
+"""Compaction of one batch: which of its records stay.
+
+Records are filtered as bytes (layout in `chronik.wire.records`): what stays is copied as it is, offsets included, and
+only a batch that loses a record is built again. A tombstone, a record without value, tells consumers that a key is
+gone; it stays for a while after its first compaction. When that ends is kept in the batch as Kafka does (KIP-534):
+attribute bit 6 is set, and the base timestamp is that time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from struct import Struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader
+from chronik.wire.compression import compress, decompress
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["RawRecord", "clean_batch", "key_digest", "raw_records"]
+
+DELETE_HORIZON: Final = 0x40
+LOG_APPEND_TIME: Final = 0x08
+
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_CRC: Final = Struct(">I")
+_CRC_AT: Final = 17
+_CRC_START: Final = 21
+_LENGTH_END: Final = 12
+
+
+class RawRecord(NamedTuple):
+    """One record's place in the uncompressed block, and what compaction asks of it."""
+
+    start: int
+    body_at: int
+    """Behind the length."""
+    rest_at: int
+    """Behind the timestamp delta."""
+    end: int
+    timestamp_delta: int
+    offset_delta: int
+    key: bytes | None
+    is_tombstone: bool
+
+
+def key_digest(key: bytes) -> bytes:
+    """Keys are told apart by 16 bytes, whatever their size."""
+    return blake2b(key, digest_size=16).digest()
+
+
+def raw_records(batch: memoryview, header: BatchHeader) -> tuple[bytes, list[RawRecord]]:
+    """The uncompressed records of a batch, and each one's place. Raises KafkaError if they do not parse."""
+    block = batch[HEADER_BYTES : header.size_bytes]
+    data = bytes(decompress(header.codec, block, DECOMPRESSED_BYTES_MAX)) if len(block) else b""
+    try:
+        return data, list(_raw_records(data, header.record_count))
+    except IndexError:
+        raise KafkaError(ErrorCode.corrupt_message, "record cut short") from None
+
+
+def _raw_records(data: bytes, count: int) -> Iterator[RawRecord]:
+    at = 0
+    for _ in range(count):
+        start = at
+        length, body_at = _varint(data, at)
+        end = body_at + length
+        if length < 0 or end > len(data):
+            raise KafkaError(ErrorCode.corrupt_message, "record cut short")
+        timestamp_delta, rest_at = _varint(data, body_at + 1)
+        offset_delta, at = _varint(data, rest_at)
+        key_bytes, at = _varint(data, at)
+        key = None
+        if key_bytes >= 0:
+            key = data[at : at + key_bytes]
+            at += key_bytes
+        value_bytes, _ = _varint(data, at)
+        yield RawRecord(start, body_at, rest_at, end, timestamp_delta, offset_delta, key, value_bytes < 0)
+        at = end
+
+
+def clean_batch(
+    batch: memoryview,
+    header: BatchHeader,
+    keeps: Callable[[int, bytes | None], bool],
+    now_ms: int,
+    delete_retention_ms: int,
+    last_offsets: Mapping[int, int],
+) -> bytes | memoryview | None:
+    """What is left of a batch: itself if nothing goes, None if it need not stay at all.
+
+    `keeps` says of an offset and a key whether no newer record has that key. A batch without records stays if it is
+    its producer's last: the log must know that producer's last sequence.
+    """
+    if header.is_control:
+        return batch
+    data, records = raw_records(batch, header)
+    has_horizon = bool(header.attributes & DELETE_HORIZON)
+    is_over = has_horizon and now_ms >= header.base_timestamp
+    kept = [
+        record
+        for record in records
+        if keeps(header.base_offset + record.offset_delta, record.key) and not (record.is_tombstone and is_over)
+    ]
+    needs_horizon = not has_horizon and any(record.is_tombstone for record in kept)
+    if len(kept) == len(records) and records and not needs_horizon:
+        return batch
+    if kept:
+        return _rebuilt(header, data, kept, now_ms + delete_retention_ms if needs_horizon else None)
+    if header.producer_id >= 0 and last_offsets.get(header.producer_id) == header.last_offset:
+        return batch if not records else _encoded(header, header.attributes, header.base_timestamp, None, 0, b"")
+    return None
+
+
+def _rebuilt(header: BatchHeader, data: bytes, kept: list[RawRecord], horizon_ms: int | None) -> bytes:
+    max_timestamp = header.base_timestamp + max(record.timestamp_delta for record in kept)
+    if horizon_ms is None:
+        block = b"".join([data[record.start : record.end] for record in kept])
+        return _encoded(header, header.attributes, header.base_timestamp, max_timestamp, len(kept), block)
+    # The base timestamp now tells when tombstones go; the records' own are kept by their deltas against it.
+    moved = bytearray()
+    for record in kept:
+        delta = _zigzag(header.base_timestamp + record.timestamp_delta - horizon_ms)
+        moved += _zigzag(1 + len(delta) + record.end - record.rest_at)
+        moved += data[record.body_at : record.body_at + 1]
+        moved += delta
+        moved += data[record.rest_at : record.end]
+    return _encoded(header, header.attributes | DELETE_HORIZON, horizon_ms, max_timestamp, len(kept), bytes(moved))
+
+
+def _encoded(
+    header: BatchHeader, attributes: int, base_timestamp: int, max_timestamp: int | None, count: int, block: bytes
+) -> bytes:
+    """The batch with other records; offsets, sequences and leader epoch stay."""
+    if max_timestamp is None or attributes & LOG_APPEND_TIME:
+        max_timestamp = header.max_timestamp
+    packed = compress(header.codec, block) if header.codec and block else block
+    batch = bytearray(HEADER_BYTES + len(packed))
+    _HEADER.pack_into(
+        batch,
+        0,
+        header.base_offset,
+        len(batch) - _LENGTH_END,
+        header.partition_leader_epoch,
+        2,
+        0,
+        attributes,
+        header.last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        count,
+    )
+    batch[HEADER_BYTES:] = packed
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_START:]))
+    return bytes(batch)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint; IndexError behind the end."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+        if shift > 63:
+            raise KafkaError(ErrorCode.corrupt_message, "varint too long")
+
+
+def _zigzag(value: int) -> bytes:
+    value = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

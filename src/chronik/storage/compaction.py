@@ -1,0 +1,247 @@
+"""Compaction: of the records with one key, only the last stays.
+
+One pass reads the part of the log that was not compacted before (the dirty part), noting the last offset of each key,
+then rewrites all closed segments up to there without the records that a later one replaced. What a pass holds in memory
+is bounded: it ends early when it has noted enough keys, and the next pass goes on from there. Small neighbours become
+one segment. How the new files take the old ones' place is in `swap`, what happens to a batch in `cleaning`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from chronik.storage.cleaning import clean_batch, key_digest, raw_records
+from chronik.storage.config import LogConfig
+from chronik.storage.deletion import DeletionJob, NumberFile
+from chronik.storage.disk import Disk
+from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
+from chronik.storage.scanning import ScannedBatch, read_all_batches
+from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
+from chronik.storage.swap import CLEANER_NAME
+from chronik.wire.batch import read_batch_header
+from chronik.wire.errors import KafkaError
+
+__all__ = ["CompactedGroup", "CompactionJob", "plan_compaction"]
+
+WRITE_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True)
+class CompactedGroup:
+    """Neighbouring segments that become one (or none)."""
+
+    old: list[LogSegment]
+    next_base: int
+    """Base offset of the segment behind the group."""
+    size_bytes: int = 0
+    is_changed: bool = False
+
+    @property
+    def bases(self) -> list[int]:
+        return [segment.base_offset for segment in self.old]
+
+
+def plan_compaction(
+    disk: Disk,
+    folder: str,
+    segments: Sequence[LogSegment],
+    config: LogConfig,
+    now_ms: int,
+    upto_offset: int,
+    log_start_offset: int,
+    cleaned_upto: int,
+    last_offsets: Mapping[int, int],
+) -> "CompactionJob | None":
+    """A pass over the closed segments below `upto_offset` that are old enough, if enough of them is dirty."""
+    cleanable: list[LogSegment] = []
+    dirty_bytes = 0
+    for segment, following in pairwise(segments):
+        if following.base_offset > upto_offset:
+            break
+        is_dirty = following.base_offset > cleaned_upto
+        if is_dirty and config.min_compaction_lag_ms > 0:
+            largest, _ = segment.largest_timestamp()
+            if largest > now_ms - config.min_compaction_lag_ms:
+                break
+        cleanable.append(segment)
+        dirty_bytes += segment.size_bytes if is_dirty else 0
+    total_bytes = sum(segment.size_bytes for segment in cleanable)
+    if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
+        return None
+    next_base = segments[len(cleanable)].base_offset
+    dirty_from = max(cleaned_upto, log_start_offset)
+    return CompactionJob(disk, folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets)
+
+
+class CompactionJob:
+    """One pass. `run` is for a thread: it reads closed segments and writes .cleaned files, nothing else."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        segments: Sequence[LogSegment],
+        next_base: int,
+        config: LogConfig,
+        now_ms: int,
+        dirty_from: int,
+        last_offsets: Mapping[int, int],
+    ) -> None:
+        self.removed_records = 0
+        self.removed_bytes = 0
+        self.cleaned_upto = next_base
+        """Where the pass ended: below that offset the log is compacted."""
+        self._disk = disk
+        self._folder = folder
+        self._bounds = [*(segment.base_offset for segment in segments), next_base]
+        self._segments = segments
+        self._config = config
+        self._now_ms = now_ms
+        self._dirty_from = dirty_from
+        self._last_offsets = last_offsets
+        self._newest: dict[bytes, int] = {}
+        self._groups: list[CompactedGroup] = []
+        self.is_done = False
+
+    def run(self) -> None:
+        """Write the compacted segments. An error leaves the log as it is; `finish_compaction` clears up."""
+        self._note_keys()
+        for group in self._grouped():
+            self._groups.append(group)
+            self._write(group)
+        self.is_done = True
+
+    def usable_groups(self, segments: Sequence[LogSegment]) -> list[CompactedGroup]:
+        """The groups that changed something and whose segments the log still has."""
+        if not self.is_done:
+            return []
+        present = {id(segment) for segment in segments}
+        return [
+            group for group in self._groups if group.is_changed and all(id(segment) in present for segment in group.old)
+        ]
+
+    def cleanup(
+        self, deleted: Sequence[str], used: Sequence[CompactedGroup], cleaned_upto: Callable[[], int]
+    ) -> DeletionJob:
+        """What is left to remove; if the pass counts, also notes how far it got."""
+        unused = [group for group in self._groups if not any(group is one for one in used)]
+        leftovers = [
+            segment_path(self._folder, group.old[0].base_offset, suffix + ".cleaned")
+            for group in unused
+            for suffix in (".log", ".index", ".timeindex")
+        ]
+        return DeletionJob(
+            self._disk,
+            self._folder,
+            [*leftovers, *deleted],
+            segments=len(deleted),
+            size_bytes=self.removed_bytes,
+            number_file=NumberFile(f"{self._folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
+        )
+
+    def _note_keys(self) -> None:
+        """Find each key's last offset in the dirty part, or in as much of it as there is memory for."""
+        newest = self._newest
+        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
+            if next_base <= self._dirty_from:
+                continue
+            for _, header, batch, intact in read_all_batches(self._disk, segment.path):
+                if header.next_offset <= self._dirty_from or not intact or header.is_control:
+                    continue
+                try:
+                    _, records = raw_records(batch, header)
+                except KafkaError:
+                    continue
+                for record in records:
+                    if record.key is not None:
+                        newest[key_digest(record.key)] = header.base_offset + record.offset_delta
+                if len(newest) >= self._config.compaction_keys_max:
+                    self.cleaned_upto = header.next_offset
+                    return
+
+    def _grouped(self) -> list[CompactedGroup]:
+        groups: list[CompactedGroup] = []
+        size_bytes = 0
+        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
+            if segment.base_offset >= self.cleaned_upto:
+                break
+            size_bytes += segment.size_bytes
+            if (
+                groups
+                and size_bytes <= self._config.segment_bytes
+                and next_base - groups[-1].old[0].base_offset <= RELATIVE_OFFSET_MAX
+            ):
+                groups[-1].old.append(segment)
+                groups[-1].next_base = next_base
+            else:
+                groups.append(CompactedGroup([segment], next_base))
+                size_bytes = segment.size_bytes
+        return groups
+
+    def _keeps(self, offset: int, key: bytes | None) -> bool:
+        if offset >= self.cleaned_upto:
+            return True
+        # A compacted topic takes no record without a key; one from before it was compacted goes.
+        return key is not None and self._newest.get(key_digest(key), -1) <= offset
+
+    def _write(self, group: CompactedGroup) -> None:
+        base_offset = group.old[0].base_offset
+        out = LogSegment(self._disk, self._folder, base_offset)
+        out.offset_index = SparseIndex(self._disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
+        out.time_index = SparseIndex(self._disk, out.time_index.path + ".cleaned", TIME_ENTRY)
+        out.offset_index.cut(0)
+        out.time_index.cut(0)
+        group.is_changed = len(group.old) > 1
+        file = self._disk.open(segment_path(self._folder, base_offset, ".log.cleaned"), create=True)
+        try:
+            file.truncate(0)
+            block = bytearray()
+            for segment in group.old:
+                for scanned in read_all_batches(self._disk, segment.path):
+                    _, header, batch, _ = scanned
+                    kept = self._cleaned(scanned)
+                    group.is_changed = group.is_changed or kept is not batch
+                    if kept is None:
+                        self.removed_records += header.record_count
+                        self.removed_bytes += header.size_bytes
+                        continue
+                    if kept is not batch:
+                        now = read_batch_header(kept)
+                        self.removed_records += header.record_count - now.record_count
+                        self.removed_bytes += header.size_bytes - now.size_bytes
+                        header = now
+                    position = out.size_bytes
+                    out.note_batch(
+                        position,
+                        header.last_offset,
+                        header.size_bytes,
+                        header.max_timestamp,
+                        self._config.index_interval_bytes,
+                    )
+                    out.size_bytes += header.size_bytes
+                    block += kept
+                    if len(block) >= WRITE_BYTES:
+                        file.pwrite(block, out.size_bytes - len(block))
+                        block = bytearray()
+            if block:
+                file.pwrite(block, out.size_bytes - len(block))
+            file.datasync()
+        finally:
+            file.close()
+        out.add_time_entry()
+        for index in (out.offset_index, out.time_index):
+            index.write()
+            index.sync()
+        group.size_bytes = out.size_bytes
+
+    def _cleaned(self, scanned: ScannedBatch) -> bytes | memoryview | None:
+        _, header, batch, intact = scanned
+        if header.base_offset >= self.cleaned_upto or not intact:
+            return batch
+        try:
+            return clean_batch(
+                batch, header, self._keeps, self._now_ms, self._config.delete_retention_ms, self._last_offsets
+            )
+        except KafkaError:
+            # What does not parse is not ours to judge.
+            return batch

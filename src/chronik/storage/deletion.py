@@ -1,0 +1,90 @@
+"""Removing what retention, DeleteRecords or compaction no longer need."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.segment import LogSegment
+
+__all__ = ["DeletionJob", "NumberFile", "segments_to_delete"]
+
+
+class NumberFile(NamedTuple):
+    """A file that holds one number, to be written durably.
+
+    The number is asked for when the file is written: of two jobs that overtake each other both write the newer one.
+    """
+
+    path: str
+    number: Callable[[], int]
+
+
+class DeletionJob:
+    """Files to remove in a thread; the log has already let go of them. Not run, they come back at the next open.
+
+    `run` first makes durable the log's new start, and the names of new segments: a crash must not find the old ones
+    gone and nothing in their place. Files go oldest first, so that what a crash leaves has no hole.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        paths: Sequence[str],
+        *,
+        segments: int,
+        size_bytes: int,
+        number_file: NumberFile | None = None,
+    ) -> None:
+        self.segments = segments
+        self.size_bytes = size_bytes
+        self._disk = disk
+        self._folder = folder
+        self._paths = paths
+        self._number_file = number_file
+
+    def run(self) -> None:
+        if self._number_file is not None:
+            path, number = self._number_file
+            write_file_atomic(self._disk, path, b"%d\n" % number())
+        if self._paths:
+            self._disk.sync_dir(self._folder)
+        for path in self._paths:
+            if self._disk.exists(path):
+                self._disk.remove(path)
+
+
+def segments_to_delete(
+    segments: Sequence[LogSegment],
+    config: LogConfig,
+    now_ms: int,
+    upto_offset: int,
+    log_start_offset: int,
+    log_end_offset: int,
+) -> int:
+    """How many of the first segments can go: all if the active one is too old as well.
+
+    None goes of which a record lies at or above `upto_offset`. Records without timestamps do not age.
+    """
+    excess_bytes = sum(segment.size_bytes for segment in segments) - config.retention_bytes
+    count = 0
+    for segment in segments:
+        is_active = count + 1 == len(segments)
+        next_base = log_end_offset if is_active else segments[count + 1].base_offset
+        if next_base > upto_offset or (is_active and segment.size_bytes == 0):
+            break
+        is_below_start = next_base <= log_start_offset and not is_active
+        is_excess = config.cleanup_delete and config.retention_bytes >= 0 and excess_bytes >= segment.size_bytes
+        if not is_below_start and not is_excess and not _is_expired(segment, config, now_ms):
+            break
+        excess_bytes -= segment.size_bytes
+        count += 1
+    return count
+
+
+def _is_expired(segment: LogSegment, config: LogConfig, now_ms: int) -> bool:
+    if not config.cleanup_delete or config.retention_ms < 0:
+        return False
+    largest, _ = segment.largest_timestamp()
+    return 0 <= largest < now_ms - config.retention_ms

@@ -1,0 +1,246 @@
+"""The seam to the operating system: every file that storage touches is touched through a `Disk`.
+
+`RealDisk` is the machine's own. The simulator and the tests hand in disks that lose what was not synced, tear writes,
+fill up and fail. All calls may block; an `OSError` carries the errno that the system gave.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from typing import Final, Protocol, TypeAlias
+
+__all__ = ["Buffer", "Disk", "File", "RealDisk", "RealFile", "read_file", "write_file_atomic"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class File(Protocol):
+    """An open file. Positions are absolute: there is no cursor, so threads may share a file."""
+
+    def pwrite(self, data: Buffer, at: int) -> None:
+        """Write all of `data` at `at`, or raise; after an error any part of it may have been written."""
+
+    def pread(self, at: int, size: int) -> bytes:
+        """Up to `size` bytes from `at`; fewer only at the end of the file."""
+
+    def pread_cached(self, at: int, size: int) -> bytes | bytearray | None:
+        """As `pread`, but None where that would wait for the device."""
+
+    def datasync(self) -> None:
+        """Make what was written durable, the file's size included. An error means that nobody knows what is durable."""
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def allocate(self, size: int) -> None:
+        """Grow the file with zeros to `size` with its blocks reserved; does nothing where that is not supported."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file system. A name is durable after `sync_dir` of its folder, content after the file's `datasync`."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        """Open for reading and writing; with `create`, an empty file where there is none."""
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a folder, sorted."""
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder and its parents, where they are missing."""
+
+    def remove(self, path: str) -> None: ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace `new` by `old` in one step."""
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def rmtree(self, path: str) -> None: ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def lock(self, path: str) -> File:
+        """Open `path`, held against all other processes until the file is closed; BlockingIOError if it is held."""
+
+
+class RealFile:
+    """A file of the machine's own."""
+
+    __slots__ = ("_disk", "_fd")
+
+    def __init__(self, disk: "RealDisk", fd: int) -> None:
+        self._disk = disk
+        self._fd = fd
+
+    def pwrite(self, data: Buffer, at: int) -> None:
+        written = os.pwrite(self._fd, data, at)
+        if written == len(data):
+            return
+        rest = memoryview(data)[written:]
+        while len(rest):
+            at += written
+            written = os.pwrite(self._fd, rest, at)
+            if written == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            rest = rest[written:]
+
+    def pread(self, at: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, at)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size:
+            data = os.pread(self._fd, size - got, at + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def pread_cached(self, at: int, size: int) -> bytes | bytearray | None:
+        if not self._disk.can_read_cached:
+            return self.pread(at, size)
+        buffer = bytearray(size)
+        try:
+            got = os.preadv(self._fd, [buffer], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._disk.can_read_cached = False
+            return self.pread(at, size)
+        if got == size:
+            return buffer
+        if at + got < self.size():
+            return None
+        del buffer[got:]
+        return buffer
+
+    def datasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def allocate(self, size: int) -> None:
+        self._disk.allocate(self._fd, size)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealDisk:
+    """The machine's own file system."""
+
+    def __init__(self) -> None:
+        self.can_read_cached = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+        # posix_fallocate falls back to writing into every block where the file system cannot allocate; this does not.
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fallocate = getattr(libc, "fallocate64", None)
+        if self._fallocate is not None:
+            self._fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+    def allocate(self, fd: int, size: int) -> None:
+        if self._fallocate is None:
+            return
+        if self._fallocate(fd, 0, 0, size) != 0:
+            code = ctypes.get_errno()
+            if code in _UNSUPPORTED:
+                self._fallocate = None
+                return
+            raise OSError(code, os.strerror(code))
+
+    def open(self, path: str, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(self, os.open(path, flags, 0o644))
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def rmtree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def free_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def lock(self, path: str) -> RealFile:
+        file = self.open(path, create=True)
+        try:
+            fcntl.flock(file._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """All of a small file; None where there is none."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.pread(0, file.size())
+    finally:
+        file.close()
+
+
+def write_file_atomic(disk: Disk, path: str, data: bytes, *, durable: bool = True) -> None:
+    """Replace a small file: after a crash it holds its old content or the new one, never a part.
+
+    Without `durable` the new name may be lost with the power, and so may the content behind it: only for what can be
+    checked and rebuilt.
+    """
+    temporary = path + ".tmp"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        if durable:
+            file.datasync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    if durable:
+        disk.sync_dir(os.path.dirname(path))

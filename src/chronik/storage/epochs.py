@@ -1,0 +1,99 @@
+"""Which leader epoch began at which offset.
+
+The file `leader-epoch-checkpoint`, as Kafka's, is text:
+
+    0                    version
+    2                    count of the lines that follow
+    0 0                  epoch, start offset
+    3 1745
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+__all__ = ["UNDEFINED", "LeaderEpochs"]
+
+UNDEFINED = -1
+
+
+class LeaderEpochs:
+    """Invariant: epochs and start offsets both grow from entry to entry. Owned by the loop."""
+
+    __slots__ = ("_epochs", "_starts")
+
+    def __init__(self, entries: Sequence[tuple[int, int]] = ()) -> None:
+        self._epochs = [epoch for epoch, _ in entries]
+        self._starts = [start for _, start in entries]
+
+    @property
+    def latest(self) -> int:
+        return self._epochs[-1] if self._epochs else UNDEFINED
+
+    def entries(self) -> list[tuple[int, int]]:
+        return list(zip(self._epochs, self._starts, strict=True))
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """`epoch` begins at `start_offset`; an epoch that is not newer changes nothing."""
+        if epoch <= self.latest:
+            return
+        # An epoch in which nothing was written leaves no trace.
+        while self._starts and self._starts[-1] >= start_offset:
+            self._starts.pop()
+            self._epochs.pop()
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch in which the record at `offset` was written."""
+        at = bisect_right(self._starts, offset)
+        return self._epochs[at - 1] if at else UNDEFINED
+
+    def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest epoch known here that is not newer than `epoch`, and the offset behind its last record.
+
+        (-1, -1) when `epoch` is newer than all. For an epoch older than all, itself and where the oldest begins.
+        """
+        if not self._epochs or epoch > self._epochs[-1] or epoch < 0:
+            return UNDEFINED, UNDEFINED
+        if epoch == self._epochs[-1]:
+            return epoch, log_end_offset
+        at = bisect_right(self._epochs, epoch)
+        if at == 0:
+            return epoch, self._starts[0]
+        return self._epochs[at - 1], self._starts[at]
+
+    def truncate_to(self, end_offset: int) -> None:
+        """The log now ends at `end_offset`."""
+        while self._starts and self._starts[-1] >= end_offset:
+            self._starts.pop()
+            self._epochs.pop()
+
+    def start_at(self, start_offset: int) -> None:
+        """The log now starts at `start_offset`; the epoch that covers it begins there."""
+        at = bisect_right(self._starts, start_offset)
+        if at > 1:
+            del self._epochs[: at - 1], self._starts[: at - 1]
+        if at and self._starts[0] < start_offset:
+            self._starts[0] = start_offset
+
+    def clear(self) -> None:
+        self._epochs.clear()
+        self._starts.clear()
+
+    def encode(self) -> bytes:
+        lines = ["0", str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self.entries())]
+        return ("\n".join(lines) + "\n").encode()
+
+    @staticmethod
+    def decode(data: bytes) -> "LeaderEpochs | None":
+        """None where the file is not what this process would have written."""
+        try:
+            version, count, *lines = data.decode().splitlines()
+            entries = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]
+            if version != "0" or int(count) != len(entries):
+                return None
+        except ValueError:
+            return None
+        grows = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))
+        return LeaderEpochs(entries) if grows else None

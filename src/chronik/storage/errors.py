@@ -1,0 +1,30 @@
+"""What storage raises: Kafka's storage error for clients, and one line for people."""
+
+import errno
+
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["DataFolderError", "StorageError", "StorageFull", "storage_error"]
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class StorageError(KafkaError):
+    """The log cannot be written now; nothing of the append is in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.kafka_storage_error, message)
+
+
+class StorageFull(StorageError):
+    """The disk, quota or file size limit is reached. The log takes appends again when there is room."""
+
+
+class DataFolderError(Exception):
+    """The data folder cannot be used; the message is one line that says what to do."""
+
+
+def storage_error(what: str, error: OSError) -> StorageError:
+    """The error a client gets for an `OSError` on the way to the disk."""
+    kind = StorageFull if error.errno in FULL_ERRNOS else StorageError
+    return kind(f"{what}: {error.strerror or error}")

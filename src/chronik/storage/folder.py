@@ -1,0 +1,187 @@
+"""The data folder of a node: whose it is, who uses it now, and where each partition's log lies.
+
+meta.json            format version, node id, cluster id (JSON)
+lock                 held while a node runs
+clean-shutdown       there only between a clean shutdown and the next start
+recovery-points      text: version, count, then a line for each log: topic, partition, offset
+logs/TOPIC-PARTITION one log each; a name that ends in .deleted is on its way out
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from chronik.storage.disk import Disk, File, read_file, write_file_atomic
+from chronik.storage.errors import DataFolderError
+
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "TopicPartition"]
+
+FORMAT_VERSION: Final = 1
+POINTS_VERSION: Final = "0"
+
+META_NAME: Final = "meta.json"
+LOCK_NAME: Final = "lock"
+CLEAN_NAME: Final = "clean-shutdown"
+POINTS_NAME: Final = "recovery-points"
+LOGS_NAME: Final = "logs"
+DELETED_SUFFIX: Final = ".deleted"
+
+TopicPartition = tuple[str, int]
+
+
+class FolderMeta(NamedTuple):
+    """Whose folder it is."""
+
+    format_version: int
+    node_id: int
+    cluster_id: str
+
+
+class DataFolder:
+    """One node's folder, locked while it is open. Everything here blocks; jobs are for a thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        lock: File,
+        meta: FolderMeta,
+        was_clean: bool,
+        recovery_points: dict[TopicPartition, int],
+    ) -> None:
+        self.disk = disk
+        self.path = path
+        self.meta = meta
+        self.was_clean = was_clean
+        """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
+        self.recovery_points = recovery_points
+        """The offset of each log below which data was durable when they were last written."""
+        self._lock = lock
+
+    @staticmethod
+    def open(disk: Disk, path: str, node_id: int, new_cluster_id: str) -> "DataFolder":
+        """Take a folder into use, made where it is missing. Raises DataFolderError with what to do.
+
+        `new_cluster_id` is for a folder that has none yet. From here on the folder counts as not cleanly shut down.
+        """
+        try:
+            disk.mkdir(f"{path}/{LOGS_NAME}")
+            lock = disk.lock(f"{path}/{LOCK_NAME}")
+        except BlockingIOError:
+            raise DataFolderError(
+                f"data folder {path} is in use by another node: stop it, or pass another --data-dir"
+            ) from None
+        except OSError as error:
+            raise DataFolderError(
+                f"data folder {path} cannot be used ({error.strerror or error}): make it writable, or pass another one"
+            ) from error
+        try:
+            return DataFolder._open_locked(disk, path, lock, node_id, new_cluster_id)
+        except OSError as error:
+            lock.close()
+            raise DataFolderError(f"data folder {path} cannot be used: {error.strerror or error}") from error
+        except DataFolderError:
+            lock.close()
+            raise
+
+    @staticmethod
+    def _open_locked(disk: Disk, path: str, lock: File, node_id: int, new_cluster_id: str) -> "DataFolder":
+        data = read_file(disk, f"{path}/{META_NAME}")
+        if data is None:
+            if disk.listdir(f"{path}/{LOGS_NAME}"):
+                raise DataFolderError(
+                    f"data folder {path} holds logs but no {META_NAME}: restore that file, or pass an empty folder"
+                )
+            meta = FolderMeta(FORMAT_VERSION, node_id, new_cluster_id)
+            write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+        else:
+            meta = _read_meta(path, data)
+            if meta.format_version != FORMAT_VERSION:
+                raise DataFolderError(
+                    f"data folder {path} has format {meta.format_version}, this chronik reads {FORMAT_VERSION}: "
+                    "use the version of chronik that wrote it"
+                )
+            if meta.node_id != node_id:
+                raise DataFolderError(
+                    f"data folder {path} belongs to node {meta.node_id}, this is node {node_id}: "
+                    f"start with --node-id {meta.node_id}, or pass another folder"
+                )
+        for name in disk.listdir(f"{path}/{LOGS_NAME}"):
+            if name.endswith(DELETED_SUFFIX):
+                disk.rmtree(f"{path}/{LOGS_NAME}/{name}")
+        clean_path = f"{path}/{CLEAN_NAME}"
+        was_clean = disk.exists(clean_path)
+        if was_clean:
+            disk.remove(clean_path)
+            disk.sync_dir(path)
+        points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
+        return DataFolder(disk, path, lock, meta, was_clean, points)
+
+    def log_path(self, topic: str, partition: int) -> str:
+        return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that have a log here."""
+        found: list[TopicPartition] = []
+        for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}"):
+            topic, _, partition = name.rpartition("-")
+            if topic and partition.isdigit():
+                found.append((topic, int(partition)))
+        return found
+
+    def recovery_points_job(self, points: Mapping[TopicPartition, int]) -> Callable[[], None]:
+        """Write each log's synced end; run it in a thread, one at a time."""
+        data = _encode_points(points)
+        return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
+
+    def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
+        """A deleted topic's log is gone at once under its name; run the job in a thread to remove the files."""
+        path = self.log_path(topic, partition)
+        deleted = path + DELETED_SUFFIX
+        if self.disk.exists(deleted):
+            self.disk.rmtree(deleted)
+        if self.disk.exists(path):
+            self.disk.rename(path, deleted)
+        self.recovery_points.pop((topic, partition), None)
+
+        def remove() -> None:
+            self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+            if self.disk.exists(deleted):
+                self.disk.rmtree(deleted)
+
+        return remove
+
+    def close(self, clean: bool, points: Mapping[TopicPartition, int] | None = None) -> None:
+        """Let go of the folder. `clean` says that every log was closed cleanly; `points` are their ends."""
+        if points is not None:
+            self.recovery_points_job(points)()
+        if clean:
+            write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
+        self._lock.close()
+
+
+def _read_meta(path: str, data: bytes) -> FolderMeta:
+    try:
+        values = json.loads(data)
+        return FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataFolderError(
+            f"{META_NAME} in data folder {path} cannot be read: restore it, or pass another folder"
+        ) from error
+
+
+def _encode_points(points: Mapping[TopicPartition, int]) -> bytes:
+    lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(points.items())]
+    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+
+
+def _decode_points(data: bytes) -> dict[TopicPartition, int]:
+    """Empty where the file is missing or damaged: recovery then relies on the logs' own snapshots."""
+    try:
+        version, count, *lines = data.decode().splitlines()
+        points = {
+            (topic, int(partition)): int(offset) for topic, partition, offset in (line.split(" ") for line in lines)
+        }
+    except ValueError:
+        return {}
+    return points if version == POINTS_VERSION and int(count) == len(lines) else {}

@@ -1,0 +1,187 @@
+"""The sparse indexes beside a segment.
+
+Offset index, `NNN.index`, 8 bytes an entry, as Kafka's:
+
+    relative_offset  int32   last offset of a batch, minus the segment's base offset
+    position         int32   where that batch starts in the segment
+
+Time index, `NNN.timeindex`, 12 bytes an entry, as Kafka's:
+
+    timestamp        int64   largest timestamp in the segment so far
+    relative_offset  int32   last offset of the first batch that has it, minus the segment's base offset
+
+An index only makes things faster: entries are checked against the batch they point to when they are used, so a lost or
+damaged index costs time and never gives a wrong answer. The newest entries are kept in memory and written in blocks.
+"""
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from chronik.storage.disk import Disk, File
+
+__all__ = ["OFFSET_ENTRY", "TIME_ENTRY", "Entry", "IndexView", "SparseIndex"]
+
+OFFSET_ENTRY: Final = Struct(">ii")
+TIME_ENTRY: Final = Struct(">qi")
+
+UNWRITTEN_ENTRIES_MAX: Final = 128
+"""So many entries gather before they are written."""
+DROPPED_ENTRIES_AT: Final = 4096
+"""When writing fails for so long, the oldest are dropped: the index gets sparser."""
+
+Entry = tuple[int, int]
+
+
+class IndexView(NamedTuple):
+    """An index as it was at one moment; safe to search in a thread while the index grows."""
+
+    disk: Disk
+    path: str
+    layout: Struct
+    written_count: int
+    unwritten: bytes
+
+    def floor(self, column: int, value: int) -> Entry | None:
+        """The last entry whose `column` is at most `value`. Both columns grow from entry to entry."""
+        size = self.layout.size
+        unwritten = self.unwritten
+        if unwritten and self.layout.unpack_from(unwritten, 0)[column] <= value:
+            low, high = 0, len(unwritten) // size
+            while high - low > 1:
+                middle = (low + high) // 2
+                if self.layout.unpack_from(unwritten, middle * size)[column] <= value:
+                    low = middle
+                else:
+                    high = middle
+            first, second = self.layout.unpack_from(unwritten, low * size)
+            return first, second
+        if self.written_count == 0:
+            return None
+        try:
+            file = self.disk.open(self.path)
+        except FileNotFoundError:
+            return None
+        try:
+            return self._floor_in_file(file, column, value)
+        finally:
+            file.close()
+
+    def _floor_in_file(self, file: File, column: int, value: int) -> Entry | None:
+        found: Entry | None = None
+        low, high = 0, self.written_count
+        while low < high:
+            middle = (low + high) // 2
+            data = file.pread(middle * self.layout.size, self.layout.size)
+            if len(data) < self.layout.size:
+                high = middle
+                continue
+            first, second = self.layout.unpack(data)
+            if (first, second)[column] <= value:
+                found = first, second
+                low = middle + 1
+            else:
+                high = middle
+        return found
+
+    def last(self) -> Entry | None:
+        """The newest entry."""
+        return self.floor(0, 1 << 63)
+
+
+class SparseIndex:
+    """One index file and its newest entries. Owned by the loop; threads get a `view`."""
+
+    __slots__ = ("_count", "_disk", "_layout", "_unwritten", "last_appended", "path")
+
+    def __init__(self, disk: Disk, path: str, layout: Struct, written_count: int | None = None) -> None:
+        self.path = path
+        self._disk = disk
+        self._layout = layout
+        self._count = written_count
+        self._unwritten = bytearray()
+        self.last_appended: int | None = None
+        """The first column of the entry that was appended last, as far as this process knows."""
+
+    @property
+    def written_count(self) -> int:
+        """Entries in the file; asked from the disk when first needed."""
+        if self._count is None:
+            try:
+                self._count = self._disk.size(self.path) // self._layout.size
+            except FileNotFoundError:
+                self._count = 0
+        return self._count
+
+    @property
+    def unwritten_count(self) -> int:
+        return len(self._unwritten) // self._layout.size
+
+    def view(self) -> IndexView:
+        return IndexView(self._disk, self.path, self._layout, self.written_count, bytes(self._unwritten))
+
+    def append(self, first: int, second: int) -> None:
+        """Add an entry; written out later, with others."""
+        self._unwritten += self._layout.pack(first, second)
+        self.last_appended = first
+        if len(self._unwritten) >= UNWRITTEN_ENTRIES_MAX * self._layout.size:
+            self.try_write()
+
+    def try_write(self) -> bool:
+        """Write what gathered. A failure is no harm: the entries stay in memory, within a bound."""
+        try:
+            self.write()
+        except OSError:
+            if self.unwritten_count >= DROPPED_ENTRIES_AT:
+                del self._unwritten[: len(self._unwritten) // self._layout.size // 2 * self._layout.size]
+            return False
+        return True
+
+    def write(self) -> None:
+        if not self._unwritten and self._count:
+            return
+        file = self._disk.open(self.path, create=True)
+        try:
+            if self._unwritten:
+                file.pwrite(self._unwritten, self.written_count * self._layout.size)
+        finally:
+            file.close()
+        self._count = self.written_count + self.unwritten_count
+        self._unwritten = bytearray()
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` entries, the file included."""
+        self._unwritten = bytearray()
+        size = self._layout.size
+        file = self._disk.open(self.path, create=True)
+        try:
+            count = min(count, file.size() // size)
+            file.truncate(count * size)
+            self.last_appended = self._layout.unpack(file.pread((count - 1) * size, size))[0] if count else None
+        finally:
+            file.close()
+        self._count = count
+
+    def count_upto(self, column: int, value: int) -> int:
+        """How many entries of the file have their `column` at most `value`; entries in memory are written first."""
+        self.write()
+        low, high = 0, self.written_count
+        file = self._disk.open(self.path)
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                entry = self._layout.unpack(file.pread(middle * self._layout.size, self._layout.size))
+                if entry[column] <= value:
+                    low = middle + 1
+                else:
+                    high = middle
+        finally:
+            file.close()
+        return low
+
+    def sync(self) -> None:
+        """Make the file durable. Safe in a thread."""
+        file = self._disk.open(self.path)
+        try:
+            file.datasync()
+        finally:
+            file.close()

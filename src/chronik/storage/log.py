@@ -1,0 +1,306 @@
+"""One partition's log.
+
+Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`), `NNN.snapshot`
+(see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see `recovery`), `cleaner-offset` (see
+`swap`). NNN is an offset in 20 digits.
+"""
+
+from collections.abc import Callable
+
+from chronik.storage.batches import header_at
+from chronik.storage.compaction import CompactionJob, plan_compaction
+from chronik.storage.config import LogConfig
+from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
+from chronik.storage.disk import Disk
+from chronik.storage.errors import StorageError, StorageFull, storage_error
+from chronik.storage.producers import Duplicate
+from chronik.storage.reading import ReadJob, ReadResult
+from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
+from chronik.storage.segment import LogSegment
+from chronik.storage.swap import Replacement, replace_segments
+from chronik.storage.syncing import SyncJob
+from chronik.storage.times import TimeLookup, TimestampOffset
+from chronik.storage.truncation import rebuild_producers, remove_segments
+from chronik.storage.writing import AppendResult, LogWriter
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = [
+    "AppendResult",
+    "CompactionJob",
+    "DeletionJob",
+    "Duplicate",
+    "Log",
+    "LogConfig",
+    "ReadJob",
+    "ReadResult",
+    "RecoveryReport",
+    "StorageError",
+    "StorageFull",
+    "SyncJob",
+    "TimestampOffset",
+]
+
+
+class Log(LogWriter):
+    """One partition's log: a folder of segments, the last of which is written.
+
+    Invariant: log_start_offset <= log_end_offset and synced_end_offset <= log_end_offset; offsets grow without reuse;
+    what `append` returned is readable at once, and after a crash if it lay below `synced_end_offset`.
+
+    Owned by the loop. Threads run only the jobs it hands out (`SyncJob`, `ReadJob`, `DeletionJob`, `CompactionJob`, the
+    lookups by time), and `open` and `close`; `truncate_to` and `truncate_fully` block too and need that no job runs.
+    An idle log holds no file open, and its first segment is made by the first append.
+    """
+
+    def __init__(self, disk: Disk, folder: str, config: LogConfig, loaded: LoadedLog) -> None:
+        super().__init__(disk, folder, config, loaded)
+        self._cleaned_upto = loaded.cleaned_upto
+        self._compaction: CompactionJob | None = None
+
+    @staticmethod
+    def open(
+        disk: Disk,
+        folder: str,
+        config: LogConfig,
+        now_ms: int,
+        recovery_point: int | None = None,
+        clean: bool = False,
+    ) -> "Log":
+        """Open a log, its folder made where missing. Blocks: for a thread. `recovery` says what was found.
+
+        `recovery_point` is an offset below which the caller knows the data to have been durable; `clean`, that the last
+        shutdown was. Neither is needed for a right result: they decide how damage is judged, and what is checked.
+        """
+        return Log(disk, folder, config, load_log(disk, folder, config, now_ms, recovery_point, clean))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadResult | None:
+        """Whole batches from the one with `offset` on, all below `upto_offset`, of at most `max_bytes`.
+
+        The first is whole even if it is larger, with `min_one_batch`. None if that would take a search or wait for the
+        disk: then run `read_job`. Raises OFFSET_OUT_OF_RANGE.
+        """
+        end_offset = self.log_end_offset
+        if offset < self.log_start_offset or offset > end_offset:
+            raise self._out_of_range(offset)
+        active = self._active
+        if offset >= upto_offset or offset == end_offset or active is None:
+            return ReadResult(b"", offset)
+        span = self._tail.span(offset, max_bytes, upto_offset, end_offset, active.size_bytes, min_one_batch)
+        if span is None:
+            return self._segments.read_cached(offset, max_bytes, min(upto_offset, end_offset), min_one_batch)
+        start, end, next_offset = span
+        # Just written, so in the page cache: no need to ask for that.
+        return ReadResult(active.file.pread(start, end - start) if end > start else b"", next_offset)
+
+    def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadJob:
+        """The same read for a thread: called there once, it returns the batches."""
+        if offset < self.log_start_offset or offset > self.log_end_offset:
+            raise self._out_of_range(offset)
+        return self._segments.read_job(offset, max_bytes, min(upto_offset, self.log_end_offset), min_one_batch)
+
+    def bytes_between(self, offset: int, upto_offset: int) -> int:
+        """About how many bytes the batches from `offset` to `upto_offset` have; exact near the end of the log."""
+        if offset >= upto_offset or self._active is None:
+            return 0
+        end_offset = self.log_end_offset
+        span = self._tail.span(offset, 1 << 62, upto_offset, end_offset, self._active.size_bytes, True)
+        if span is not None:
+            return span.end - span.start
+        return self._segments.bytes_between(offset, upto_offset, end_offset)
+
+    def _out_of_range(self, offset: int) -> KafkaError:
+        return KafkaError(
+            ErrorCode.offset_out_of_range,
+            f"offset {offset} is not within {self.log_start_offset} to {self.log_end_offset}",
+        )
+
+    # -- lookups by time (blocking) ------------------------------------------------------------------------------------
+
+    def offset_for_timestamp_job(
+        self, timestamp_ms: int, upto_offset: int | None = None
+    ) -> Callable[[], TimestampOffset | None]:
+        """For a thread: the first record at or behind `timestamp_ms`."""
+        lookup = self._time_lookup(upto_offset)
+        return lambda: lookup.first_at_or_after(timestamp_ms)
+
+    def max_timestamp_job(self, upto_offset: int | None = None) -> Callable[[], TimestampOffset | None]:
+        """For a thread: the first of the records with the largest timestamp."""
+        return self._time_lookup(upto_offset).largest
+
+    def offset_for_timestamp(self, timestamp_ms: int, upto_offset: int | None = None) -> TimestampOffset | None:
+        """`offset_for_timestamp_job`, at once."""
+        return self.offset_for_timestamp_job(timestamp_ms, upto_offset)()
+
+    def max_timestamp(self, upto_offset: int | None = None) -> TimestampOffset | None:
+        """`max_timestamp_job`, at once."""
+        return self.max_timestamp_job(upto_offset)()
+
+    def _time_lookup(self, upto_offset: int | None) -> TimeLookup:
+        start = self.log_start_offset
+        end = self.log_end_offset if upto_offset is None else upto_offset
+        closed = [s.base_offset for s in self._segments.all[self._segments.index_of(start) : -1]]
+        active = self._active.view() if self._active is not None else None
+        return TimeLookup(self.disk, self.folder, closed, active, start, end)
+
+    # -- leader epochs -------------------------------------------------------------------------------------------------
+
+    @property
+    def latest_epoch(self) -> int:
+        return self.epochs.latest
+
+    def start_epoch(self, epoch: int) -> None:
+        """A leader epoch begins at the log's end. Durable with the first batch that it writes."""
+        self.epochs.assign(epoch, self.log_end_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch of the record at `offset`; -1 where unknown."""
+        return self.epochs.epoch_of(offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch up to `epoch`, and the offset behind its last record; (-1, -1) for one not yet known."""
+        return self.epochs.end_offset(epoch, self.log_end_offset)
+
+    # -- removing ------------------------------------------------------------------------------------------------------
+
+    def increment_log_start(self, offset: int) -> DeletionJob:
+        """Records below `offset` are gone for readers (DeleteRecords); run the job in a thread to make that durable."""
+        if offset > self.log_end_offset:
+            raise self._out_of_range(offset)
+        self.log_start_offset = max(self.log_start_offset, offset)
+        count = 0
+        while count + 1 < self.segment_count and self._segments.all[count + 1].base_offset <= self.log_start_offset:
+            count += 1
+        return self._delete_first(count, is_start_set=True)
+
+    def apply_retention(self, now_ms: int, upto_offset: int) -> DeletionJob | None:
+        """Drop segments that are too old or too many, all of whose records lie below `upto_offset` (the watermark).
+
+        Run the job in a thread to remove the files. The active segment goes too if it is too old: a new one, empty,
+        takes its place. Raises StorageError if that cannot be made.
+        """
+        self.producers.expire(now_ms)
+        count = segments_to_delete(
+            self._segments.all, self.config, now_ms, upto_offset, self.log_start_offset, self.log_end_offset
+        )
+        if count == 0:
+            return None
+        if count == self.segment_count:
+            self.roll(now_ms)
+        return self._delete_first(count)
+
+    def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
+        removed = self._segments.remove(0, count)
+        if removed:
+            self.log_start_offset = max(self.log_start_offset, self._segments.all[0].base_offset)
+        self.epochs.start_at(self.log_start_offset)
+        start_file = NumberFile(f"{self.folder}/{START_NAME}", lambda: self.log_start_offset)
+        return DeletionJob(
+            self.disk,
+            self.folder,
+            [path for segment in removed for path in segment.paths()],
+            segments=len(removed),
+            size_bytes=sum(segment.size_bytes for segment in removed),
+            number_file=start_file if is_start_set else None,
+        )
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop every batch that reaches to `offset` or above (a follower on its leader's word). Blocks.
+
+        Durable when it returns. The log may end below `offset` where that lies inside a batch.
+        """
+        if offset >= self.log_end_offset:
+            return
+        if offset <= self.log_start_offset:
+            self.truncate_fully(offset)
+            return
+        at = self._segments.index_of(offset)
+        remove_segments(self.disk, self._segments.remove(at + 1, self.segment_count))
+        segment = self._segments.all[at]
+        view = segment.view()
+        try:
+            found = view.find(offset)
+        finally:
+            view.release()
+        if found is not None:
+            self.log_end_offset = min(offset, found[1].base_offset)
+            self._segments.cut_active(found[0], self.log_end_offset - 1)
+        else:
+            self.log_end_offset = min(self.log_end_offset, offset)
+            segment.resume()
+        self._active = segment
+        self._truncated()
+        segment.file.datasync()
+        self.disk.sync_dir(self.folder)
+
+    def truncate_fully(self, new_start_offset: int) -> None:
+        """Drop everything and go on, empty, at `new_start_offset`. Blocks; durable when it returns."""
+        remove_segments(self.disk, self._segments.remove(0, self.segment_count))
+        self.log_start_offset = self.log_end_offset = new_start_offset
+        self._active = self._segments.begin(new_start_offset)
+        self._truncated()
+        if self.disk.exists(f"{self.folder}/{START_NAME}"):
+            self.disk.remove(f"{self.folder}/{START_NAME}")
+        self.disk.sync_dir(self.folder)
+
+    def _truncated(self) -> None:
+        active = self._active
+        self._tail.clear()
+        self._has_garbage = False
+        self.synced_end_offset = min(self.synced_end_offset, self.log_end_offset)
+        self.epochs.truncate_to(self.log_end_offset)
+        last = None
+        if active is not None and active.last_batch_position >= 0:
+            last = header_at(active.file, active.last_batch_position, active.size_bytes)
+        self._syncs.truncated(self.log_end_offset, last.crc if last is not None else 0)
+        self.producers = rebuild_producers(
+            self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config
+        )
+
+    # -- compaction ----------------------------------------------------------------------------------------------------
+
+    def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
+        """The next pass over closed segments below `upto_offset` (the watermark), if it is worth it; for a thread.
+
+        Then call `finish_compaction`, also if it failed. One at a time: None while one runs.
+        """
+        if not self.config.cleanup_compact or self._compaction is not None or self.read_only_forever:
+            return None
+        self._compaction = plan_compaction(
+            self.disk,
+            self.folder,
+            self._segments.all,
+            self.config,
+            now_ms,
+            upto_offset,
+            self.log_start_offset,
+            self._cleaned_upto,
+            self.producers.last_offsets(),
+        )
+        return self._compaction
+
+    def finish_compaction(self, job: CompactionJob) -> DeletionJob:
+        """Put the job's segments in place of those it read, if they are still there; remove the old ones by the job."""
+        self._compaction = None
+        segments = self._segments
+        groups = job.usable_groups(segments.all)
+        replacements = [
+            # The first segment stays even when empty: its name says where the log starts.
+            Replacement(group.bases, group.next_base, group.size_bytes > 0 or group.old[0] is segments.all[0])
+            for group in groups
+        ]
+        deleted: list[str] = []
+        if replacements:
+            try:
+                deleted = replace_segments(self.disk, self.folder, replacements)
+            except OSError as error:
+                # Half done on disk: only opening the log anew can tell what is there.
+                self._fail_for_good(f"compaction failed: {error}")
+                raise storage_error("compaction", error) from error
+        for group, (bases, _, has_successor) in zip(groups, replacements, strict=True):
+            fresh = LogSegment(self.disk, self.folder, bases[0], group.size_bytes) if has_successor else None
+            segments.replace(group.old, fresh)
+        if job.is_done:
+            self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
+        return job.cleanup(deleted, groups, lambda: self._cleaned_upto)

@@ -1,0 +1,151 @@
+"""What the log knows of idempotent producers: their epoch and the last batches of each.
+
+A producer that repeats a batch (it did not see the answer) gets the offsets that the batch already has; a gap in its
+sequence is refused. The state is a function of the log: snapshots only spare reading it all again.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from chronik.wire.batch import BatchHeader
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "ProducerStates", "SentBatch"]
+
+BATCHES_KEPT: Final = 5
+"""As many as a producer may have in flight."""
+PRODUCERS_MAX: Final = 50_000
+"""Beyond that many in one log, who has been silent longest is forgotten."""
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+"""Sequences wrap behind 2^31-1."""
+
+
+class SentBatch(NamedTuple):
+    """One batch of a producer that is in the log."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+
+
+class Duplicate(NamedTuple):
+    """The batch is in the log already, here."""
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+
+
+class ProducerState:
+    """One producer: its epoch, and its last batches with the newest last."""
+
+    __slots__ = ("batches", "epoch", "last_seen_ms")
+
+    def __init__(self, epoch: int, last_seen_ms: int, batches: list[SentBatch]) -> None:
+        self.epoch = epoch
+        self.last_seen_ms = last_seen_ms
+        self.batches = batches
+
+
+class ProducerStates:
+    """All producers of one log, who wrote last standing last. Owned by the loop."""
+
+    __slots__ = ("_states", "expiration_ms")
+
+    def __init__(self, expiration_ms: int) -> None:
+        self.expiration_ms = expiration_ms
+        self._states: dict[int, ProducerState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def items(self) -> Iterator[tuple[int, ProducerState]]:
+        return iter(self._states.items())
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        return self._states.get(producer_id)
+
+    def check(self, header: BatchHeader) -> Duplicate | None:
+        """May this batch be appended? None says yes; a `Duplicate` says that it has been. Raises KafkaError otherwise.
+
+        A producer that is not known here may start with any sequence: its older batches may have expired.
+        """
+        if header.producer_id < 0:
+            return None
+        state = self._states.get(header.producer_id)
+        if state is None:
+            return None
+        if header.producer_epoch < state.epoch:
+            raise KafkaError(
+                ErrorCode.invalid_producer_epoch,
+                f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}",
+            )
+        sequence = header.base_sequence
+        if header.producer_epoch > state.epoch:
+            if sequence != 0:
+                raise _out_of_order(header, 0)
+            return None
+        last_sequence = header.last_sequence
+        for batch in state.batches:
+            if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
+                return Duplicate(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
+        if not state.batches:
+            return None
+        expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK
+        if sequence == expected:
+            return None
+        # How far the batch's end lies before the oldest one kept, on the circle of sequences.
+        behind = state.batches[0].base_sequence - last_sequence & SEQUENCE_MASK
+        if 0 < behind <= SEQUENCE_MASK >> 1 and len(state.batches) == BATCHES_KEPT:
+            raise KafkaError(
+                ErrorCode.duplicate_sequence_number,
+                f"producer {header.producer_id} repeats sequence {sequence}, which is too old to know its offset",
+            )
+        raise _out_of_order(header, expected)
+
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
+        """The batch is in the log at `base_offset`."""
+        sent = SentBatch(
+            header.base_sequence,
+            header.last_sequence,
+            base_offset,
+            base_offset + header.last_offset_delta,
+            log_append_time_ms,
+        )
+        state = self._states.pop(header.producer_id, None)
+        if state is None or state.epoch != header.producer_epoch:
+            state = ProducerState(header.producer_epoch, now_ms, [sent])
+            if len(self._states) >= PRODUCERS_MAX:
+                del self._states[next(iter(self._states))]
+        else:
+            state.last_seen_ms = now_ms
+            state.batches.append(sent)
+            if len(state.batches) > BATCHES_KEPT:
+                del state.batches[0]
+        self._states[header.producer_id] = state
+
+    def restore(self, producer_id: int, state: ProducerState) -> None:
+        """Put back what a snapshot held."""
+        self._states[producer_id] = state
+
+    def expire(self, now_ms: int) -> int:
+        """Forget who has been silent too long; returns how many."""
+        oldest_ms = now_ms - self.expiration_ms
+        expired = [producer_id for producer_id, state in self._states.items() if state.last_seen_ms < oldest_ms]
+        for producer_id in expired:
+            del self._states[producer_id]
+        return len(expired)
+
+    def last_offsets(self) -> dict[int, int]:
+        """Each producer's last offset: compaction must keep the batch there, be it empty."""
+        return {producer_id: state.batches[-1].last_offset for producer_id, state in self._states.items()}
+
+
+def _out_of_order(header: BatchHeader, expected: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.out_of_order_sequence_number,
+        f"producer {header.producer_id} sends sequence {header.base_sequence}, {expected} is next",
+    )

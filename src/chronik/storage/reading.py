@@ -1,0 +1,130 @@
+"""Reading batches away from the tail, on the loop where the pages are in memory, otherwise in a thread."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from chronik.storage.batches import cut_whole_batches
+from chronik.storage.disk import Buffer
+from chronik.storage.segment import LogSegment, SegmentView
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
+
+__all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
+
+HINTS_MAX: Final = 256
+"""Where the next reads will continue is kept for that many readers of a log (a power of two)."""
+INDEXED_CUT_BYTES: Final = 64 * 1024
+"""Reads at least this large find where to cut in the index, if their batches are small."""
+SMALL_BATCHES: Final = 64
+"""Batches are small if at least so many fit into the read."""
+
+
+class ReadResult(NamedTuple):
+    """Whole batches, and the offset behind the last of them."""
+
+    data: Buffer
+    next_offset: int
+
+
+class Hint(NamedTuple):
+    """The batch with `offset` starts at `position` of `segment`."""
+
+    offset: int
+    segment: LogSegment
+    position: int
+
+
+def read_batches(
+    pread: Callable[[int, int], Buffer | None],
+    position: int,
+    end: int,
+    offset: int,
+    max_bytes: int,
+    upto_offset: int,
+    min_one_batch: bool,
+    boundary_before: Callable[[int], int],
+) -> ReadResult | None:
+    """Read from the batch at `position`; None where `pread` gave none or no whole batch is there."""
+    size = min(max(max_bytes, HEADER_BYTES), end - position)
+    data = pread(position, size)
+    if data is None or len(data) < HEADER_BYTES:
+        return None
+    first = read_batch_header(data)
+    if first.size_bytes < HEADER_BYTES or position + first.size_bytes > end:
+        return None
+    if first.size_bytes > len(data) or first.size_bytes > max_bytes:
+        if not min_one_batch:
+            return ReadResult(b"", offset)
+        if first.size_bytes != len(data):
+            data = pread(position, first.size_bytes)
+            if data is None or len(data) < first.size_bytes:
+                return None
+    start = 0
+    if len(data) >= INDEXED_CUT_BYTES and first.size_bytes * SMALL_BATCHES <= len(data):
+        start = max(0, boundary_before(position + len(data) - 1) - position)
+    cut = cut_whole_batches(data, first.base_offset, upto_offset, start)
+    if cut.end == start and start > 0:
+        cut = cut_whole_batches(data, first.base_offset, upto_offset)
+    if cut.end == len(data):
+        return ReadResult(data, cut.next_offset)
+    return ReadResult(memoryview(data)[: cut.end], cut.next_offset)
+
+
+class ReadJob:
+    """A read for a thread: touches files only. Called once, it returns the batches; `result` then has it all.
+
+    `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
+    on may be gone from the first.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[tuple[LogSegment, SegmentView]],
+        hints: dict[int, Hint],
+        offset: int,
+        max_bytes: int,
+        upto_offset: int,
+        min_one_batch: bool,
+    ) -> None:
+        self._segments = segments
+        self._hints = hints
+        self._offset = offset
+        self._max_bytes = max_bytes
+        self._upto_offset = upto_offset
+        self._min_one_batch = min_one_batch
+        self.result: ReadResult | None = None
+
+    def __call__(self) -> Buffer:
+        try:
+            self.result = self._read()
+        finally:
+            for _, view in self._segments:
+                view.release()
+        return self.result.data
+
+    def _read(self) -> ReadResult:
+        for segment, view in self._segments:
+            found = view.find(self._offset) if self._offset < self._upto_offset else None
+            if found is None:
+                continue
+            position, header = found
+            if header.last_offset >= self._upto_offset:
+                break
+            result = read_batches(
+                view.shared.file.pread,
+                position,
+                view.size_bytes,
+                header.base_offset,
+                self._max_bytes,
+                self._upto_offset,
+                self._min_one_batch,
+                view.boundary_before,
+            )
+            if result is None:
+                break
+            # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
+            next_offset, next_position = result.next_offset, position + len(result.data)
+            self._hints[self._offset % HINTS_MAX] = Hint(self._offset, segment, position)
+            if result.data and next_position < view.size_bytes:
+                self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
+            return result
+        return ReadResult(b"", self._offset)

@@ -1,0 +1,256 @@
+"""One segment of a log: a file of batches and its two sparse indexes."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from chronik.storage.batches import header_at, walk_headers
+from chronik.storage.disk import Disk, File
+from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, IndexView, SparseIndex
+from chronik.storage.shared_file import SharedFile
+from chronik.wire.batch import HEADER_BYTES, BatchHeader
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["NO_TIMESTAMP", "RELATIVE_OFFSET_MAX", "LogSegment", "SegmentView", "segment_path"]
+
+NO_TIMESTAMP: Final = -1
+RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+
+
+def segment_path(folder: str, base_offset: int, suffix: str = ".log") -> str:
+    """Kafka's names: the base offset in 20 digits, so that they sort."""
+    return f"{folder}/{base_offset:020d}{suffix}"
+
+
+class SegmentView(NamedTuple):
+    """A segment as it was at one moment, with a share of its file: what a read in a thread works on."""
+
+    base_offset: int
+    size_bytes: int
+    shared: SharedFile
+    offsets: IndexView
+    times: IndexView
+
+    def release(self) -> None:
+        self.shared.release()
+
+    def find(self, offset: int) -> tuple[int, BatchHeader] | None:
+        """The first batch that ends at or behind `offset`, with its position; None if all end before it."""
+        for position, header in self.walk(self.position_near(offset)):
+            if header.last_offset >= offset:
+                return position, header
+        return None
+
+    def position_near(self, offset: int) -> int:
+        """The start of a batch that does not lie behind `offset`, as near to it as the index knows."""
+        entry = self.offsets.floor(0, offset - self.base_offset)
+        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+
+    def boundary_before(self, position: int) -> int:
+        """The start of a batch at or before `position`, as near to it as the index knows."""
+        entry = self.offsets.floor(1, position)
+        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+
+    def is_right(self, relative_offset: int, position: int) -> bool:
+        """Whether an entry of the offset index is true."""
+        header = header_at(self.shared.file, position, self.size_bytes)
+        return header is not None and header.last_offset == self.base_offset + relative_offset
+
+    def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Every batch from `position` on. Raises CORRUPT_MESSAGE where the chain of batches is broken."""
+        end = position
+        for at, header in walk_headers(self.shared.file, position, self.size_bytes):
+            yield at, header
+            end = at + header.size_bytes
+        if end < self.size_bytes and any(self.shared.file.pread(end, HEADER_BYTES)):
+            raise KafkaError(ErrorCode.corrupt_message, f"segment {self.base_offset} is damaged at its byte {end}")
+
+    def largest_timestamp(self) -> tuple[int, int]:
+        """The largest timestamp and the last offset of the first batch that has it; (-1, -1) without any."""
+        entry = self.times.last()
+        if entry is not None:
+            offset = self.base_offset + entry[1]
+            found = self.find(offset)
+            if found is not None and found[1].last_offset == offset and found[1].max_timestamp == entry[0]:
+                return entry[0], offset
+        largest, its_offset = NO_TIMESTAMP, -1
+        for _, header in self.walk(0):
+            if header.max_timestamp > largest:
+                largest, its_offset = header.max_timestamp, header.last_offset
+        return largest, its_offset
+
+
+class LogSegment:
+    """Owns NNN.log, NNN.index and NNN.timeindex.
+
+    Invariant: bytes [0, size_bytes) of the file are whole batches with growing offsets, all at or above `base_offset`
+    and less than 2^31 above it; what follows in the file is preallocated zeros. Owned by the loop; threads get a view.
+    The file is opened when it is first needed and can be let go at any time.
+    """
+
+    __slots__ = (
+        "_shared",
+        "allocated_bytes",
+        "base_offset",
+        "disk",
+        "first_append_ms",
+        "folder",
+        "last_batch_position",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "offset_index",
+        "size_bytes",
+        "time_index",
+        "unindexed_bytes",
+    )
+
+    def __init__(self, disk: Disk, folder: str, base_offset: int, size_bytes: int = 0) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self.allocated_bytes = size_bytes
+        self.max_timestamp: int | None = None if size_bytes else NO_TIMESTAMP
+        self.max_timestamp_offset = -1
+        self.first_append_ms: int | None = None
+        self.unindexed_bytes = 0
+        self.last_batch_position = -1
+        self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
+        self.time_index = SparseIndex(disk, segment_path(folder, base_offset, ".timeindex"), TIME_ENTRY)
+        self._shared: SharedFile | None = None
+
+    @staticmethod
+    def create(disk: Disk, folder: str, base_offset: int) -> "LogSegment":
+        """A new, empty segment; whatever its files held is gone."""
+        file = disk.open(segment_path(folder, base_offset), create=True)
+        segment = LogSegment(disk, folder, base_offset)
+        try:
+            file.truncate(0)
+            for index in (segment.offset_index, segment.time_index):
+                if disk.exists(index.path):
+                    index.cut(0)
+        except OSError:
+            file.close()
+            disk.remove(segment.path)
+            raise
+        segment._shared = SharedFile(file)
+        return segment
+
+    @property
+    def path(self) -> str:
+        return segment_path(self.folder, self.base_offset)
+
+    @property
+    def file(self) -> File:
+        return self.shared.file
+
+    @property
+    def shared(self) -> SharedFile:
+        if self._shared is None:
+            self._shared = SharedFile(self.disk.open(self.path))
+        return self._shared
+
+    @property
+    def is_open(self) -> bool:
+        return self._shared is not None
+
+    def let_go(self) -> None:
+        """Close the file, or leave that to the thread that still uses it."""
+        if self._shared is not None:
+            self._shared.release()
+            self._shared = None
+
+    def view(self) -> SegmentView:
+        """To be released by who uses it."""
+        return SegmentView(
+            self.base_offset, self.size_bytes, self.shared.acquire(), self.offset_index.view(), self.time_index.view()
+        )
+
+    def largest_timestamp(self) -> tuple[int, int]:
+        """The largest timestamp and its batch's last offset. May read; remembered."""
+        if self.max_timestamp is None:
+            view = self.view()
+            try:
+                self.max_timestamp, self.max_timestamp_offset = view.largest_timestamp()
+            finally:
+                view.release()
+        return self.max_timestamp, self.max_timestamp_offset
+
+    def note_batch(self, position: int, last_offset: int, size_bytes: int, max_timestamp: int, interval: int) -> None:
+        """A batch was appended at `position`: keep the timestamps, and the indexes where an entry is due."""
+        self.last_batch_position = position
+        if self.max_timestamp is None or max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if self.unindexed_bytes > interval:
+            self.add_index_entry(position, last_offset)
+        self.unindexed_bytes += size_bytes
+
+    def add_index_entry(self, position: int, last_offset: int) -> None:
+        self.offset_index.append(last_offset - self.base_offset, position)
+        self.add_time_entry()
+        self.unindexed_bytes = 0
+
+    def add_time_entry(self) -> None:
+        """Note the largest timestamp so far, if it is new."""
+        if self.max_timestamp is None or self.max_timestamp < 0:
+            return
+        last = self.time_index.last_appended
+        if last is None or last < self.max_timestamp:
+            self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+
+    def finish(self) -> None:
+        """No more appends: complete the indexes and give back what was allocated ahead. An OSError is no harm."""
+        self.add_time_entry()
+        try:
+            for index in (self.offset_index, self.time_index):
+                if not index.try_write() and self.disk.exists(index.path):
+                    # No index at all is rebuilt when the log is opened; one that lacks its end would be believed.
+                    self.disk.remove(index.path)
+            self.trim()
+        except OSError:
+            # The zeros stay; readers and recovery take them for the end.
+            return
+
+    def trim(self) -> None:
+        """Cut the file to what it holds."""
+        if self._shared is not None or self.allocated_bytes != self.size_bytes:
+            self.file.truncate(self.size_bytes)
+            self.allocated_bytes = self.size_bytes
+
+    def cut(self, size_bytes: int, last_offset_kept: int) -> None:
+        """Drop everything from `size_bytes` on; `last_offset_kept` is that of the batch before. Blocks."""
+        self.file.truncate(size_bytes)
+        self.size_bytes = self.allocated_bytes = size_bytes
+        self.offset_index.cut(self.offset_index.count_upto(1, size_bytes - 1))
+        self.time_index.cut(self.time_index.count_upto(1, last_offset_kept - self.base_offset))
+        self.resume()
+
+    def resume(self) -> None:
+        """Find out what appending needs to know, from the indexes and the batches behind their last entries. Blocks."""
+        times, offsets = self.time_index.view().last(), self.offset_index.view().last()
+        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
+        if times is not None:
+            self.max_timestamp, self.max_timestamp_offset = times[0], self.base_offset + times[1]
+        start = offsets[1] if offsets is not None else 0
+        self.unindexed_bytes = self.size_bytes - start
+        self.last_batch_position = -1
+        for position, header in walk_headers(self.file, start, self.size_bytes):
+            self.last_batch_position = position
+            if header.max_timestamp > self.max_timestamp:
+                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+
+    def rebuild_indexes(self, interval: int) -> None:
+        """Write both indexes anew from the batches. Blocks."""
+        self.offset_index.cut(0)
+        self.time_index.cut(0)
+        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
+        self.unindexed_bytes = 0
+        for position, header in walk_headers(self.file, 0, self.size_bytes):
+            self.note_batch(position, header.last_offset, header.size_bytes, header.max_timestamp, interval)
+        self.add_time_entry()
+        self.offset_index.write()
+        self.time_index.write()
+
+    def paths(self) -> list[str]:
+        """All files of the segment, the log last: a segment without indexes is still whole."""
+        return [self.offset_index.path, self.time_index.path, self.path]

@@ -1,0 +1,225 @@
+"""Making a log durable: what one sync does in a thread, and the checkpoint it may leave."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.epochs import LeaderEpochs
+from chronik.storage.producers import ProducerStates
+from chronik.storage.segment import LogSegment, segment_path
+from chronik.storage.shared_file import SharedFile
+from chronik.storage.snapshot import Snapshot, encode_snapshot
+
+__all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
+
+EPOCHS_NAME = "leader-epoch-checkpoint"
+SNAPSHOTS_KEPT: Final = 2
+
+
+class Syncable(Protocol):
+    """What a checkpoint needs to know of its log."""
+
+    config: LogConfig
+    log_end_offset: int
+    synced_end_offset: int
+    producers: ProducerStates
+    epochs: LeaderEpochs
+
+
+class Checkpoint(NamedTuple):
+    """All that makes recovery start at `offset`; written behind the sync of everything below that offset."""
+
+    offset: int
+    snapshot: bytes
+    epochs: bytes
+    index_paths: Sequence[str]
+    outdated_offsets: Sequence[int]
+    """Snapshots that can go when this one is there."""
+
+
+class SyncJob:
+    """One sync of one log. `run` is for a thread and touches files only; the loop is told by `Log.synced`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        files: Sequence[SharedFile],
+        folders: Sequence[str],
+        end_offset: int,
+        generation: int,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.end_offset = end_offset
+        self.generation = generation
+        self.checkpoint = checkpoint
+        self.checkpointed = False
+        self._disk = disk
+        self._folder = folder
+        self._files = files
+        self._folders = folders
+
+    def run(self) -> None:
+        """Sync; an OSError means that nobody knows what is durable."""
+        try:
+            for shared in self._files:
+                shared.file.datasync()
+            for folder in self._folders:
+                self._disk.sync_dir(folder)
+        finally:
+            for shared in self._files:
+                shared.release()
+        if self.checkpoint is not None:
+            try:
+                self._write_checkpoint(self.checkpoint)
+                self.checkpointed = True
+            except OSError:
+                # The data is durable; recovery just starts at the last checkpoint, until one succeeds.
+                return
+
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        disk = self._disk
+        for path in checkpoint.index_paths:
+            try:
+                file = disk.open(path)
+            except FileNotFoundError:
+                # Retention or compaction took the segment meanwhile.
+                continue
+            try:
+                file.datasync()
+            finally:
+                file.close()
+        write_file_atomic(disk, f"{self._folder}/{EPOCHS_NAME}", checkpoint.epochs)
+        write_file_atomic(disk, segment_path(self._folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
+        for offset in checkpoint.outdated_offsets:
+            path = segment_path(self._folder, offset, ".snapshot")
+            if disk.exists(path):
+                disk.remove(path)
+
+
+class LogSyncs:
+    """What of a log is not durable yet, and when the next checkpoint is due. Owned by the loop.
+
+    Invariant: at most one job runs. What a job took counts as durable only if the log was not truncated meanwhile.
+    """
+
+    __slots__ = (
+        "_bytes_since_checkpoint",
+        "_disk",
+        "_files",
+        "_folder",
+        "_folders",
+        "_generation",
+        "_indexes",
+        "_last_batch_crc",
+        "_running",
+        "snapshots",
+    )
+
+    def __init__(
+        self, disk: Disk, folder: str, snapshots: Sequence[int], last_batch_crc: int, bytes_since_checkpoint: int
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self.snapshots = list(snapshots)
+        self._last_batch_crc = last_batch_crc
+        self._bytes_since_checkpoint = bytes_since_checkpoint
+        self._generation = 0
+        self._running: SyncJob | None = None
+        self._files: list[SharedFile] = []
+        self._folders: list[str] = []
+        self._indexes: list[str] = []
+
+    def appended(self, size_bytes: int, crc: int) -> None:
+        self._bytes_since_checkpoint += size_bytes
+        self._last_batch_crc = crc
+
+    def rolled(self, closed: LogSegment | None, checkpoint_bytes: int) -> None:
+        """A new segment has begun behind `closed`."""
+        if closed is None:
+            # The log's folder may be as new as its first segment.
+            self._folders = [self._folder, self._folder.rpartition("/")[0] or "/"]
+            return
+        if self._folder not in self._folders:
+            self._folders.append(self._folder)
+        self._files.append(closed.shared.acquire())
+        self._indexes += [closed.offset_index.path, closed.time_index.path]
+        # Recovery should not need to look into closed segments.
+        self._bytes_since_checkpoint = max(self._bytes_since_checkpoint, checkpoint_bytes)
+
+    def truncated(self, end_offset: int, last_batch_crc: int) -> None:
+        """The log now ends at `end_offset`. Removes snapshots of what was dropped."""
+        self._generation += 1
+        self._last_batch_crc = last_batch_crc
+        for offset in self.snapshots:
+            if offset > end_offset:
+                path = segment_path(self._folder, offset, ".snapshot")
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+        self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
+        self._bytes_since_checkpoint = 0
+
+    def job(self, log: Syncable, active: LogSegment | None, *, checkpoint: bool = False) -> SyncJob | None:
+        """A sync of all that is not durable; None if there is nothing or a job runs."""
+        is_behind = log.synced_end_offset < log.log_end_offset
+        if self._running is not None or active is None:
+            return None
+        if not (is_behind or self._files or self._folders or checkpoint):
+            return None
+        files = self._files
+        if is_behind or checkpoint:
+            files = [*files, active.shared.acquire()]
+        job = SyncJob(self._disk, self._folder, files, self._folders, log.log_end_offset, self._generation, None)
+        self._files, self._folders = [], []
+        if checkpoint or self._bytes_since_checkpoint >= log.config.checkpoint_bytes:
+            job.checkpoint = self._checkpoint(log, active)
+            self._bytes_since_checkpoint = 0
+        self._running = job
+        return job
+
+    def finished(self, job: SyncJob) -> bool:
+        """The job ended; returns whether what it covered is still what the log holds."""
+        if self._running is job:
+            self._running = None
+        is_current = job.generation == self._generation
+        checkpoint = job.checkpoint
+        if checkpoint is not None and not job.checkpointed:
+            self._indexes = [*checkpoint.index_paths, *self._indexes]
+        elif checkpoint is not None and is_current:
+            self.snapshots = [
+                offset
+                for offset in self.snapshots
+                if offset not in checkpoint.outdated_offsets and offset != checkpoint.offset
+            ]
+            self.snapshots.append(checkpoint.offset)
+        return is_current
+
+    def _checkpoint(self, log: Syncable, active: LogSegment) -> Checkpoint | None:
+        if not active.offset_index.try_write() or not active.time_index.try_write():
+            return None
+        offset = log.log_end_offset
+        max_timestamp, max_timestamp_offset = active.largest_timestamp()
+        snapshot = Snapshot(
+            offset,
+            active.base_offset,
+            active.size_bytes,
+            active.last_batch_position if active.size_bytes else -1,
+            self._last_batch_crc if active.size_bytes else 0,
+            max_timestamp,
+            max_timestamp_offset,
+            active.offset_index.written_count,
+            active.time_index.written_count,
+            active.unindexed_bytes,
+            -1 if active.first_append_ms is None else active.first_append_ms,
+            list(log.producers.items()),
+        )
+        indexes, self._indexes = self._indexes, []
+        outdated = [old for old in self.snapshots if old != offset]
+        return Checkpoint(
+            offset,
+            encode_snapshot(snapshot),
+            log.epochs.encode(),
+            [*indexes, active.offset_index.path, active.time_index.path],
+            outdated[: len(outdated) + 1 - SNAPSHOTS_KEPT] if len(outdated) >= SNAPSHOTS_KEPT else [],
+        )

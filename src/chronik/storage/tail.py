@@ -1,0 +1,76 @@
+"""Where the newest batches of a log start: reads at the tail need neither index nor scan."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple
+
+__all__ = ["Span", "Tail"]
+
+BATCHES_MAX: Final = 512
+"""Kept at most; when there are more, the older half goes."""
+
+
+class Span(NamedTuple):
+    """Bytes [start, end) of the active segment: whole batches, followed by the one at `next_offset`."""
+
+    start: int
+    end: int
+    next_offset: int
+
+
+class Tail:
+    """Base offset and position of the last batches of the active segment. Owned by the loop.
+
+    Invariant: consecutive batches, the last of them being the log's last.
+    """
+
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.positions = array("q")
+
+    def append(self, base_offset: int, position: int) -> None:
+        self.offsets.append(base_offset)
+        self.positions.append(position)
+        if len(self.offsets) > BATCHES_MAX:
+            del self.offsets[: BATCHES_MAX // 2], self.positions[: BATCHES_MAX // 2]
+
+    def clear(self) -> None:
+        if self.offsets:
+            self.offsets = array("q")
+            self.positions = array("q")
+
+    def span(
+        self, offset: int, max_bytes: int, upto_offset: int, end_offset: int, end_position: int, min_one_batch: bool
+    ) -> Span | None:
+        """The batches from the one with `offset` on, below `upto_offset`, `max_bytes` at most; None if not known here.
+
+        `end_offset` and `end_position` are where the log ends.
+        """
+        offsets = self.offsets
+        if not offsets or offset < offsets[0]:
+            return None
+        positions = self.positions
+        first = bisect_right(offsets, offset) - 1
+        start = positions[first]
+        if upto_offset >= end_offset:
+            behind, next_offset, end = len(offsets), end_offset, end_position
+        else:
+            behind = bisect_left(offsets, upto_offset)
+            if behind == len(offsets) or offsets[behind] > upto_offset:
+                # The batch before reaches over the limit, or may.
+                behind -= 1
+            if behind <= first:
+                return Span(start, start, offset)
+            next_offset, end = offsets[behind], positions[behind]
+        if end - start > max_bytes:
+            behind = bisect_right(positions, start + max_bytes) - 1
+            if behind <= first:
+                if not min_one_batch:
+                    return Span(start, start, offset)
+                behind = first + 1
+                if behind == len(offsets):
+                    return Span(start, end_position, end_offset)
+            next_offset, end = offsets[behind], positions[behind]
+        return Span(start, end, next_offset)

@@ -1,0 +1,150 @@
+"""Finding records by their timestamps. Everything here blocks and is for a thread."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chronik.storage.disk import Disk
+from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
+from chronik.storage.segment import NO_TIMESTAMP, SegmentView, segment_path
+from chronik.storage.shared_file import SharedFile
+from chronik.wire.batch import BatchHeader, decode_batch
+
+__all__ = ["TimeLookup", "TimestampOffset"]
+
+
+class TimestampOffset(NamedTuple):
+    """A record by its offset, and its own timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class TimeLookup:
+    """The log as it was when asked: closed segments by their base offsets, the active one by a view.
+
+    Closed segments are opened one at a time. One that retention removes meanwhile is passed over.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, closed: Sequence[int], active: SegmentView | None, start: int, end: int
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._closed = closed
+        self._active = active
+        self._start = start
+        self._end = end
+
+    def first_at_or_after(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record that is not older than `timestamp_ms`."""
+        try:
+            for base_offset in self._closed:
+                view = self._open(base_offset)
+                if view is None:
+                    continue
+                try:
+                    found = self._first_in(view, timestamp_ms)
+                finally:
+                    view.release()
+                if found is not None:
+                    return found
+            return self._first_in(self._active, timestamp_ms) if self._active is not None else None
+        finally:
+            self._release_active()
+
+    def largest(self) -> TimestampOffset | None:
+        """The first of the records with the largest timestamp."""
+        best: tuple[int, int] | None = None
+        try:
+            largest = NO_TIMESTAMP
+            for base_offset in self._closed:
+                view = self._open(base_offset)
+                if view is None:
+                    continue
+                try:
+                    timestamp_ms, offset = self._largest_in(view)
+                finally:
+                    view.release()
+                if timestamp_ms > largest:
+                    largest, best = timestamp_ms, (base_offset, offset)
+            if self._active is not None:
+                timestamp_ms, offset = self._largest_in(self._active)
+                if timestamp_ms > largest:
+                    return self._record(self._active, offset, timestamp_ms)
+            if best is None:
+                return None
+            view = self._open(best[0])
+            if view is None:
+                return None
+            try:
+                return self._record(view, best[1], largest)
+            finally:
+                view.release()
+        finally:
+            self._release_active()
+
+    def _release_active(self) -> None:
+        if self._active is not None:
+            self._active.release()
+
+    def _open(self, base_offset: int) -> SegmentView | None:
+        try:
+            file = self._disk.open(segment_path(self._folder, base_offset))
+        except FileNotFoundError:
+            return None
+        return SegmentView(
+            base_offset,
+            file.size(),
+            SharedFile(file),
+            SparseIndex(self._disk, segment_path(self._folder, base_offset, ".index"), OFFSET_ENTRY).view(),
+            SparseIndex(self._disk, segment_path(self._folder, base_offset, ".timeindex"), TIME_ENTRY).view(),
+        )
+
+    def _largest_in(self, view: SegmentView) -> tuple[int, int]:
+        """The largest timestamp among the records of the segment that are in the log's range."""
+        is_active = view is self._active
+        if view.base_offset >= self._start and not is_active:
+            return view.largest_timestamp()
+        # The index speaks of the segment as a whole, and of the active one only up to its last entry.
+        largest, its_offset = NO_TIMESTAMP, -1
+        position = view.position_near(self._start)
+        entry = view.times.last()
+        if is_active and entry is not None and view.base_offset + entry[1] >= self._start:
+            found = view.find(view.base_offset + entry[1])
+            if found is not None and found[1].max_timestamp == entry[0]:
+                position = found[0]
+        for _, header in view.walk(position):
+            if header.last_offset >= self._start and header.max_timestamp > largest:
+                largest, its_offset = header.max_timestamp, header.last_offset
+        return largest, its_offset
+
+    def _record(self, view: SegmentView, offset: int, timestamp_ms: int) -> TimestampOffset | None:
+        found = view.find(offset)
+        return self._first_record(view, *found, timestamp_ms) if found is not None else None
+
+    def _first_in(self, view: SegmentView, timestamp_ms: int) -> TimestampOffset | None:
+        if view is not self._active and view.base_offset >= self._start and view.largest_timestamp()[0] < timestamp_ms:
+            return None
+        position = view.position_near(self._start)
+        entry = view.times.floor(0, timestamp_ms - 1)
+        if entry is not None:
+            # All records up to that offset are older.
+            found = view.find(view.base_offset + entry[1])
+            if found is not None and found[1].max_timestamp == entry[0]:
+                position = max(position, found[0])
+        for at, header in view.walk(position):
+            if header.last_offset < self._start or header.max_timestamp < timestamp_ms:
+                continue
+            record = self._first_record(view, at, header, timestamp_ms)
+            if record is not None:
+                return record
+        return None
+
+    def _first_record(
+        self, view: SegmentView, position: int, header: BatchHeader, timestamp_ms: int
+    ) -> TimestampOffset | None:
+        batch = view.shared.file.pread(position, header.size_bytes)
+        for record in decode_batch(batch):
+            if record.timestamp_ms >= timestamp_ms and self._start <= record.offset < self._end:
+                return TimestampOffset(record.offset, record.timestamp_ms)
+        return None

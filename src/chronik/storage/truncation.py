@@ -1,0 +1,45 @@
+"""Pieces of truncating a log: removing its end, and finding out again what its producers did."""
+
+from collections.abc import Sequence
+
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import Disk, read_file
+from chronik.storage.producers import ProducerStates
+from chronik.storage.segment import LogSegment, segment_path
+from chronik.storage.snapshot import decode_snapshot, restore_producers
+
+__all__ = ["rebuild_producers", "remove_segments"]
+
+
+def remove_segments(disk: Disk, segments: Sequence[LogSegment]) -> None:
+    """Remove the files of the log's last segments, the newest first: a crash leaves a log without a hole."""
+    for segment in reversed(segments):
+        for path in reversed(segment.paths()):
+            if disk.exists(path):
+                disk.remove(path)
+
+
+def rebuild_producers(
+    disk: Disk, folder: str, segments: Sequence[LogSegment], snapshots: Sequence[int], config: LogConfig
+) -> ProducerStates:
+    """The producers as of the log's end, from the last snapshot and the batches behind it. Blocks."""
+    snapshot = None
+    if snapshots:
+        snapshot = decode_snapshot(read_file(disk, segment_path(folder, snapshots[-1], ".snapshot")) or b"")
+    producers = restore_producers(snapshot, config.producer_expiration_ms)
+    start = snapshot.offset if snapshot is not None else 0
+    for at, segment in enumerate(segments):
+        if at + 1 < len(segments) and segments[at + 1].base_offset <= start:
+            continue
+        was_open = segment.is_open
+        view = segment.view()
+        try:
+            for _, header in view.walk(view.position_near(start)):
+                if header.producer_id >= 0 and not header.is_control and header.base_offset >= start:
+                    append_time_ms = header.max_timestamp if header.log_append_time else -1
+                    producers.record(header, header.base_offset, header.max_timestamp, append_time_ms)
+        finally:
+            view.release()
+            if not was_open:
+                segment.let_go()
+    return producers

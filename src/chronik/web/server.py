@@ -1,0 +1,88 @@
+"""Serves the HTTP application inside the node's own loop, and leaves signals to whoever runs the node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+BACKLOG = 128
+REQUESTS_MAX = 200
+KEEP_ALIVE_S = 5
+SHUTDOWN_S = 2
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening: a port that is taken is found before anything else has started."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    made = socket.socket(family, kind, proto)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, telling when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class WebServer:
+    """One HTTP listener. Owned by the loop that started it."""
+
+    def __init__(self, app: Any, listener: socket.socket) -> None:
+        self._socket = listener
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                loop="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                limit_concurrency=REQUESTS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
+        listening = asyncio.get_running_loop().create_task(self._server.listening.wait())
+        await asyncio.wait([self._serving, listening], return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            listening.cancel()
+            await self._serving
+            raise RuntimeError("the HTTP server ended while it started")
+
+    async def stop(self) -> None:
+        if self._serving is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        await self._serving

@@ -1,0 +1,328 @@
+"""Fetch requests (key 1), versions 4-18, both directions, by hand because they run hot. Responses: `fetch_response`.
+
+    request             replica_id int32 (until 14), max_wait_ms int32, min_bytes int32, max_bytes int32,
+                        isolation_level int8, from 7 session_id int32 and session_epoch int32, topics array,
+                        from 7 forgotten topics array, from 11 rack_id string,
+                        tagged from 12: 0 cluster_id nullable string; from 15: 1 replica_state
+    topic               name string (topic_id uuid from 13), partitions array
+    partition           index int32, from 9 current_leader_epoch int32, fetch_offset int64,
+                        from 12 last_fetched_epoch int32, from 5 log_start_offset int64, max_bytes int32,
+                        tagged from 17: 0 replica_directory_id uuid; from 18: 1 high_watermark int64
+    forgotten topic     name string (topic_id uuid from 13), partitions array of int32
+    replica_state       replica_id int32, replica_epoch int64, tagged fields
+
+From version 12 on strings and arrays are compact, and each structure ends with tagged fields.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct, error
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.fetch_response import (
+    FLEXIBLE_FROM,
+    TOPIC_IDS_FROM,
+    FetchPartitionResponse,
+    FetchResponse,
+    read_fetch_response,
+    write_fetch_response,
+    write_topic,
+)
+from chronik.wire.primitives import (
+    ELEMENTS_MAX,
+    read_array_count,
+    read_string,
+    read_tags,
+    read_uuid,
+    skip_tags,
+    uvarint,
+    write_string,
+)
+
+__all__ = [
+    "FetchPartition",
+    "FetchPartitionResponse",
+    "FetchRequest",
+    "FetchResponse",
+    "FetchTopic",
+    "read_fetch_request",
+    "read_fetch_response",
+    "write_fetch_request",
+    "write_fetch_response",
+]
+
+VERSIONS: Final = range(4, 19)
+REPLICA_STATE_FROM: Final = 15
+
+_INT32: Final = Struct(">i")
+_INT64: Final = Struct(">q")
+_START_4: Final = Struct(">iiiib")
+_START_7: Final = Struct(">iiiibii")
+_START_15: Final = Struct(">iiibii")
+_PARTITION_4: Final = Struct(">iqi")
+_PARTITION_5: Final = Struct(">iqqi")
+_PARTITION_9: Final = Struct(">iiqqi")
+_PARTITION_12: Final = Struct(">iiqiqi")
+_REPLICA_STATE: Final = Struct(">iq")
+
+HIGH_WATERMARK_NOT_SENT: Final = (1 << 63) - 1
+
+Forgotten = tuple[str | None, UUID | None, list[int]]
+
+
+class FetchPartition(NamedTuple):
+    """`high_watermark` is the one that a follower already knows (KIP-1166), HIGH_WATERMARK_NOT_SENT for consumers."""
+
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    max_bytes: int
+    high_watermark: int = HIGH_WATERMARK_NOT_SENT
+
+
+@dataclass(slots=True)
+class FetchTopic:
+    """By name, or from version 13 on by id; the other one is None."""
+
+    name: str | None
+    topic_id: UUID | None
+    partitions: list[FetchPartition]
+
+
+@dataclass(slots=True)
+class FetchRequest:
+    replica_id: int = -1
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = 0x7FFFFFFF
+    isolation_level: int = 0
+    session_id: int = 0
+    session_epoch: int = -1
+    topics: list[FetchTopic] = field(default_factory=list)
+    forgotten: list[Forgotten] = field(default_factory=list)
+    rack_id: str = ""
+    cluster_id: str | None = None
+    replica_epoch: int = -1
+
+
+def read_fetch_request(version: int, frame: memoryview, at: int) -> FetchRequest:
+    """The request whose body starts at `at`."""
+    try:
+        request, at = _read_request(version, frame, at)
+    except (error, IndexError) as e:
+        raise MalformedRequest("Fetch request cut short") from e
+    if at != len(frame):
+        raise MalformedRequest(f"Fetch request with {len(frame) - at} bytes too many")
+    return request
+
+
+def _read_request(version: int, frame: memoryview, at: int) -> tuple[FetchRequest, int]:
+    flexible = version >= FLEXIBLE_FROM
+    replica_id = -1
+    session_id = 0
+    session_epoch = -1
+    if version >= REPLICA_STATE_FROM:
+        max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = _START_15.unpack_from(frame, at)
+        at += 21
+    elif version >= 7:
+        replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = (
+            _START_7.unpack_from(frame, at)
+        )
+        at += 25
+    else:
+        replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level = _START_4.unpack_from(frame, at)
+        at += 17
+    topics, at = _read_topics(version, frame, at)
+    forgotten: list[Forgotten] = []
+    rack_id = ""
+    if version >= 7:
+        if flexible and frame[at] == 1:
+            at += 1
+        else:
+            forgotten, at = _read_forgotten(version, frame, at)
+        if version >= 11:
+            if flexible and frame[at] == 1:
+                at += 1
+            else:
+                given_rack_id, at = read_string(frame, at, flexible)
+                if given_rack_id is None:
+                    raise MalformedRequest("Fetch request without a rack id")
+                rack_id = given_rack_id
+    request = FetchRequest(
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session_id,
+        session_epoch,
+        topics,
+        forgotten,
+        rack_id,
+    )
+    if flexible:
+        if frame[at] == 0:
+            at += 1
+        else:
+            tags, at = read_tags(frame, at)
+            if 0 in tags:
+                request.cluster_id, _ = read_string(tags[0], 0, True)
+            if 1 in tags and version >= REPLICA_STATE_FROM:
+                request.replica_id, request.replica_epoch = _REPLICA_STATE.unpack_from(tags[1])
+    return request, at
+
+
+def _read_topics(version: int, frame: memoryview, at: int) -> tuple[list[FetchTopic], int]:
+    flexible = version >= FLEXIBLE_FROM
+    by_id = version >= TOPIC_IDS_FROM
+    topic_count, at = read_array_count(frame, at, flexible, 3)
+    if topic_count < 0:
+        raise MalformedRequest("Fetch request without topics")
+    elements_left = ELEMENTS_MAX - topic_count
+    topics: list[FetchTopic] = []
+    for _ in range(topic_count):
+        name: str | None = None
+        topic_id: UUID | None = None
+        if by_id:
+            topic_id, at = read_uuid(frame, at)
+        else:
+            name, at = read_string(frame, at, flexible)
+            if name is None:
+                raise MalformedRequest("topic without a name")
+        partition_count, at = read_array_count(frame, at, flexible, 16)
+        elements_left -= partition_count
+        if partition_count < 0 or elements_left < 0:
+            raise MalformedRequest(f"topic with {partition_count} partitions")
+        partitions: list[FetchPartition] = []
+        if flexible:
+            for _ in range(partition_count):
+                partition = FetchPartition(*_PARTITION_12.unpack_from(frame, at))
+                at += 32
+                if frame[at] == 0:
+                    at += 1
+                else:
+                    tags, at = read_tags(frame, at)
+                    if 1 in tags and version >= 18:
+                        partition = partition._replace(high_watermark=_INT64.unpack_from(tags[1])[0])
+                partitions.append(partition)
+            at = at + 1 if frame[at] == 0 else skip_tags(frame, at)
+        else:
+            at = _read_old_partitions(version, frame, at, partition_count, partitions)
+        topics.append(FetchTopic(name, topic_id, partitions))
+    return topics, at
+
+
+def _read_old_partitions(version: int, frame: memoryview, at: int, count: int, out: list[FetchPartition]) -> int:
+    for _ in range(count):
+        epoch = -1
+        log_start_offset = -1
+        if version >= 9:
+            index, epoch, fetch_offset, log_start_offset, max_bytes = _PARTITION_9.unpack_from(frame, at)
+            at += 28
+        elif version >= 5:
+            index, fetch_offset, log_start_offset, max_bytes = _PARTITION_5.unpack_from(frame, at)
+            at += 24
+        else:
+            index, fetch_offset, max_bytes = _PARTITION_4.unpack_from(frame, at)
+            at += 16
+        out.append(FetchPartition(index, epoch, fetch_offset, -1, log_start_offset, max_bytes))
+    return at
+
+
+def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forgotten], int]:
+    flexible = version >= FLEXIBLE_FROM
+    topic_count, at = read_array_count(frame, at, flexible, 3)
+    elements_left = ELEMENTS_MAX - topic_count
+    forgotten: list[Forgotten] = []
+    for _ in range(topic_count):
+        name: str | None = None
+        topic_id: UUID | None = None
+        if version >= TOPIC_IDS_FROM:
+            topic_id, at = read_uuid(frame, at)
+        else:
+            name, at = read_string(frame, at, flexible)
+            if name is None:
+                raise MalformedRequest("topic without a name")
+        count, at = read_array_count(frame, at, flexible, 4)
+        elements_left -= count
+        if count < 0 or elements_left < 0:
+            raise MalformedRequest(f"topic with {count} forgotten partitions")
+        forgotten.append((name, topic_id, [index for (index,) in _INT32.iter_unpack(frame[at : at + 4 * count])]))
+        at += 4 * count
+        if flexible:
+            at = skip_tags(frame, at)
+    return forgotten, at
+
+
+def write_fetch_request(version: int, request: FetchRequest) -> bytes:
+    """A request's body."""
+    flexible = version >= FLEXIBLE_FROM
+    limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.isolation_level)
+    session = (request.session_id, request.session_epoch)
+    if version >= REPLICA_STATE_FROM:
+        out = bytearray(_START_15.pack(*limits, *session))
+    elif version >= 7:
+        out = bytearray(_START_7.pack(request.replica_id, *limits, *session))
+    else:
+        out = bytearray(_START_4.pack(request.replica_id, *limits))
+    _put_count(out, flexible, len(request.topics))
+    for topic in request.topics:
+        out += write_topic(version, topic.name, topic.topic_id)
+        _put_count(out, flexible, len(topic.partitions))
+        for partition in topic.partitions:
+            _put_partition(out, version, partition)
+        if flexible:
+            out.append(0)
+    if version >= 7:
+        _put_forgotten(out, version, request.forgotten)
+    if version >= 11:
+        out += write_string(request.rack_id, flexible)
+    if flexible:
+        _put_request_tags(out, version, request)
+    return bytes(out)
+
+
+def _put_count(out: bytearray, flexible: bool, count: int) -> None:
+    out += uvarint(count + 1) if flexible else _INT32.pack(count)
+
+
+def _put_partition(out: bytearray, version: int, partition: FetchPartition) -> None:
+    index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes, high_watermark = partition
+    if version >= FLEXIBLE_FROM:
+        out += _PARTITION_12.pack(index, epoch, fetch_offset, last_epoch, log_start_offset, max_bytes)
+        if high_watermark == HIGH_WATERMARK_NOT_SENT or version < 18:
+            out.append(0)
+        else:
+            out += b"\x01\x01\x08" + _INT64.pack(high_watermark)
+    elif version >= 9:
+        out += _PARTITION_9.pack(index, epoch, fetch_offset, log_start_offset, max_bytes)
+    elif version >= 5:
+        out += _PARTITION_5.pack(index, fetch_offset, log_start_offset, max_bytes)
+    else:
+        out += _PARTITION_4.pack(index, fetch_offset, max_bytes)
+
+
+def _put_forgotten(out: bytearray, version: int, forgotten: Sequence[Forgotten]) -> None:
+    flexible = version >= FLEXIBLE_FROM
+    _put_count(out, flexible, len(forgotten))
+    for name, topic_id, partitions in forgotten:
+        out += write_topic(version, name, topic_id)
+        _put_count(out, flexible, len(partitions))
+        for index in partitions:
+            out += _INT32.pack(index)
+        if flexible:
+            out.append(0)
+
+
+def _put_request_tags(out: bytearray, version: int, request: FetchRequest) -> None:
+    tags: list[bytes] = []
+    if request.cluster_id is not None:
+        content = write_string(request.cluster_id, True)
+        tags.append(b"\x00" + uvarint(len(content)) + content)
+    if version >= REPLICA_STATE_FROM and (request.replica_id, request.replica_epoch) != (-1, -1):
+        tags.append(b"\x01\x0d" + _REPLICA_STATE.pack(request.replica_id, request.replica_epoch) + b"\x00")
+    out += uvarint(len(tags)) + b"".join(tags)

@@ -1,0 +1,155 @@
+"""The primitive types that hand-written codecs share: varints, strings, tagged fields, topic ids.
+
+    uvarint          seven bits per byte, least significant first, the high bit set on all but the last
+    string           int16 length (-1 is null), UTF-8; compact: uvarint length + 1 (0 is null)
+    bytes, records   int32 length (-1 is null); compact: uvarint length + 1 (0 is null)
+    array            int32 count (-1 is null); compact: uvarint count + 1 (0 is null)
+    tagged fields    uvarint count, then each: uvarint tag, uvarint size, that many bytes
+    uuid             16 bytes, zero is "none"
+
+Readers take (buffer, at) and return (value, next at). They raise MalformedRequest for lengths that the buffer cannot
+hold; reading a fixed-size number past the end raises struct.error or IndexError, which the callers turn into it.
+"""
+
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+from uuid import UUID
+
+from chronik.wire.errors import MalformedRequest
+
+__all__ = [
+    "ELEMENTS_MAX",
+    "ZERO_UUID",
+    "read_array_count",
+    "read_string",
+    "read_tags",
+    "read_uuid",
+    "read_uvarint",
+    "skip_tags",
+    "uvarint",
+    "write_string",
+]
+
+ELEMENTS_MAX: Final = 1 << 18
+"""Array elements and tagged fields in one message, all levels together. A Python object costs up to a hundred times
+the few bytes an element may take on the wire, so the frame's size alone would not bound memory."""
+
+TAGS_MAX: Final = 16
+"""Tagged fields in one structure of a hand-read message. Kafka's largest has four; unbounded, a frame full of empty
+ones would hold the loop for seconds."""
+
+ZERO_UUID: Final = UUID(int=0)
+
+_INT16: Final = Struct(">h")
+_INT32: Final = Struct(">i")
+_ONE_BYTE: Final = tuple(bytes((n,)) for n in range(0x80))
+
+
+def read_uvarint(buffer: memoryview, at: int) -> tuple[int, int]:
+    byte = buffer[at]
+    if byte < 0x80:
+        return byte, at + 1
+    value = byte & 0x7F
+    shift = 7
+    while True:
+        at += 1
+        byte = buffer[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+        if shift > 28:
+            raise MalformedRequest("varint longer than five bytes")
+
+
+def uvarint(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_string(buffer: memoryview, at: int, flexible: bool) -> tuple[str | None, int]:
+    if flexible:
+        length, at = read_uvarint(buffer, at)
+        length -= 1
+    else:
+        (length,) = _INT16.unpack_from(buffer, at)
+        at += 2
+    if length < 0:
+        if length != -1:
+            raise MalformedRequest(f"string of {length} bytes")
+        return None, at
+    end = at + length
+    if end > len(buffer):
+        raise MalformedRequest(f"string of {length} bytes, {len(buffer) - at} left")
+    try:
+        return str(buffer[at:end], "utf-8"), end
+    except UnicodeDecodeError as e:
+        raise MalformedRequest("string is not UTF-8") from e
+
+
+def write_string(value: str | None, flexible: bool) -> bytes:
+    if value is None:
+        return b"\x00" if flexible else b"\xff\xff"
+    data = value.encode()
+    return (uvarint(len(data) + 1) if flexible else _INT16.pack(len(data))) + data
+
+
+def read_array_count(buffer: memoryview, at: int, flexible: bool, element_bytes_min: int) -> tuple[int, int]:
+    """The count of an array (-1 for null), checked against the bytes that are left for its elements."""
+    if flexible:
+        count, at = read_uvarint(buffer, at)
+        count -= 1
+    else:
+        (count,) = _INT32.unpack_from(buffer, at)
+        at += 4
+    if count > 0:
+        if count * element_bytes_min > len(buffer) - at or count > ELEMENTS_MAX:
+            raise MalformedRequest(f"array of {count} elements, {len(buffer) - at} bytes left")
+    elif count < -1:
+        raise MalformedRequest(f"array of {count} elements")
+    return count, at
+
+
+def read_tags(buffer: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
+    """Tagged fields by their tag, each as the slice that it may not reach out of."""
+    count, at = read_uvarint(buffer, at)
+    if count > TAGS_MAX:
+        raise MalformedRequest(f"{count} tagged fields")
+    tags: dict[int, memoryview] = {}
+    for _ in range(count):
+        tag, at = read_uvarint(buffer, at)
+        size, at = read_uvarint(buffer, at)
+        end = at + size
+        if end > len(buffer):
+            raise MalformedRequest(f"tagged field of {size} bytes, {len(buffer) - at} left")
+        tags[tag] = buffer[at:end]
+        at = end
+    return tags, at
+
+
+def skip_tags(buffer: memoryview, at: int) -> int:
+    try:
+        if buffer[at] == 0:
+            return at + 1
+        return read_tags(buffer, at)[1]
+    except IndexError as e:
+        raise MalformedRequest("tagged fields cut short") from e
+
+
+@lru_cache(maxsize=4096)
+def _uuid(data: bytes) -> UUID:
+    return UUID(bytes=data)
+
+
+def read_uuid(buffer: memoryview, at: int) -> tuple[UUID, int]:
+    end = at + 16
+    if end > len(buffer):
+        raise MalformedRequest("uuid cut short")
+    return _uuid(bytes(buffer[at:end])), end

@@ -1,0 +1,145 @@
+"""Records inside a batch of format 2, decompressed.
+
+    length           varint   of all that follows
+    attributes       int8     0
+    timestamp_delta  varlong  against the batch's base timestamp
+    offset_delta     varint   against the batch's base offset
+    key              varint length (-1 is null), bytes
+    value            varint length (-1 is null), bytes
+    headers          varint count, then each: varint length and UTF-8 key, varint length (-1 is null) and bytes
+
+These varints are zigzag encoded: 0, -1, 1, -2 are 0, 1, 2, 3.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["NewRecord", "Record", "decode_records", "encode_record"]
+
+Headers = Sequence[tuple[str, bytes | None]]
+NewRecord = tuple[bytes | None, bytes | None, Headers, int]
+"""Key, value, headers, timestamp_ms: a record that has no offset yet."""
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    value = value << 1 if value >= 0 else (-value << 1) - 1
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _put_bytes(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        out.append(1)
+    else:
+        _put_varint(out, len(data))
+        out += data
+
+
+def encode_record(
+    out: bytearray, key: bytes | None, value: bytes | None, headers: Headers, timestamp_delta: int, offset_delta: int
+) -> None:
+    """Append one record to `out`."""
+    body = bytearray(1)
+    _put_varint(body, timestamp_delta)
+    _put_varint(body, offset_delta)
+    _put_bytes(body, key)
+    _put_bytes(body, value)
+    _put_varint(body, len(headers))
+    for name, content in headers:
+        # A header key that was not UTF-8 when it was decoded goes back as the bytes it was.
+        _put_bytes(body, name.encode("utf-8", "surrogateescape"))
+        _put_bytes(body, content)
+    _put_varint(out, len(body))
+    out += body
+
+
+def decode_records(
+    data: bytes, record_count: int, base_offset: int, base_timestamp: int, append_time_ms: int | None
+) -> Iterator[Record]:
+    """The records of a batch, one by one; CORRUPT_MESSAGE where the bytes do not hold what they say.
+
+    With `append_time_ms` every record has that timestamp, as batches with log append time mean it.
+    """
+    at = 0
+    for _ in range(record_count):
+        try:
+            length, at = _varint(data, at)
+            end = at + length
+            if length < 1 or end > len(data):
+                raise _corrupt(f"record of {length} bytes, {len(data) - at} left")
+            timestamp_delta, at = _varint(data, at + 1)
+            offset_delta, at = _varint(data, at)
+            key, at = _bytes(data, at, end)
+            value, at = _bytes(data, at, end)
+            headers, at = _headers(data, at, end)
+        except IndexError as e:
+            raise _corrupt("record cut short") from e
+        if at != end:
+            raise _corrupt(f"record ends {abs(end - at)} bytes {'early' if at < end else 'late'}")
+        timestamp_ms = base_timestamp + timestamp_delta if append_time_ms is None else append_time_ms
+        yield Record(base_offset + offset_delta, timestamp_ms, key, value, headers)
+    if at != len(data):
+        raise _corrupt(f"{len(data) - at} bytes behind the last record")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    at += 1
+    if byte > 0x7F:
+        value = byte & 0x7F
+        shift = 7
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise _corrupt("varint longer than ten bytes")
+        byte = value
+    return (byte >> 1) ^ -(byte & 1), at
+
+
+def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    length, at = _varint(data, at)
+    if length < 0:
+        if length != -1:
+            raise _corrupt(f"field of {length} bytes")
+        return None, at
+    stop = at + length
+    if stop > end:
+        raise _corrupt(f"field of {length} bytes, {end - at} left")
+    return data[at:stop], stop
+
+
+def _headers(data: bytes, at: int, end: int) -> tuple[list[tuple[str, bytes | None]], int]:
+    count, at = _varint(data, at)
+    if count == 0:
+        return [], at
+    if count < 0 or count * 2 > end - at:
+        raise _corrupt(f"{count} headers, {end - at} bytes left")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, at = _bytes(data, at, end)
+        if name is None:
+            raise _corrupt("header without a key")
+        content, at = _bytes(data, at, end)
+        headers.append((name.decode("utf-8", "surrogateescape"), content))
+    return headers, at
+
+
+def _corrupt(why: str) -> KafkaError:
+    return KafkaError(ErrorCode.corrupt_message, why)

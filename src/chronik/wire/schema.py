@@ -1,0 +1,90 @@
+"""The layouts of Kafka's messages, taken from kio's classes: one module per API and version, loaded when first used.
+
+A `Structure` lists the fields of one message or of a structure nested in it. Everything here is immutable and depends
+on kio's release alone, so it is cached for the process.
+"""
+
+import dataclasses
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+
+from kio.index import load_request_schema, load_response_schema
+
+from chronik.wire.api import known_versions
+from chronik.wire.errors import MalformedRequest
+
+__all__ = ["MISSING", "Direction", "Field", "Structure", "has_field", "load"]
+
+Direction = Literal["request", "response"]
+
+MISSING: Final = dataclasses.MISSING
+
+
+class Field(NamedTuple):
+    """One field. `kind` is kio's name of the primitive type; for structures it is "entity" and `nested` is set."""
+
+    name: str
+    kind: str
+    nested: "Structure | None"
+    is_array: bool
+    is_nullable: bool
+    tag: int | None
+    default: Any
+    """A plain value, MISSING where the schema names none."""
+
+
+class Structure(NamedTuple):
+    entity: type[Any]
+    flexible: bool
+    fields: tuple[Field, ...]
+    """In wire order, the tagged ones last."""
+
+
+@cache
+def load(key: int, version: int, direction: Direction) -> Structure:
+    """The layout of a message; MalformedRequest for a key or version that nobody knows."""
+    if version not in known_versions(key):
+        raise MalformedRequest(f"API {key} has no version {version}")
+    entity = load_request_schema(key, version) if direction == "request" else load_response_schema(key, version)
+    return _structure(entity)
+
+
+@cache
+def has_field(key: int, direction: Direction, path: tuple[str, ...], name: str) -> bool:
+    """Whether the structure at `path` has that field in any version, which tells an absent field from a misspelt one.
+
+    The newest versions come first: they have nearly all fields, and each version looked at is a module to import.
+    """
+    for version in reversed(known_versions(key)):
+        structure: Structure | None = load(key, version, direction)
+        for step in path:
+            structure = next((f.nested for f in structure.fields if f.name == step), None) if structure else None
+        if structure and any(field.name == name for field in structure.fields):
+            return True
+    return False
+
+
+@cache
+def _structure(entity: type[Any]) -> Structure:
+    fields = [_field(field) for field in dataclasses.fields(entity)]
+    fields.sort(key=lambda field: -1 if field.tag is None else field.tag)
+    return Structure(entity, entity.__flexible__, tuple(fields))
+
+
+def _field(field: "dataclasses.Field[Any]") -> Field:
+    type_, is_nullable = _without_none(field.type)
+    is_array = get_origin(type_) is tuple
+    if is_array:
+        # The elements that may be None are uuids, where None is kio's word for the zero uuid.
+        type_, _ = _without_none(get_args(type_)[0])
+    nested = _structure(type_) if hasattr(type_, "__flexible__") else None
+    kind = "entity" if nested else field.metadata["kafka_type"]
+    return Field(field.name, kind, nested, is_array, is_nullable, field.metadata.get("tag"), field.default)
+
+
+def _without_none(type_: Any) -> tuple[Any, bool]:
+    if get_origin(type_) not in (UnionType, Union):
+        return type_, False
+    (inner,) = (arg for arg in get_args(type_) if arg is not NoneType)
+    return inner, True

@@ -1,0 +1,66 @@
+"""`chronik bench` and `chronik demo` against real nodes, in small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run_chronik import chronik
+from tests.support.node import Node
+
+PROMISED = {"records", "seconds", "records_per_s", "mb_per_s", "latency_ms", "errors", "broker_cpu_s"}
+
+
+def bench(node: Node, *arguments: str) -> dict[str, Any]:
+    http = node.http.removeprefix("http://")
+    return chronik("bench", *arguments, "--json", "-b", node.bootstrap, "--http", http).json()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("produce", "--records", "5000", "--size", "100", "--clients", "2"),
+        ("produce", "--records", "300", "--rate", "1000", "--acks", "1"),
+        ("consume", "--records", "5000", "--size", "100", "--clients", "2"),
+        ("roundtrip", "--records", "200", "--rate", "500", "--size", "100"),
+    ],
+)
+def test_every_record_of_a_run_is_accounted_for(shared_node: Node, arguments: tuple[str, ...]) -> None:
+    figures = bench(shared_node, *arguments)
+    assert set(figures) >= PROMISED
+    assert figures["records"] == int(arguments[2])
+    assert figures["errors"] == 0
+    assert figures["broker_cpu_s"] >= 0
+    assert 0 < figures["latency_ms"]["p50"] <= figures["latency_ms"]["p99"] <= figures["latency_ms"]["max"]
+
+
+def test_single_requests_are_counted_and_timed(shared_node: Node) -> None:
+    figures = bench(shared_node, "requests", "--clients", "4", "--seconds", "0.5", "--depth", "2")
+    assert figures["records"] > 0
+    assert figures["errors"] == 0
+    assert figures["latency_ms"]["p50"] > 0
+
+
+def test_a_run_leaves_no_topic_behind(shared_node: Node) -> None:
+    bench(shared_node, "produce", "--records", "100")
+    topics = chronik("topic", "list", "--json", "-b", shared_node.bootstrap).json()["topics"]
+    assert not [topic for topic in topics if topic["name"].startswith("chronik-bench")]
+
+
+def test_a_broker_without_metrics_leaves_its_cost_null(shared_node: Node) -> None:
+    figures = chronik(
+        "bench", "produce", "--records", "10", "--json", "-b", shared_node.bootstrap, "--http", "127.0.0.1:1"
+    ).json()
+    assert figures["broker_cpu_s"] is None
+
+
+def test_the_demo_accounts_for_every_record_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    report = tmp_path / "report.html"
+    shown = chronik("demo", "--report", str(report), timeout_s=110)
+    assert shown.code == 0, shown.err
+    assert "read once, in order" in shown.out
+    assert "100,000" in report.read_text()
+    assert list((tmp_path / "temporary").iterdir()) == []

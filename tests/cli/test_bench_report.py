@@ -1,0 +1,58 @@
+"""A benchmark's figures."""
+
+import pytest
+
+from chronik.cli.bench_report import BenchResult, percentiles, print_result
+from chronik.cli.broker_usage import BrokerUsage, http_addresses
+from chronik.cli.errors import CliError
+
+
+def result(errors: int = 0, broker_cpu_s: float | None = 0.5) -> BenchResult:
+    after = None if broker_cpu_s is None else BrokerUsage(1.0 + broker_cpu_s, 50_000_000)
+    return BenchResult(
+        workload="produce",
+        records=1000,
+        bytes=1_000_000,
+        seconds=2.0,
+        errors=errors,
+        latencies_ms=[1.0, 2.0, 3.0],
+        client_cpu_s=[0.4, 0.6],
+        broker_before=BrokerUsage(1.0, 40_000_000),
+        broker_after=after,
+    )
+
+
+def test_rates_and_costs_follow_from_what_was_measured() -> None:
+    figures = result().figures()
+    assert figures["records_per_s"] == 500
+    assert figures["mb_per_s"] == 0.5
+    assert figures["broker_cpu_s"] == 0.5
+    assert figures["broker_cpu_ms_per_mb"] == 500
+    assert figures["client_cpu_s"] == 1.0
+    assert figures["busiest"] == "client"
+    assert figures["latency_ms"] == {"p50": 2.0, "p99": 3.0, "max": 3.0}
+
+
+def test_a_broker_that_tells_nothing_leaves_null() -> None:
+    figures = result(broker_cpu_s=None).figures()
+    assert figures["broker_cpu_s"] is None
+    assert figures["broker_cpu_ms_per_mb"] is None
+    assert figures["busiest"] is None
+
+
+def test_lost_records_fail_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CliError) as failed:
+        print_result(result(errors=2), as_json=True)
+    assert failed.value.exit_code == 1
+    assert capsys.readouterr().out.startswith("{")
+
+
+def test_percentiles_of_nothing_are_null() -> None:
+    assert percentiles([]) == {"p50": None, "p99": None, "max": None}
+    assert percentiles([float(number) for number in range(100)]) == {"p50": 50.0, "p99": 99.0, "max": 99.0}
+
+
+def test_metrics_are_asked_3000_below_the_kafka_port() -> None:
+    assert http_addresses([("a", 9092), ("b", 9093)], None) == ["a:6092", "b:6093"]
+    assert http_addresses([("a", 9092)], "c:1") == ["c:1"]
+    assert http_addresses([("a", 2000)], None) == []

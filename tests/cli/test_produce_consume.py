@@ -1,0 +1,88 @@
+"""`chronik produce` and `chronik consume` against a real node."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+
+from tests.cli.run_chronik import chronik
+from tests.support.node import Node
+
+
+def test_lines_go_in_and_come_out(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-lines", "--partitions", "1", *at)
+    sent = chronik("produce", "cli-lines", *at, stdin="one\n\nthree: 3\n")
+    assert sent.code == 0
+    assert "3 of 3 records delivered" in sent.error_line
+    read = chronik("consume", "cli-lines", "--from-beginning", "--count", "3", "--timeout", "10", *at)
+    assert (read.code, read.out) == (0, "one\n\nthree: 3\n")
+
+
+def test_keys_are_split_from_their_values(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-keys", "--partitions", "1", *at)
+    assert chronik("produce", "cli-keys", "--key-separator", "=", *at, stdin="k=v=w\nplain\n").code == 0
+    read = chronik("consume", "cli-keys", "--from-beginning", "--count", "2", "--timeout", "10", "--json", *at).json()
+    assert [(record["key"], record["value"]) for record in read["records"]] == [("k", "v=w"), (None, "plain")]
+    assert read["consumed"] == 2
+    assert read["partitions"] == [{"partition": 0, "records": 2, "first_offset": 0, "last_offset": 1}]
+
+
+def test_the_ledger_of_a_producer_equals_the_receipts_of_a_consumer(shared_node: Node, tmp_path: Path) -> None:
+    at = ("-b", shared_node.bootstrap)
+    ledger, receipts = tmp_path / "ledger.jsonl", tmp_path / "receipts.jsonl"
+    chronik("topic", "create", "cli-ledger", "--partitions", "3", *at)
+    sent = chronik("produce", "cli-ledger", "--count", "3000", "--size", "64", "--ledger", str(ledger), *at)
+    assert sent.code == 0
+    read = chronik(
+        *("consume", "cli-ledger", "--from-beginning", "--count", "3000", "--timeout", "15"),
+        *("--receipts", str(receipts), *at),
+    )
+    assert read.code == 0
+    acknowledged = sorted(ledger.read_text().splitlines())
+    assert len(acknowledged) == 3000
+    assert acknowledged == sorted(receipts.read_text().splitlines())
+    line = json.loads(acknowledged[0])
+    assert set(line) == {"topic", "partition", "offset", "key", "timestamp_ms", "checksum"}
+    assert b64decode(line["key"]).isdigit()
+
+
+def test_a_group_goes_on_where_it_stopped(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-resume", "--partitions", "2", *at)
+    chronik("produce", "cli-resume", "--count", "500", "--size", "10", *at)
+    read = [
+        chronik("consume", "cli-resume", "--group", "cli-resume", "--from-beginning", *more, "--timeout", "5", *at)
+        for more in (("--count", "200"), ())
+    ]
+    values = [value for part in read for value in part.out.splitlines()]
+    assert len(read[0].out.splitlines()) == 200
+    assert len(values) == len(set(values)) == 500
+
+
+def test_too_few_records_fail_the_command(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-few", *at)
+    read = chronik("consume", "cli-few", "--from-beginning", "--count", "5", "--timeout", "0.5", *at)
+    assert read.code == 1
+    assert "only 0 of 5 records arrived" in read.error_line
+
+
+def test_a_record_that_is_refused_fails_the_command(shared_node: Node) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-small", "--config", "max.message.bytes=100", *at)
+    sent = chronik("produce", "cli-small", "--count", "1", "--size", "1000", *at)
+    assert sent.code == 1
+    assert "1 of 1 records were not delivered" in sent.err
+
+
+def test_a_ledger_that_cannot_be_written_is_said_before_anything_is_sent(shared_node: Node, tmp_path: Path) -> None:
+    at = ("-b", shared_node.bootstrap)
+    chronik("topic", "create", "cli-no-ledger", *at)
+    sent = chronik("produce", "cli-no-ledger", "--count", "1", "--ledger", str(tmp_path), *at)
+    assert sent.code == 2
+    assert "--ledger" in sent.error_line
+    described = chronik("topic", "describe", "cli-no-ledger", "--json", *at).json()
+    assert {partition["log_end_offset"] for partition in described["partitions"]} == {0}

@@ -1,0 +1,146 @@
+"""One connection: versions, pipelining, deadlines, and brokers that misbehave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.client.fake_broker import FakeBroker, metadata
+
+from chronik.client.connection import Connection, ConnectionLimits
+from chronik.client.errors import BadAnswer, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
+from chronik.wire.api import ApiKey
+
+EMPTY = {"topics": [], "allow_auto_topic_creation": False}
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await work()
+
+    asyncio.run(limited())
+
+
+def test_a_connection_speaks_the_newest_version_that_both_know() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            broker.versions[ApiKey.METADATA] = (0, 9)
+            connection = await Connection.open(*broker.address)
+            assert connection.version(ApiKey.METADATA) == 9
+            assert connection.version(ApiKey.METADATA, at_most=5) == 5
+            with pytest.raises(UnsupportedByBroker):
+                connection.version(ApiKey.DELETE_GROUPS)
+            connection.close()
+
+    run(work)
+
+
+def test_a_broker_that_refuses_our_api_versions_is_asked_in_version_0() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            broker.versions[ApiKey.API_VERSIONS] = (0, 2)
+            connection = await Connection.open(*broker.address)
+            assert connection.supports(ApiKey.METADATA, 12)
+            connection.close()
+
+    run(work)
+
+
+def test_requests_are_pipelined_and_each_gets_its_own_answer() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            broker.handlers[ApiKey.METADATA] = lambda request: metadata(
+                broker, topics={request.topics[0].name: [1]} if request.topics else {}
+            )
+            connection = await Connection.open(*broker.address, limits=ConnectionLimits(in_flight_requests_max=3))
+            calls = (
+                connection.call(ApiKey.METADATA, {**EMPTY, "topics": [{"name": f"t{number}", "topic_id": None}]})
+                for number in range(20)
+            )
+            answers = await asyncio.gather(*calls)
+            assert [answer.topics[0].name for answer in answers] == [f"t{number}" for number in range(20)]
+            connection.close()
+
+    run(work)
+
+
+def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            topics = {f"topic-{number:05}": [1, 1, 1] for number in range(2000)}
+            broker.handlers[ApiKey.METADATA] = lambda request: metadata(broker, topics=topics)
+            connection = await Connection.open(*broker.address, limits=ConnectionLimits(receive_buffer_bytes=512))
+            for _ in range(3):
+                answer = await connection.call(ApiKey.METADATA, EMPTY)
+                assert [topic.name for topic in answer.topics] == list(topics)
+            connection.close()
+
+    run(work)
+
+
+def test_a_broker_that_never_answers_costs_no_more_than_the_deadline() -> None:
+    async def work() -> None:
+        async with FakeBroker({ApiKey.METADATA: lambda request: None}) as broker:
+            connection = await Connection.open(*broker.address)
+            other = asyncio.ensure_future(connection.call(ApiKey.METADATA, EMPTY))
+            await asyncio.sleep(0)
+            with pytest.raises(RequestTimedOut):
+                await connection.call(ApiKey.METADATA, EMPTY, timeout_s=0.05)
+            assert connection.is_closed
+            with pytest.raises(ConnectionLost):
+                await other
+
+    run(work)
+
+
+def test_all_that_waits_fails_when_the_broker_hangs_up() -> None:
+    async def work() -> None:
+        async with FakeBroker({ApiKey.METADATA: lambda request: None}) as broker:
+            connection = await Connection.open(*broker.address)
+            calls = [asyncio.ensure_future(connection.call(ApiKey.METADATA, EMPTY)) for _ in range(5)]
+            while broker.times_asked(ApiKey.METADATA) < 5:
+                await asyncio.sleep(0)
+            broker.hang_up()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(result, ConnectionLost) for result in results)
+            with pytest.raises(ConnectionLost):
+                await connection.call(ApiKey.METADATA, EMPTY)
+
+    run(work)
+
+
+def test_an_answer_that_does_not_parse_is_an_error_and_not_a_crash() -> None:
+    async def work() -> None:
+        async with FakeBroker({ApiKey.METADATA: lambda request: {}}) as broker:
+            connection = await Connection.open(*broker.address)
+            broker.raw_answer = b"\xff" * 11
+            with pytest.raises(BadAnswer):
+                await connection.call(ApiKey.METADATA, EMPTY)
+            connection.close()
+
+    run(work)
+
+
+def test_something_that_is_not_kafka_is_told_apart() -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        with pytest.raises(ConnectionLost, match="does not speak Kafka"):
+            await Connection.open(*server.sockets[0].getsockname())
+        server.close()
+
+    run(work)
+
+
+def test_a_closed_port_is_unreachable() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            address = broker.address
+        with pytest.raises(Unreachable, match="cannot connect to"):
+            await Connection.open(*address)
+
+    run(work)

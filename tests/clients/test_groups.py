@@ -1,0 +1,152 @@
+"""Consumer groups: members join and leave, partitions move, and every record is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.clients.conftest import GetClient, NewName
+from tests.clients.drivers.base import CLIENTS, COOPERATIVE, Client, Member, Sent
+from tests.clients.drivers.confluent import ConfluentMember
+from tests.support.eventually import eventually
+
+PARTITIONS = 4
+SETTLE_TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def group(new_name: NewName) -> str:
+    return new_name("group")
+
+
+class Story:
+    """A topic, a group on it, and the account of who read what."""
+
+    def __init__(self, bootstrap: str, topic: str, group: str, writer: Client) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.group = group
+        self.members: list[Member] = []
+        self.present: list[Member] = []
+        self.written = 0
+        self._writer = writer
+
+    def joins(self, client: Client, assignor: str = "range") -> Member:
+        member = client.join(self.bootstrap, self.topic, self.group, assignor=assignor)
+        self.members.append(member)
+        self.present.append(member)
+        return member
+
+    def leaves(self, member: Member) -> None:
+        self.present.remove(member)
+        member.leave()
+
+    def writes(self, count: int) -> None:
+        numbers = range(self.written, self.written + count)
+        records = [Sent(b"%d" % number, partition=number % PARTITIONS) for number in numbers]
+        self._writer.produce(self.bootstrap, self.topic, records)
+        self.written += count
+
+    def each_owns(self, *counts: int) -> None:
+        """The members that are there own that many partitions each, none twice, and all of them together."""
+
+        def settled() -> bool:
+            owned = [member.partitions for member in self.present]
+            assert sorted(len(partitions) for partitions in owned) == sorted(counts), owned
+            assert frozenset().union(*owned) == frozenset(range(PARTITIONS)), owned
+            return True
+
+        eventually(settled, SETTLE_TIMEOUT_S, f"the members own {counts} partitions")
+
+    def all_is_read(self) -> None:
+        def read() -> bool:
+            return sum(len(member.done) for member in self.members) >= self.written
+
+        eventually(read, SETTLE_TIMEOUT_S, f"{self.written} records are read")
+
+    def nothing_was_read_twice(self) -> None:
+        read = Counter(record.value for member in self.members for record in member.done)
+        assert read == Counter(b"%d" % number for number in range(self.written))
+
+
+@pytest.fixture
+def story(
+    get_client: GetClient, bootstrap: str, topic: str, group: str, create_topic: Callable[[str, int], None]
+) -> Iterator[Story]:
+    create_topic(topic, PARTITIONS)
+    story = Story(bootstrap, topic, group, get_client("confluent-kafka"))
+    yield story
+    for member in story.present:
+        member.leave()
+
+
+def members_come_and_go(story: Story, client: Client, assignor: str) -> None:
+    """A member is alone, a second one comes, the first one goes, the second one goes, a new one resumes."""
+    story.writes(40)
+    first = story.joins(client, assignor)
+    story.each_owns(4)
+    story.all_is_read()
+    second = story.joins(client, assignor)
+    story.each_owns(2, 2)
+    story.writes(40)
+    story.all_is_read()
+    story.leaves(first)
+    story.each_owns(4)
+    story.writes(40)
+    story.all_is_read()
+    story.leaves(second)
+
+    # Nobody is there; a new member takes up where the others had committed.
+    story.writes(20)
+    newcomer = story.joins(client, assignor)
+    story.all_is_read()
+    assert len(newcomer.done) == 20
+    story.nothing_was_read_twice()
+
+
+@pytest.mark.parametrize("client", CLIENTS, indirect=True)
+def test_members_join_leave_and_resume_without_losing_or_repeating_a_record(client: Client, story: Story) -> None:
+    members_come_and_go(story, client, "range")
+
+
+@pytest.mark.parametrize("client", COOPERATIVE, indirect=True)
+def test_cooperative_members_join_leave_and_resume(client: Client, story: Story) -> None:
+    members_come_and_go(story, client, "cooperative-sticky")
+
+
+def test_members_of_different_clients_share_one_group(get_client: GetClient, story: Story) -> None:
+    clients = [get_client(name) for name in ("java-4.3", "confluent-kafka", "kafka-python", "aiokafka")]
+    members = [story.joins(client) for client in clients]
+    story.each_owns(1, 1, 1, 1)
+    story.writes(80)
+    story.all_is_read()
+    story.leaves(members[0])
+    story.leaves(members[1])
+    story.each_owns(2, 2)
+    story.writes(40)
+    story.all_is_read()
+    story.nothing_was_read_twice()
+
+
+def test_static_member_comes_back_without_a_rebalance(story: Story, get_client: GetClient) -> None:
+    def joins(instance_id: str) -> ConfluentMember:
+        member = ConfluentMember(story.bootstrap, story.topic, story.group, "range", instance_id)
+        story.members.append(member)
+        story.present.append(member)
+        member.start()
+        return member
+
+    stays = joins("stays")
+    leaves = joins("comes-back")
+    story.each_owns(2, 2)
+    before = stays.assignments
+    owned = leaves.partitions
+    story.leaves(leaves)
+    back = joins("comes-back")
+    story.each_owns(2, 2)
+    assert back.partitions == owned
+    assert stays.assignments == before
+    story.writes(20)
+    story.all_is_read()
+    story.nothing_was_read_twice()

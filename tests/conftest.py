@@ -1,0 +1,100 @@
+"""Fixtures for every room: a real node process, and its log where a test fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+# The tests import each other's support as `tests.support`, from wherever pytest was started.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.node import Node
+
+StartNode: TypeAlias = Callable[..., Node]
+
+NODES = pytest.StashKey[list[Node]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "soak: a long fuzz or crash run, only in `make soak`")
+    if not config.option.markexpr:
+        config.option.markexpr = "not soak"
+    config.stash[NODES] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for node in item.config.stash[NODES]:
+            report.sections.append((f"log of {node}", node.log_tail()))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing outlives the run, however it ended."""
+    for node in session.config.stash[NODES]:
+        if node.is_running:
+            node.kill()
+
+
+def _start(config: pytest.Config, nodes: list[Node], folder: Path, settings: dict[str, Any]) -> Node:
+    """Starts a node that is known to its owner and to the failure reports before it runs."""
+    node = Node(folder, settings)
+    nodes.append(node)
+    config.stash[NODES].append(node)
+    return node.start()
+
+
+def _stop(config: pytest.Config, nodes: list[Node]) -> None:
+    """A clean exit of each node that still runs; all are asked before the first failure is raised."""
+    failures: list[Exception] = []
+    for node in nodes:
+        try:
+            if node.is_running:
+                node.terminate()
+            elif node.process is not None:
+                raise AssertionError(f"{node} had exited {node.process.returncode} by itself\n{node.log_tail()}")
+        except Exception as failure:
+            failures.append(failure)
+        config.stash[NODES].remove(node)
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture
+def start_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartNode]:
+    """Starts nodes with settings of the test's own: `start_node(durability="replicated")`."""
+    nodes: list[Node] = []
+
+    def start(**settings: Any) -> Node:
+        return _start(request.config, nodes, tmp_path / f"started-{len(nodes) + 1}", settings)
+
+    yield start
+    _stop(request.config, nodes)
+
+
+@pytest.fixture
+def node(start_node: StartNode) -> Node:
+    """A node of the test's own, with the default settings."""
+    return start_node()
+
+
+@pytest.fixture(scope="session")
+def start_shared_node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNode]:
+    """Starts nodes that live until the run's end."""
+    nodes: list[Node] = []
+    yield lambda **settings: _start(request.config, nodes, tmp_path_factory.mktemp("shared-node"), settings)
+    _stop(request.config, nodes)
+
+
+@pytest.fixture(scope="session")
+def shared_node(start_shared_node: StartNode) -> Node:
+    """One node for all tests that use topics and groups of their own names and leave it running."""
+    return start_shared_node()

@@ -1,0 +1,229 @@
+"""Requests to spoil: a valid one of every API and version that the node answers, and a seeded way to damage them.
+
+The valid ones are made from the message layouts themselves, so an API that is added is fuzzed without a line here.
+Some damage makes a request that is valid and merely expensive (create 9,000 partitions, wait five minutes); those say
+nothing about bad input and are left out by `is_tame`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from tests.node.support_wire import batch
+
+from chronik.wire import frames, messages
+from chronik.wire.api import ApiKey, known_versions
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_request, write_fetch_request
+from chronik.wire.produce import ProduceRequest, ProduceTopic, write_produce_request
+from chronik.wire.schema import Field, Structure, load
+
+FUZZED_TOPIC = "fuzzed"
+CORRELATION_ID = 0x0BADF00D
+PARTITIONS_TAME_MAX = 3
+WAIT_TAME = timedelta(seconds=1)
+INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+# What a field must say so that the request reaches the code behind its checks; all else is a small value of its type.
+_VALUES: Mapping[str, Any] = {
+    "topic": FUZZED_TOPIC,
+    "topic_names": "no-such-topic",
+    "resource_name": FUZZED_TOPIC,
+    "resource_type": 2,
+    "partition_index": 0,
+    "partition_indexes": 0,
+    "partitions": 0,
+    "partition": 0,
+    "replica_id": -1,
+    "timestamp": -1,
+    "num_partitions": 1,
+    "replication_factor": 1,
+    "count": 2,
+    "validate_only": True,
+    "session_timeout": 6000,
+    "rebalance_timeout": 6000,
+    "protocol_type": "consumer",
+    "key_type": 0,
+    "generation_id": -1,
+    "generation_id_or_member_epoch": -1,
+    "current_leader_epoch": -1,
+    "producer_id": -1,
+    "producer_epoch": -1,
+    "transactional_id": None,
+    "allow_auto_topic_creation": False,
+    "configuration_keys": "retention.ms",
+    "config_operation": 0,
+    "timeout": 100,
+    "member_id": "",
+    "group_instance_id": None,
+    "assignments": None,
+    "offset": 0,
+}
+_BY_API: Mapping[tuple[int, str], Any] = {
+    (ApiKey.CREATE_TOPICS, "name"): "new-topic",
+    (ApiKey.DELETE_TOPICS, "name"): "no-such-topic",
+    (ApiKey.JOIN_GROUP, "name"): "range",
+    (ApiKey.CREATE_TOPICS, "assignments"): [],
+    (ApiKey.CREATE_PARTITIONS, "assignments"): [],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A valid request, its frame's size included."""
+
+    key: int
+    version: int
+    frame: bytes
+
+    def __str__(self) -> str:
+        return f"{ApiKey(self.key).name} v{self.version}"
+
+
+def samples(apis: Mapping[int, tuple[int, int]], topic_id: uuid.UUID) -> list[Sample]:
+    """Valid requests in every version of `apis` (key: lowest and highest version answered)."""
+    found: list[Sample] = []
+    for key, (lowest, highest) in apis.items():
+        for version in range(max(lowest, known_versions(key)[0]), min(highest, known_versions(key)[-1]) + 1):
+            bodies: list[bytes]
+            if key == ApiKey.PRODUCE:
+                bodies = [_produce(version, topic_id, codec) for codec in range(5)]
+            elif key == ApiKey.FETCH:
+                bodies = [_fetch(version, topic_id, session) for session in ((0, -1), (0, 0))]
+            else:
+                values = _filled(key, load(key, version, "request"), topic_id)
+                bodies = [messages.write_request(key, version, values)]
+            found += [
+                Sample(key, version, frames.write_request(key, version, CORRELATION_ID, "fuzz", body))
+                for body in bodies
+            ]
+    return found
+
+
+def mutant(random_: random.Random, sample: Sample) -> bytes:
+    """The sample with one to four kinds of damage. What it claims as its size is usually kept true."""
+    data = bytearray(sample.frame[4:])
+    for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
+        _damage(random_, data)
+    size = len(data)
+    if random_.random() < 0.03:
+        size = random_.choice((0, 1, 7, -1, -(2**31), 2**31 - 1, size + 1, size - 1, size + 1000, 101 * 1024 * 1024))
+    return struct.pack(">i", size) + bytes(data)
+
+
+def is_tame(frame: bytes) -> bool:
+    """Whether the frame, should it be valid, asks for little work and an answer without a long wait."""
+    data = memoryview(frame)[4:]
+    if struct.unpack_from(">i", frame)[0] != len(data):
+        return True
+    try:
+        header = frames.read_request_header(data)
+        if header.api_key == ApiKey.FETCH:
+            fetch = read_fetch_request(header.api_version, data, header.body_at)
+            return fetch.max_wait_ms <= WAIT_TAME / timedelta(milliseconds=1) or fetch.min_bytes <= 0
+        message = messages.read_request(header.api_key, header.api_version, bytes(data[header.body_at :]))
+    except (MalformedRequest, ValueError, KeyError):
+        return True
+    if header.api_key == ApiKey.CREATE_TOPICS:
+        return all(max(topic.num_partitions, len(topic.assignments)) <= PARTITIONS_TAME_MAX for topic in message.topics)
+    if header.api_key == ApiKey.CREATE_PARTITIONS:
+        return all(topic.count <= PARTITIONS_TAME_MAX for topic in message.topics)
+    if header.api_key == ApiKey.JOIN_GROUP:
+        # A second member of a group waits for the first one, which never comes back.
+        return bool(message.session_timeout <= timedelta(seconds=10))
+    return True
+
+
+def every_place(sample: Sample, bad: bytes) -> Iterator[bytes]:
+    """The sample with `bad` over its bytes at each place of its body in turn; sizes stay true."""
+    data = sample.frame[4:]
+    for at in range(14, len(data)):
+        spoilt = data[:at] + bad + data[at + len(bad) :]
+        yield struct.pack(">i", len(spoilt)) + spoilt
+
+
+def _damage(random_: random.Random, data: bytearray) -> None:
+    # The first eight bytes (key, version, correlation id) are hit less often: most of those die at the door.
+    first = 0 if random_.random() < 0.1 else min(8, len(data) - 1)
+    at = random_.randrange(first, len(data)) if len(data) > first else 0
+    kind = random_.randrange(8)
+    if kind == 0:
+        data[at] ^= 1 << random_.randrange(8)
+    elif kind == 1:
+        data[at] = random_.randrange(256)
+    elif kind == 2:
+        width = random_.choice((1, 2, 4))
+        value = random_.choice(INTERESTING) & ((1 << 8 * width) - 1)
+        data[at : at + width] = value.to_bytes(width, "big")
+    elif kind == 3:
+        del data[at : at + random_.randrange(1, 9)]
+    elif kind == 4:
+        data[at:at] = random_.randbytes(random_.randrange(1, 9))
+    elif kind == 5:
+        del data[at:]
+    elif kind == 6:
+        # The largest counts that varints can say, in the place of a small one.
+        data[at : at + 1] = random_.choice((b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08"))
+    else:
+        end = at + random_.randrange(1, 33)
+        data[at:at] = data[at:end]
+    if not data:
+        data.append(0)
+
+
+def _produce(version: int, topic_id: uuid.UUID, codec: int) -> bytes:
+    records = memoryview(batch(b"value" * 20, b"another", codec=codec if version >= 7 or codec != 4 else 0))
+    by_id = version >= 13
+    topic = ProduceTopic(None if by_id else FUZZED_TOPIC, topic_id if by_id else None, [(0, records)])
+    return write_produce_request(version, ProduceRequest(None, 1, 1000, [topic]))
+
+
+def _fetch(version: int, topic_id: uuid.UUID, session: tuple[int, int]) -> bytes:
+    by_id = version >= 13
+    topic = FetchTopic(
+        None if by_id else FUZZED_TOPIC, topic_id if by_id else None, [FetchPartition(0, -1, 0, -1, -1, 1 << 20)]
+    )
+    request = FetchRequest(max_wait_ms=1, min_bytes=1, session_id=session[0], session_epoch=session[1], topics=[topic])
+    return write_fetch_request(version, request)
+
+
+def _filled(key: int, structure: Structure, topic_id: uuid.UUID) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in structure.fields:
+        given = _BY_API.get((key, field.name), _VALUES.get(field.name))
+        if isinstance(given, list) and field.is_array:
+            values[field.name] = given
+        elif field.nested:
+            nested = _filled(key, field.nested, topic_id)
+            values[field.name] = [nested, nested] if field.is_array and key not in _UNREPEATED else [nested]
+            if not field.is_array:
+                values[field.name] = nested
+        elif field.is_array:
+            values[field.name] = [_primitive(field, given, topic_id)]
+        else:
+            values[field.name] = _primitive(field, given, topic_id)
+    return values
+
+
+# A name twice in one request is refused as such, before anything else is looked at.
+_UNREPEATED = (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+
+
+def _primitive(field: Field, given: Any, topic_id: uuid.UUID) -> Any:
+    if field.name in _VALUES and not (given is None and not field.is_nullable):
+        return given
+    if field.kind == "string":
+        return given if isinstance(given, str) else ("retention.ms" if field.name == "name" else "text")
+    if field.kind in ("bytes", "records"):
+        return b"bytes"
+    if field.kind == "uuid":
+        return topic_id
+    if field.kind == "bool":
+        return False
+    return given if given is not None else 1

@@ -1,0 +1,188 @@
+"""As much of a broker as the group service and the group APIs touch, with a log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from uuid import UUID
+
+from chronik.metadata.apply import apply
+from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
+from chronik.metadata.events import Event
+from chronik.metadata.image import ClusterImage
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.group_service import GroupService
+from chronik.observe.logging import make_logger
+from chronik.wire.batch import encode_batch, read_batch_header, stamp
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.messages import read_request, read_response, write_request, write_response
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+T = TypeVar("T")
+NODE_ID = 1
+DEADLINE_S = 10.0
+
+
+@dataclass
+class MemoryLog:
+    """A partition as the service sees it: batches that were appended, all of them committed."""
+
+    batches: list[bytes] = field(default_factory=list)
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+
+    @property
+    def high_watermark(self) -> int:
+        return self.log_end_offset
+
+    @property
+    def log(self) -> MemoryLog:
+        return self
+
+    def append(self, batch: bytes) -> int:
+        base_offset = self.log_end_offset
+        stamped = bytearray(batch)
+        stamp(stamped, 0, base_offset, 0)
+        self.batches.append(bytes(stamped))
+        self.log_end_offset = read_batch_header(stamped).next_offset
+        return base_offset
+
+    def when_committed(self, end_offset: int, waiter: Callable[[KafkaError | None], None]) -> None:
+        waiter(None)
+
+    def read_job(self, offset: int, max_bytes: int, upto_offset: int) -> Callable[[], bytes]:
+        wanted = [batch for batch in self.batches if read_batch_header(batch).next_offset > offset]
+        return lambda: wanted[0] if wanted else b""
+
+
+class FakeMetadata:
+    """Commands are applied at once."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+        self.listener: Callable[[Event], None] = lambda event: None
+
+    async def propose(self, proposal: Command | Callable[[ClusterImage], Command]) -> list[Event]:
+        command = proposal(self.image) if callable(proposal) else proposal
+        self.image, events = apply(self.image, command)
+        for event in events:
+            self.listener(event)
+        return list(events)
+
+
+class FakeBroker:
+    """Owned by the test's loop. `append_error` is what the next appends fail with."""
+
+    def __init__(self, logs: dict[tuple[str, int], MemoryLog] | None = None, **settings: Any) -> None:
+        self.config = NodeConfig(**{"group_initial_rebalance_delay_ms": 0, **settings})
+        self.loop = asyncio.get_running_loop()
+        self.node_id = NODE_ID
+        self.wall_now_ms = 1_700_000_000_000
+        self.env = Environment(
+            disk=cast(Any, None),
+            random=Random(1),
+            executor=ThreadPoolExecutor(1),
+            wall_ms=lambda: self.wall_now_ms,
+        )
+        self.metadata = FakeMetadata()
+        self.metrics = SimpleNamespace(group_rebalances=0)
+        self.lines: list[str] = []
+        self.log = make_logger(self.lines.append, lambda: self.wall_now_ms)
+        self.logs = {} if logs is None else logs
+        self.append_error: KafkaError | None = None
+        self.appends_allowed = asyncio.Event()
+        self.appends_allowed.set()
+        self.groups = GroupService(self.as_broker)
+        self.metadata.listener = self.groups.metadata_event
+
+    @property
+    def as_broker(self) -> Broker:
+        return cast("Broker", self)
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.metadata.image
+
+    async def start(self) -> None:
+        await self.metadata.propose(RegisterBroker(NODE_ID, UUID(int=1), "localhost", 9092))
+        await self.groups.start()
+
+    async def stop(self) -> None:
+        await self.groups.stop()
+        self.env.executor.shutdown()
+
+    async def create_topic(self, name: str, partitions: int = 1) -> UUID:
+        topic_id = self.env.new_uuid()
+        assignment = Assignment((NODE_ID,), (NODE_ID,))
+        await self.metadata.propose(CreateTopic(name, topic_id, (assignment,) * partitions))
+        return topic_id
+
+    async def delete_topic(self, name: str) -> None:
+        await self.metadata.propose(DeleteTopic(name, self.image.require_topic(name).id))
+
+    async def applied(self) -> None:
+        await asyncio.sleep(0)
+
+    def partition(self, topic: str, index: int) -> MemoryLog | None:
+        if self.image.partition(topic, index) is None:
+            return None
+        return self.logs.setdefault((topic, index), MemoryLog())
+
+    async def append_internal(self, topic: str, index: int, batch: bytes) -> int:
+        await self.appends_allowed.wait()
+        if self.append_error is not None:
+            raise self.append_error
+        log = self.partition(topic, index)
+        if log is None:
+            raise KafkaError(ErrorCode.not_leader_or_follower)
+        return log.append(batch)
+
+    async def run_blocking(self, call: Callable[[], T]) -> T:
+        return await self.loop.run_in_executor(self.env.executor, call)
+
+    # What clients send
+
+    async def ask(self, api: Any, version: int, values: dict[str, Any]) -> Any:
+        """A request over the wire format of its version, and the answer, as kio reads it."""
+        message = read_request(api.key, version, write_request(api.key, version, values))
+        request = SimpleNamespace(
+            api_key=api.key,
+            api_version=version,
+            client_id="app",
+            client_host="127.0.0.1",
+            message=message,
+        )
+        try:
+            answer = await api.handle(self, request)
+        except KafkaError as error:
+            answer = {"error_code": error.code} if api.on_error is None else api.on_error(request, error.code)
+        return read_response(api.key, version, write_response(api.key, version, answer))
+
+
+def garbage_batch() -> bytes:
+    """A batch that is whole but for one flipped bit."""
+    batch = bytearray(encode_batch([(b"key", b"value", [], 0)]))
+    batch[-1] ^= 1
+    return bytes(batch)
+
+
+def with_broker(play: Callable[[FakeBroker], Awaitable[T]], **settings: Any) -> T:
+    """Runs a story with a broker of its own, within a deadline."""
+
+    async def run() -> T:
+        async with asyncio.timeout(DEADLINE_S):
+            broker = FakeBroker(**settings)
+            await broker.start()
+            result = await play(broker)
+            await broker.stop()
+            return result
+
+    return asyncio.run(run())

@@ -1,0 +1,227 @@
+"""Any order of joins, syncs, leaves, commits, failing writes, restarts and time keeps the coordinator's promises.
+
+- Every request is answered exactly once: at the latest when its partition is given up.
+- A generation has one leader and one protocol, and it only rises while the group is known.
+- What is committed is what the log says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.groups.play import GROUP, PARTITION, Play, subscription
+
+from chronik.groups.group import GroupState
+from chronik.groups.settings import GroupSettings
+from chronik.wire.errors import ErrorCode
+
+INSTANCES = (None, None, "a", "b")
+PROTOCOLS = (
+    (("range", subscription("t")),),
+    (("range", subscription("t")), ("sticky", subscription("t"))),
+    (("sticky", subscription("u")), ("range", subscription("u"))),
+)
+WRITE_ERRORS = (ErrorCode.not_leader_or_follower, ErrorCode.not_enough_replicas, ErrorCode.request_timed_out)
+
+indexes = st.integers(0, 5)
+joins = st.fixed_dictionaries(
+    {
+        "protocols": st.sampled_from(PROTOCOLS),
+        "member_id_required": st.booleans(),
+        "can_skip_assignment": st.booleans(),
+        "session_timeout_ms": st.sampled_from((6_000, 10_000, 60_000)),
+        "rebalance_timeout_ms": st.sampled_from((0, 5_000, 60_000)),
+    }
+)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Clients that know what they were told, and may send it late, twice, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.play = Play(load=False)
+        # What clients have learned: member id, instance id, generation.
+        self.known: list[tuple[str, str | None, int]] = []
+        self.joining: dict[int, str | None] = {}
+        self.leaders: dict[int, str] = {}
+        self.generation = 0
+        self.group: object = None
+
+    @initialize(delay_ms=st.sampled_from((0, 100)), members_max=st.sampled_from((2, 100)))
+    def start(self, delay_ms: int, members_max: int) -> None:
+        self.play = Play(
+            GroupSettings(initial_rebalance_delay_ms=delay_ms, members_max=members_max, offsets_retention_ms=100_000)
+        )
+        self.play.holds_appends = True
+
+    def _learn(self) -> None:
+        """Clients read the answers to their joins."""
+        for token in [each for each in self.joining if each in self.play.answers]:
+            answer = self.play.answers[token]
+            instance_id = self.joining.pop(token)
+            if answer["error_code"] is ErrorCode.none:
+                generation = answer["generation_id"]
+                assert answer["protocol_name"] in {"range", "sticky"}
+                if answer["members"]:
+                    # Only who leads is told of the members, and nobody else ever leads this generation.
+                    assert answer["leader"] == answer["member_id"]
+                    ids = [each["member_id"] for each in answer["members"]]
+                    assert answer["member_id"] in ids
+                    assert len(ids) == len(set(ids))
+                    if not answer["skip_assignment"]:
+                        assert self.leaders.setdefault(generation, answer["leader"]) == answer["leader"]
+                self.known.append((answer["member_id"], instance_id, generation))
+            elif answer["error_code"] is ErrorCode.member_id_required:
+                self.known.append((answer["member_id"], None, -1))
+
+    def _pick(self, index: int) -> tuple[str, str | None, int]:
+        return self.known[-1 - index] if index < len(self.known) else ("ghost", None, 1)
+
+    @rule(changes=joins, instance_id=st.sampled_from(INSTANCES))
+    def newcomer_joins(self, changes: dict[str, Any], instance_id: str | None) -> None:
+        if instance_id is not None:
+            changes = {**changes, "member_id_required": False}
+        self.joining[self.play.join(instance_id=instance_id, **changes)] = instance_id
+
+    @rule(index=indexes, changes=joins)
+    def member_joins_again(self, index: int, changes: dict[str, Any]) -> None:
+        member_id, instance_id, _ = self._pick(index)
+        self.joining[self.play.join(member_id, instance_id=instance_id, **changes)] = instance_id
+
+    @rule(index=indexes)
+    def member_syncs(self, index: int) -> None:
+        member_id, instance_id, generation = self._pick(index)
+        assignments = {each: each.encode() for each, _, _ in self.known}
+        self.play.sync(member_id, generation, assignments, instance_id=instance_id)
+
+    @rule(index=indexes)
+    def member_sends_a_heartbeat(self, index: int) -> None:
+        member_id, instance_id, generation = self._pick(index)
+        self.play.heartbeat(member_id, generation, instance_id)
+
+    @rule(index=indexes)
+    def member_leaves(self, index: int) -> None:
+        member_id, instance_id, _ = self._pick(index)
+        self.play.leave((member_id, instance_id))
+
+    @rule(index=indexes, offset=st.integers(0, 100), topic=st.sampled_from("tu"))
+    def member_commits(self, index: int, offset: int, topic: str) -> None:
+        member_id, instance_id, generation = self._pick(index)
+        self.play.commit(
+            offset, generation=generation, member_id=member_id, instance_id=instance_id, partition=(topic, 0)
+        )
+
+    @rule(offset=st.integers(0, 100), group_id=st.sampled_from((GROUP, "simple")))
+    def simple_consumer_commits(self, offset: int, group_id: str) -> None:
+        self.play.commit(offset, group_id=group_id)
+
+    @rule(group_id=st.sampled_from((GROUP, "simple")))
+    def group_is_deleted(self, group_id: str) -> None:
+        self.play.delete_group(group_id)
+
+    @rule()
+    def offsets_are_deleted(self) -> None:
+        token = self.play.token()
+        self.play.run(self.play.coordinator.delete_offsets(GROUP, [("t", 0), ("u", 0)], token, self.play.at))
+
+    @rule()
+    def topic_is_deleted(self) -> None:
+        self.play.run(self.play.coordinator.topics_deleted(["u"], self.play.at))
+
+    @rule()
+    def old_offsets_expire(self) -> None:
+        self.play.run(self.play.coordinator.expire_offsets(self.play.at))
+
+    @rule(count=st.integers(1, 3))
+    def log_takes_what_waits(self, count: int) -> None:
+        self.play.write(count)
+
+    @rule(error=st.sampled_from(WRITE_ERRORS))
+    def log_refuses_a_write(self, error: ErrorCode) -> None:
+        self.play.append_error = error
+        self.play.write(1)
+        self.play.append_error = ErrorCode.none
+
+    @rule(ms=st.sampled_from((1, 100, 5_000, 30_000, 200_000)))
+    def time_passes(self, ms: int) -> None:
+        self.play.wait(ms)
+
+    @rule()
+    def coordinator_moves_away_and_back(self) -> None:
+        play = self.play
+        play.run(play.coordinator.unload(PARTITION, play.at))
+        assert len(play.answers) == play.asked, "somebody still waits"
+        self._learn()
+        late, play.held = play.held, []
+        play.coordinator.load(PARTITION, play.log, play.at)
+        for append in late:
+            assert play.coordinator.appended(append.token, ErrorCode.none, play.at) == []
+        # A generation that was not written may be formed again, by others.
+        self.leaders.clear()
+
+    @invariant()
+    def generation_only_rises(self) -> None:
+        self._learn()
+        group = self.play.coordinator._groups.get(GROUP)
+        if group is not self.group:
+            self.group = group
+            self.generation = 0
+            self.leaders.clear()
+        if group is not None:
+            assert group.generation >= self.generation
+            self.generation = group.generation
+
+    @invariant()
+    def group_is_consistent(self) -> None:
+        for group in self.play.coordinator._groups.values():
+            members = group.members
+            assert group.awaiting_join_count == sum(each.join_token is not None for each in members.values())
+            assert list(members) == [each.member_id for each in members.values()]
+            assert group.static_members == {
+                each.instance_id: each.member_id for each in members.values() if each.instance_id is not None
+            }
+            assert all(member_id in members for member_id in group.pending_sync)
+            if group.state is GroupState.EMPTY:
+                assert not members
+                assert group.rebalance_deadline_ms is None
+            if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
+                assert group.leader_id in members
+                assert group.protocol_name is not None
+                assert group.rebalance_deadline_ms is None
+            if group.state is not GroupState.COMPLETING_REBALANCE:
+                assert all(each.sync_token is None for each in members.values())
+            if group.state is GroupState.PREPARING_REBALANCE:
+                assert group.rebalance_deadline_ms is not None
+
+    @invariant()
+    def nobody_waits_without_a_deadline(self) -> None:
+        play = self.play
+        if len(play.answers) < play.asked:
+            assert play.held or play.coordinator.next_deadline_ms() is not None
+
+    @invariant()
+    def log_gives_the_same_offsets(self) -> None:
+        play = self.play
+        reloaded = Play(play.settings, load=False).coordinator
+        reloaded.load(PARTITION, play.log, play.at)
+        for group_id in (GROUP, "simple"):
+            assert reloaded.committed(group_id, None) == play.coordinator.committed(group_id, None)
+
+    def teardown(self) -> None:
+        """Time answers everybody who waits, once the log takes the writes."""
+        play = self.play
+        play.holds_appends = False
+        play.write()
+        for _ in range(40):
+            if len(play.answers) == play.asked:
+                break
+            play.wait(300_000)
+        assert len(play.answers) == play.asked, "somebody waits forever"
+
+
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestGroupMachine = GroupMachine.TestCase

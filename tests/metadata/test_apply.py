@@ -1,0 +1,203 @@
+"""Commands change the image, and only where they should."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from chronik.metadata.apply import apply
+from chronik.metadata.commands import (
+    AllocateProducerIds,
+    AlterConfigs,
+    Assignment,
+    ChangePartition,
+    Command,
+    CreateCluster,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    RegisterBroker,
+)
+from chronik.metadata.events import (
+    BrokerRegistered,
+    ConfigChanged,
+    Event,
+    IsrChanged,
+    LeaderChanged,
+    PartitionsCreated,
+    ProducerIdsAllocated,
+    TopicCreated,
+    TopicDeleted,
+)
+from chronik.metadata.image import ClusterImage
+from chronik.wire.errors import ErrorCode, KafkaError
+
+ORDERS = UUID(int=1)
+PAYMENTS = UUID(int=2)
+ON_ONE = Assignment((1,), (1,))
+ON_ALL = Assignment((1, 2, 3), (1, 2, 3))
+
+
+def applied(*commands: Command, image: ClusterImage | None = None) -> tuple[ClusterImage, list[Event]]:
+    """The image after the commands, and the events of the last one."""
+    image = image or ClusterImage()
+    events: list[Event] = []
+    for command in commands:
+        image, events = apply(image, command)
+    return image, events
+
+
+def refused(code: ErrorCode, *commands: Command) -> None:
+    image, _ = applied(*commands[:-1])
+    with pytest.raises(KafkaError) as raised:
+        apply(image, commands[-1])
+    assert raised.value.code == code
+
+
+def test_a_created_topic_is_found_by_name_and_by_id() -> None:
+    image, events = applied(CreateTopic("orders", ORDERS, (ON_ALL, ON_ONE), {"retention.ms": "5"}))
+    topic = image.topics["orders"]
+    assert image.topic_by_id(ORDERS) is topic
+    assert [partition.leader for partition in topic.partitions] == [1, 1]
+    assert topic.partitions[0].isr == (1, 2, 3)
+    assert topic.configs == {"retention.ms": "5"}
+    assert events == [TopicCreated(topic)]
+
+
+def test_a_partition_without_a_live_replica_starts_without_a_leader() -> None:
+    image, _ = applied(CreateTopic("orders", ORDERS, (Assignment((2, 1), (1,)), Assignment((2,), ()))))
+    assert [partition.leader for partition in image.topics["orders"].partitions] == [1, -1]
+
+
+def test_every_command_raises_the_version_by_one() -> None:
+    image, _ = applied(CreateCluster("c"), CreateTopic("orders", ORDERS, (ON_ONE,)), AllocateProducerIds(1, 10))
+    assert image.version == 3
+
+
+def test_a_refused_command_leaves_the_image_as_it_was() -> None:
+    image, _ = applied(CreateTopic("orders", ORDERS, (ON_ONE,)))
+    before = msgspec.structs.replace(image)
+    with pytest.raises(KafkaError):
+        apply(image, CreateTopic("orders", PAYMENTS, (ON_ONE,)))
+    assert image == before
+
+
+def test_a_name_and_an_id_can_be_used_once() -> None:
+    first = CreateTopic("orders", ORDERS, (ON_ONE,))
+    refused(ErrorCode.topic_already_exists, first, CreateTopic("orders", PAYMENTS, (ON_ONE,)))
+    refused(ErrorCode.invalid_request, first, CreateTopic("payments", ORDERS, (ON_ONE,)))
+    refused(ErrorCode.invalid_request, CreateCluster("one"), CreateCluster("two"))
+
+
+def test_a_deleted_topic_is_gone_and_can_be_made_again_under_another_id() -> None:
+    image, events = applied(CreateTopic("orders", ORDERS, (ON_ONE,)), DeleteTopic("orders", ORDERS))
+    assert image.topics == {} and image.names_by_id == {}
+    assert isinstance(events[0], TopicDeleted) and events[0].topic.id == ORDERS
+    image, _ = applied(CreateTopic("orders", PAYMENTS, (ON_ONE,)), image=image)
+    assert image.topics["orders"].id == PAYMENTS
+
+
+def test_an_old_deletion_spares_the_topic_that_was_made_again() -> None:
+    refused(
+        ErrorCode.unknown_topic_or_partition,
+        CreateTopic("orders", PAYMENTS, (ON_ONE,)),
+        DeleteTopic("orders", ORDERS),
+    )
+
+
+def test_added_partitions_continue_the_numbering() -> None:
+    image, events = applied(
+        CreateTopic("orders", ORDERS, (ON_ONE,)), CreatePartitions("orders", ORDERS, 1, (ON_ONE, ON_ONE))
+    )
+    topic = image.topics["orders"]
+    assert [partition.partition for partition in topic.partitions] == [0, 1, 2]
+    assert events == [PartitionsCreated(topic, topic.partitions[1:])]
+
+
+def test_partitions_that_were_counted_wrongly_are_refused() -> None:
+    created = CreateTopic("orders", ORDERS, (ON_ONE,))
+    refused(ErrorCode.invalid_partitions, created, CreatePartitions("orders", ORDERS, 2, (ON_ONE,)))
+    refused(ErrorCode.unknown_topic_or_partition, created, CreatePartitions("orders", PAYMENTS, 1, (ON_ONE,)))
+
+
+def test_a_new_incarnation_bumps_the_epoch_of_what_the_broker_leads_and_of_nothing_else() -> None:
+    image, _ = applied(
+        RegisterBroker(1, UUID(int=10), "a", 9092),
+        CreateTopic("orders", ORDERS, (ON_ALL, Assignment((2, 1), (2, 1)))),
+        CreateTopic("payments", PAYMENTS, (Assignment((2,), (2,)),)),
+    )
+    again, events = apply(image, RegisterBroker(1, UUID(int=11), "a", 9093))
+    assert [partition.leader_epoch for partition in again.topics["orders"].partitions] == [1, 0]
+    assert again.topics["payments"] is image.topics["payments"]
+    assert again.brokers[1].port == 9093
+    assert isinstance(events[0], BrokerRegistered)
+    assert events[1:] == [LeaderChanged("orders", ORDERS, again.topics["orders"].partitions[0])]
+
+
+def test_the_same_incarnation_keeps_its_broker_epoch() -> None:
+    first = RegisterBroker(1, UUID(int=10), "a", 9092)
+    image, _ = applied(first, CreateTopic("orders", ORDERS, (ON_ONE,)), first)
+    assert image.brokers[1].epoch == 1
+    assert image.topics["orders"].partitions[0].leader_epoch == 0
+    image, _ = applied(RegisterBroker(1, UUID(int=11), "a", 9092), image=image)
+    assert image.brokers[1].epoch == 4
+
+
+def test_the_first_broker_is_the_controller() -> None:
+    image, _ = applied(RegisterBroker(2, UUID(int=1), "a", 1), RegisterBroker(1, UUID(int=2), "b", 2))
+    assert image.controller_id == 2
+
+
+def test_another_leader_starts_another_epoch_and_another_isr_does_not() -> None:
+    created = CreateTopic("orders", ORDERS, (ON_ALL,))
+    image, events = applied(created, ChangePartition(ORDERS, 0, partition_epoch=0, leader=1, isr=(1, 2)))
+    partition = image.topics["orders"].partitions[0]
+    assert (partition.leader_epoch, partition.partition_epoch, partition.isr) == (0, 1, (1, 2))
+    assert events == [IsrChanged("orders", ORDERS, partition)]
+    image, events = apply(image, ChangePartition(ORDERS, 0, partition_epoch=1, leader=2, isr=(1, 2)))
+    partition = image.topics["orders"].partitions[0]
+    assert (partition.leader, partition.leader_epoch, partition.partition_epoch) == (2, 1, 2)
+    assert events == [LeaderChanged("orders", ORDERS, partition)]
+
+
+def test_a_change_that_was_decided_on_an_old_epoch_is_refused() -> None:
+    refused(
+        ErrorCode.invalid_update_version,
+        CreateTopic("orders", ORDERS, (ON_ALL,)),
+        ChangePartition(ORDERS, 0, 0, leader=1, isr=(1, 2)),
+        ChangePartition(ORDERS, 0, 0, leader=2, isr=(2,)),
+    )
+    refused(ErrorCode.unknown_topic_or_partition, ChangePartition(ORDERS, 0, 0, leader=2, isr=(2,)))
+
+
+def test_configs_are_set_and_unset_one_by_one() -> None:
+    image, _ = applied(
+        CreateTopic("orders", ORDERS, (ON_ONE,), {"retention.ms": "5", "segment.ms": "6"}),
+    )
+    image, events = apply(image, AlterConfigs("topic", "orders", {"retention.ms": None, "flush.ms": "7"}))
+    assert image.topics["orders"].configs == {"segment.ms": "6", "flush.ms": "7"}
+    assert events == [
+        ConfigChanged("topic", "orders", {"segment.ms": "6", "flush.ms": "7"}, ("flush.ms", "retention.ms"))
+    ]
+    image, _ = apply(image, AlterConfigs("broker", "", {"log.retention.ms": "8"}))
+    assert image.broker_configs == {"": {"log.retention.ms": "8"}}
+    with pytest.raises(KafkaError):
+        apply(image, AlterConfigs("topic", "missing", {}))
+
+
+def test_producer_ids_are_handed_out_once() -> None:
+    image, first = applied(AllocateProducerIds(1, 1000))
+    _, second = applied(AllocateProducerIds(2, 1000), image=image)
+    assert first == [ProducerIdsAllocated(1, 0, 1000)]
+    assert second == [ProducerIdsAllocated(2, 1000, 1000)]
+
+
+def test_a_change_of_one_topic_shares_all_others_with_the_image_before() -> None:
+    image, _ = applied(
+        *(CreateTopic(f"topic-{index}", UUID(int=index), (ON_ONE,)) for index in range(50)),
+    )
+    after, _ = apply(image, AlterConfigs("topic", "topic-7", {"retention.ms": "5"}))
+    assert all(after.topics[name] is topic for name, topic in image.topics.items() if name != "topic-7")
+    assert after.names_by_id is image.names_by_id

@@ -1,0 +1,131 @@
+"""The same commands lead to the same image, from their bytes and from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronik.metadata.apply import apply
+from chronik.metadata.commands import (
+    AllocateProducerIds,
+    AlterConfigs,
+    Assignment,
+    ChangePartition,
+    Command,
+    CreateCluster,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    RegisterBroker,
+    decode_command,
+    encode_command,
+)
+from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.wire.errors import KafkaError
+
+names = st.sampled_from(["a", "b", "c", "__consumer_offsets"])
+ids = st.integers(0, 5).map(lambda number: UUID(int=number))
+brokers = st.integers(1, 3)
+configs = st.dictionaries(st.sampled_from(["retention.ms", "x", ""]), st.text(max_size=3), max_size=2)
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> Assignment:
+    replicas = tuple(draw(st.lists(brokers, min_size=1, max_size=3, unique=True)))
+    return Assignment(replicas, replicas[: draw(st.integers(0, len(replicas)))])
+
+
+partitions = st.lists(assignments(), min_size=1, max_size=3).map(tuple)
+commands: st.SearchStrategy[Command] = st.one_of(
+    st.builds(CreateCluster, st.text(min_size=1, max_size=4)),
+    st.builds(
+        RegisterBroker, brokers, ids, st.text(max_size=3), st.integers(0, 65535), st.none() | st.text(max_size=2)
+    ),
+    st.builds(CreateTopic, names, ids, partitions, configs),
+    st.builds(DeleteTopic, names, ids),
+    st.builds(CreatePartitions, names, ids, st.integers(0, 4), partitions),
+    st.builds(
+        ChangePartition, ids, st.integers(0, 3), st.integers(0, 3), brokers, st.lists(brokers, max_size=3).map(tuple)
+    ),
+    st.builds(
+        AlterConfigs,
+        st.sampled_from(["topic", "broker"]),
+        names,
+        st.dictionaries(st.text(max_size=2), st.none() | st.text(max_size=2), max_size=2),
+    ),
+    st.builds(AllocateProducerIds, brokers, st.integers(1, 1000)),
+)
+
+
+def run(sequence: Sequence[Command], image: ClusterImage | None = None) -> tuple[ClusterImage, list[Command]]:
+    """The image after those commands that fit, and these."""
+    image = image or ClusterImage()
+    fitting = []
+    for command in sequence:
+        try:
+            image, _ = apply(image, command)
+        except KafkaError:
+            continue
+        fitting.append(command)
+    return image, fitting
+
+
+@given(st.lists(commands, max_size=20))
+def test_commands_replayed_from_their_bytes_give_the_same_image(sequence: list[Command]) -> None:
+    image, fitting = run(sequence)
+    replayed, again = run([decode_command(encode_command(command)) for command in fitting])
+    assert again == fitting
+    assert replayed == image
+    assert encode_image(replayed) == encode_image(image)
+
+
+@given(st.lists(commands, max_size=20), st.integers(0, 20))
+def test_a_snapshot_and_the_commands_after_it_give_the_same_image(sequence: list[Command], cut: int) -> None:
+    image, fitting = run(sequence)
+    before, _ = run(fitting[:cut])
+    snapshot = decode_image(encode_image(before))
+    assert snapshot == before
+    after, _ = run(fitting[cut:], snapshot)
+    assert after == image
+
+
+@given(st.lists(commands, max_size=20))
+def test_the_image_keeps_its_invariants(sequence: list[Command]) -> None:
+    image, fitting = run(sequence)
+    assert image.version == len(fitting)
+    assert {topic.id: name for name, topic in image.topics.items()} == dict(image.names_by_id)
+    for name, topic in image.topics.items():
+        assert topic.name == name
+        assert [partition.partition for partition in topic.partitions] == list(range(len(topic.partitions)))
+
+
+def test_a_command_of_a_later_version_with_one_more_field_is_read() -> None:
+    data = msgspec.msgpack.decode(encode_command(DeleteTopic("a", UUID(int=1))))
+    assert decode_command(msgspec.msgpack.encode({**data, "reason": "later"})) == DeleteTopic("a", UUID(int=1))
+
+
+def test_a_command_of_an_earlier_version_with_fewer_fields_is_read() -> None:
+    data = msgspec.msgpack.decode(encode_command(RegisterBroker(1, UUID(int=1), "h", 1, "r")))
+    del data["rack"]
+    assert decode_command(msgspec.msgpack.encode(data)) == RegisterBroker(1, UUID(int=1), "h", 1, None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard_of"}), b"\x80"])
+def test_bytes_that_are_no_known_command_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_command(data)
+
+
+def test_an_image_of_five_thousand_partitions_survives_its_snapshot() -> None:
+    image, _ = run(
+        [
+            CreateTopic(f"topic-{index}", UUID(int=index), (Assignment((1, 2, 3), (1, 2, 3)),) * 10)
+            for index in range(500)
+        ]
+    )
+    assert decode_image(encode_image(image)) == image

@@ -1,0 +1,697 @@
+"""The admin APIs over a real metadata log, through the bytes of every version that is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+import pytest
+
+from chronik.metadata.commands import CreateTopic, RegisterBroker
+from chronik.metadata.image import ClusterImage
+from chronik.metadata.topic_configs import TOPIC_CONFIGS
+from chronik.node.api import Api, Request
+from chronik.node.apis import (
+    alter_configs,
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_log_dirs,
+    incremental_alter_configs,
+    transactions,
+)
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.metadata_log import LocalMetadataLog
+from chronik.node.metadata_store import SqliteMetadataStore
+from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.node.topic_settings import topic_defaults, topic_settings
+from chronik.observe.logging import silent_logger
+from chronik.storage.disk import RealDisk
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.messages import read_request, read_response, write_request, write_response
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+DYNAMIC_TOPIC, DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, DEFAULT = 1, 2, 3, 4, 5
+
+
+class FakePartition:
+    def __init__(self, topic: str, index: int, settings: Any) -> None:
+        self.topic, self.index, self.settings = topic, index, settings
+        self.log = SimpleNamespace(size_bytes=1234)
+        self.high_watermark = self.log_end_offset = 10
+
+    async def delete_records(self, offset: int) -> int:
+        if offset > self.high_watermark:
+            raise KafkaError(ErrorCode.offset_out_of_range, "too far")
+        return self.high_watermark if offset == -1 else offset
+
+
+class FakeBroker:
+    """What the handlers see of a broker, with a real metadata log behind it."""
+
+    def __init__(self, config: NodeConfig, env: Environment, metadata: LocalMetadataLog) -> None:
+        self.config, self.env, self.metadata = config, env, metadata
+        self.node_id = config.node_id
+        self.log = silent_logger()
+        self.loop = asyncio.get_running_loop()
+        self.stuck: asyncio.Event | None = None
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.metadata.image
+
+    async def applied(self) -> None:
+        if self.stuck is not None:
+            await self.stuck.wait()
+
+    def partition(self, topic: str, index: int) -> FakePartition | None:
+        if self.image.partition(topic, index) is None:
+            return None
+        settings = topic_settings(self.image.topics[topic], topic_defaults(self.config, self.image))
+        return FakePartition(topic, index, settings)
+
+    def require_partition(self, topic: str, index: int) -> FakePartition:
+        found = self.partition(topic, index)
+        if found is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, "missing")
+        return found
+
+    async def run_blocking(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[FakeBroker]:
+    with ThreadPoolExecutor(1) as executor:
+        env = Environment(RealDisk(), Random(1), executor, lambda: 0)
+        metadata = await LocalMetadataLog.open(env, SqliteMetadataStore(str(tmp_path / "metadata.db")))
+        await metadata.propose(RegisterBroker(1, UUID(int=1), "127.0.0.1", 9092))
+        yield FakeBroker(NodeConfig(data_dir=str(tmp_path), **settings), env, metadata)
+        await metadata.close()
+
+
+async def call(broker: FakeBroker, api: Api, values: Mapping[str, Any], version: int | None = None) -> Any:
+    """The response as a client of that version reads it, by default the newest."""
+    version = api.versions[1] if version is None else version
+    message = read_request(api.key, version, write_request(api.key, version, values))
+    request = cast(Request, SimpleNamespace(api_key=api.key, api_version=version, message=message))
+    assert api.handle is not None
+    answer = await api.handle(cast("Broker", broker), request)
+    return read_response(api.key, version, write_response(api.key, version, answer))
+
+
+def wanted(name: str, partitions: int = -1, factor: int = -1, **configs: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": factor,
+        "assignments": [],
+        "configs": [{"name": key.replace("_", "."), "value": value} for key, value in configs.items()],
+    }
+
+
+async def create(broker: FakeBroker, *topics: dict[str, Any], validate_only: bool = False) -> list[Any]:
+    values = {"topics": topics, "timeout": 5000, "validate_only": validate_only}
+    return list((await call(broker, create_topics.API, values)).topics)
+
+
+def versions(api: Api) -> list[int]:
+    return list(range(api.versions[0], api.versions[1] + 1))
+
+
+@pytest.mark.parametrize("version", versions(create_topics.API))
+def test_a_topic_is_created_in_every_version(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path, num_partitions=4) as broker:
+            values = {"topics": [wanted("orders", retention_ms="5")], "timeout": 5000, "validate_only": False}
+            (topic,) = (await call(broker, create_topics.API, values, version)).topics
+            assert (topic.name, topic.error_code) == ("orders", ErrorCode.none)
+            made = broker.image.topics["orders"]
+            assert len(made.partitions) == 4
+            assert made.configs == {"retention.ms": "5"}
+            if version >= 5:
+                assert (topic.num_partitions, topic.replication_factor) == (4, 1)
+                assert {config.name for config in topic.configs} == set(TOPIC_CONFIGS)
+                sources = {config.name: config.config_source for config in topic.configs}
+                assert sources["retention.ms"] == DYNAMIC_TOPIC
+                assert -1 not in sources.values()
+            if version >= 7:
+                assert topic.topic_id == made.id
+
+    asyncio.run(story())
+
+
+def test_each_bad_wish_gets_its_own_error_and_the_good_ones_are_carried_out(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("there"))
+            manual = wanted("manual")
+            manual["assignments"] = [
+                {"partition_index": 0, "broker_ids": [1]},
+                {"partition_index": 1, "broker_ids": [1]},
+            ]
+            both = wanted("both", partitions=2)
+            both["assignments"] = manual["assignments"]
+            unknown = wanted("unknown")
+            unknown["assignments"] = [{"partition_index": 0, "broker_ids": [7]}]
+            gap = wanted("gap")
+            gap["assignments"] = [{"partition_index": 1, "broker_ids": [1]}]
+            results = await create(
+                broker,
+                wanted("twice"),
+                wanted("there"),
+                wanted("a/b"),
+                wanted("zero", partitions=0),
+                wanted("wide", factor=2),
+                wanted("none", factor=0),
+                wanted("odd", no_such="1"),
+                wanted("bad", retention_ms="soon"),
+                wanted("__consumer_offsets"),
+                wanted("good", partitions=3),
+                manual,
+                both,
+                unknown,
+                gap,
+                wanted("twice"),
+            )
+            assert {result.name: result.error_code for result in results} == {
+                "twice": ErrorCode.invalid_request,
+                "there": ErrorCode.topic_already_exists,
+                "a/b": ErrorCode.invalid_topic_exception,
+                "zero": ErrorCode.invalid_partitions,
+                "wide": ErrorCode.invalid_replication_factor,
+                "none": ErrorCode.invalid_replication_factor,
+                "odd": ErrorCode.invalid_config,
+                "bad": ErrorCode.invalid_config,
+                "__consumer_offsets": ErrorCode.invalid_topic_exception,
+                "good": ErrorCode.none,
+                "manual": ErrorCode.none,
+                "both": ErrorCode.invalid_request,
+                "unknown": ErrorCode.invalid_replica_assignment,
+                "gap": ErrorCode.invalid_replica_assignment,
+            }
+            assert all(result.error_message for result in results if result.error_code != ErrorCode.none)
+            assert sorted(broker.image.topics) == ["good", "manual", "there"]
+
+    asyncio.run(story())
+
+
+def test_a_request_for_more_partitions_than_one_may_ask_for_is_a_policy_violation(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            results = await create(broker, wanted("a", partitions=2**31 - 1), wanted("b", partitions=1))
+            assert {result.error_code for result in results} == {ErrorCode.policy_violation}
+            results = await create(broker, wanted("c", partitions=6_000), wanted("d", partitions=6_000))
+            assert {result.error_code for result in results} == {ErrorCode.policy_violation}
+            assert broker.image.topics == {}
+
+    asyncio.run(story())
+
+
+def test_validate_only_answers_like_the_real_thing_and_changes_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            version = broker.image.version
+            good, bad = await create(broker, wanted("good", partitions=2), wanted("a b"), validate_only=True)
+            assert (good.error_code, good.num_partitions) == (ErrorCode.none, 2)
+            assert bad.error_code == ErrorCode.invalid_topic_exception
+            assert broker.image.version == version
+
+    asyncio.run(story())
+
+
+def test_a_creation_that_is_not_applied_in_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.node.admin.WAIT_MS_MIN", 20)
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            broker.stuck = asyncio.Event()
+            values = {"topics": [wanted("orders")], "timeout": 20, "validate_only": False}
+            (topic,) = (await call(broker, create_topics.API, values)).topics
+            assert topic.error_code == ErrorCode.request_timed_out
+            assert "orders" in broker.image.topics
+            broker.stuck.set()
+
+    asyncio.run(story())
+
+
+def test_an_unexpected_failure_never_reads_as_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+
+            async def fail() -> None:
+                raise RuntimeError("bug")
+
+            monkeypatch.setattr(broker, "applied", fail)
+            (topic,) = await create(broker, wanted("orders"))
+            assert topic.error_code == ErrorCode.unknown_server_error
+
+    asyncio.run(story())
+
+
+def test_the_broker_may_make_internal_topics(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            new = NewTopic("__consumer_offsets", 16, configs={"cleanup.policy": "compact"})
+            topic = await create_topic(cast("Broker", broker), new, by_broker=True)
+            assert topic.is_internal and len(topic.partitions) == 16
+            with pytest.raises(KafkaError):
+                await create_topic(cast("Broker", broker), "__transaction_state")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(delete_topics.API))
+def test_topics_are_deleted_in_every_version(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders"))
+            new = NewTopic("__consumer_offsets", 1)
+            await create_topic(cast("Broker", broker), new, by_broker=True)
+            names = ["orders", "missing", "__consumer_offsets"]
+            values: dict[str, Any] = {"topic_names": names, "timeout": 5000}
+            if version >= 6:
+                values = {"topics": [{"name": name, "topic_id": None} for name in names], "timeout": 5000}
+            answer = await call(broker, delete_topics.API, values, version)
+            assert [result.error_code for result in answer.responses] == [
+                ErrorCode.none,
+                ErrorCode.unknown_topic_or_partition,
+                ErrorCode.invalid_topic_exception,
+            ]
+            assert sorted(broker.image.topics) == ["__consumer_offsets"]
+
+    asyncio.run(story())
+
+
+def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders"), wanted("payments"))
+            ids = {name: topic.id for name, topic in broker.image.topics.items()}
+            values = {
+                "topics": [
+                    {"name": None, "topic_id": ids["orders"]},
+                    {"name": None, "topic_id": UUID(int=99)},
+                    {"name": "payments", "topic_id": None},
+                    {"name": None, "topic_id": ids["payments"]},
+                    {"name": None, "topic_id": None},
+                ],
+                "timeout": 5000,
+            }
+            first, unknown, *twice, neither = (await call(broker, delete_topics.API, values)).responses
+            assert (first.error_code, first.name) == (ErrorCode.none, "orders")
+            assert unknown.error_code == ErrorCode.unknown_topic_id
+            assert {result.error_code for result in (*twice, neither)} == {ErrorCode.invalid_request}
+            assert sorted(broker.image.topics) == ["payments"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(create_partitions.API))
+def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("a", 2), wanted("b", 2), wanted("c", 2), wanted("d", 2))
+            await create_topic(cast("Broker", broker), NewTopic("__consumer_offsets", 1), by_broker=True)
+            one = [{"broker_ids": [1]}]
+            topics = [
+                {"name": "a", "count": 5, "assignments": None},
+                {"name": "b", "count": 2, "assignments": None},
+                {"name": "c", "count": 3, "assignments": one},
+                {"name": "d", "count": 4, "assignments": one},
+                {"name": "missing", "count": 4, "assignments": None},
+                {"name": "__consumer_offsets", "count": 4, "assignments": None},
+            ]
+            values = {"topics": topics, "timeout": 5000, "validate_only": False}
+            answer = await call(broker, create_partitions.API, values, version)
+            assert {result.name: result.error_code for result in answer.results} == {
+                "a": ErrorCode.none,
+                "b": ErrorCode.invalid_partitions,
+                "c": ErrorCode.none,
+                "d": ErrorCode.invalid_replica_assignment,
+                "missing": ErrorCode.unknown_topic_or_partition,
+                "__consumer_offsets": ErrorCode.invalid_topic_exception,
+            }
+            assert [len(broker.image.topics[name].partitions) for name in "abcd"] == [5, 2, 3, 2]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(delete_records.API))
+def test_records_are_deleted_where_the_policy_allows_it(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
+            partitions = [{"partition_index": index, "offset": offset} for index, offset in ((0, 3), (1, -1), (9, 1))]
+            values = {
+                "topics": [
+                    {"name": "orders", "partitions": partitions},
+                    {"name": "kept", "partitions": [{"partition_index": 0, "offset": 1}]},
+                    {"name": "__consumer_offsets", "partitions": [{"partition_index": 0, "offset": 1}]},
+                ],
+                "timeout": 5000,
+            }
+            answer = await call(broker, delete_records.API, values, version)
+            found = [
+                (partition.low_watermark, partition.error_code)
+                for topic in answer.topics
+                for partition in topic.partitions
+            ]
+            assert found == [
+                (3, ErrorCode.none),
+                (10, ErrorCode.none),
+                (-1, ErrorCode.unknown_topic_or_partition),
+                (-1, ErrorCode.policy_violation),
+                (-1, ErrorCode.invalid_topic_exception),
+            ]
+
+    asyncio.run(story())
+
+
+async def describe(broker: FakeBroker, kind: int, name: str, version: int = 4, keys: Any = None) -> Any:
+    values = {
+        "resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": keys}],
+        "include_synonyms": True,
+        "include_documentation": True,
+    }
+    (result,) = (await call(broker, describe_configs.API, values, version)).results
+    return result
+
+
+@pytest.mark.parametrize("version", versions(describe_configs.API))
+def test_a_topics_configs_are_described_with_their_sources(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path, topic_defaults={"retention.ms": 9000, "preallocate": True}) as broker:
+            await create(broker, wanted("orders", retention_ms="5"))
+            result = await describe(broker, TOPIC, "orders", version)
+            assert result.error_code == ErrorCode.none
+            configs = {config.name: config for config in result.configs}
+            assert set(configs) == set(TOPIC_CONFIGS)
+            retention = configs["retention.ms"]
+            assert (retention.value, retention.config_source) == ("5", DYNAMIC_TOPIC)
+            assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms] == [
+                ("retention.ms", "5", DYNAMIC_TOPIC),
+                ("log.retention.ms", "9000", STATIC),
+                ("log.retention.ms", "604800000", DEFAULT),
+            ]
+            assert (configs["preallocate"].value, configs["preallocate"].config_source) == ("true", STATIC)
+            assert (configs["segment.ms"].value, configs["segment.ms"].config_source) == ("604800000", DEFAULT)
+            if version >= 3:
+                assert retention.config_type == 5
+                assert retention.documentation
+            some = await describe(broker, TOPIC, "orders", version, ["segment.ms", "no.such"])
+            assert [config.name for config in some.configs] == ["segment.ms"]
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_described_says_why(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for kind, name, code in (
+                (TOPIC, "missing", ErrorCode.unknown_topic_or_partition),
+                (BROKER, "7", ErrorCode.invalid_request),
+                (GROUP, "g", ErrorCode.invalid_request),
+            ):
+                result = await describe(broker, kind, name)
+                assert result.error_code == code
+                assert result.error_message and result.configs == ()
+
+    asyncio.run(story())
+
+
+def test_a_broker_describes_what_it_was_started_with_and_what_was_set_since(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, topic_defaults={"retention.ms": 9000}) as broker:
+            await change(broker, BROKER, "1", ("log.retention.ms", SET, "7"))
+            await change(broker, BROKER, "", ("log.retention.ms", SET, "8"), ("log.segment.bytes", SET, "2000000"))
+            configs = {config.name: config for config in (await describe(broker, BROKER, "1")).configs}
+            assert (configs["node.id"].value, configs["node.id"].read_only) == ("1", True)
+            assert [(synonym.value, synonym.source) for synonym in configs["log.retention.ms"].synonyms] == [
+                ("7", DYNAMIC_BROKER),
+                ("8", DYNAMIC_DEFAULT),
+                ("9000", STATIC),
+                ("604800000", DEFAULT),
+            ]
+            assert not configs["log.retention.ms"].read_only
+            defaults = (await describe(broker, BROKER, "")).configs
+            assert {config.name: config.value for config in defaults} == {
+                "log.retention.ms": "8",
+                "log.segment.bytes": "2000000",
+            }
+            await create(broker, wanted("orders"))
+            settings = broker.require_partition("orders", 0).settings
+            assert settings.log_config.retention_ms == 7
+            assert settings.log_config.segment_bytes == 2000000
+
+    asyncio.run(story())
+
+
+def test_the_loggers_of_a_broker_are_listed_with_their_levels(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, log_levels={"groups": "debug", "default": "warning"}) as broker:
+            configs = {config.name: config.value for config in (await describe(broker, LOGGER, "1")).configs}
+            assert configs["groups"] == "DEBUG"
+            assert configs["root"] == configs["storage"] == "WARN"
+
+    asyncio.run(story())
+
+
+async def change(
+    broker: FakeBroker, kind: int, name: str, *changes: tuple[str, int, str | None], validate_only: bool = False
+) -> Any:
+    values = {
+        "resources": [
+            {
+                "resource_type": kind,
+                "resource_name": name,
+                "configs": [
+                    {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
+                ],
+            }
+        ],
+        "validate_only": validate_only,
+    }
+    answers = [(await call(broker, incremental_alter_configs.API, values, version)).responses[0] for version in (0, 1)]
+    assert answers[0].error_code == answers[1].error_code
+    return answers[1]
+
+
+def test_configs_are_changed_one_by_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders", flush_ms="1", segment_ms="2"))
+
+            def configs() -> Mapping[str, str]:
+                return broker.image.topics["orders"].configs
+
+            assert (
+                await change(broker, TOPIC, "orders", ("flush.ms", SET, "3"), ("segment.ms", DELETE, None))
+            ).error_code == 0
+            assert configs() == {"flush.ms": "3"}
+            await change(broker, TOPIC, "orders", ("cleanup.policy", APPEND, "compact"))
+            assert configs()["cleanup.policy"] == "delete,compact"
+            await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
+            assert configs()["cleanup.policy"] == "compact"
+            settings = broker.require_partition("orders", 0).settings
+            assert settings.is_compacted and not settings.is_deletable
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes", "code"),
+    [
+        (TOPIC, "missing", [("offset.metadata.max.bytes", SET, "1")], ErrorCode.unknown_topic_or_partition),
+        (TOPIC, "orders", [("no.such", SET, "1")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("no.such", APPEND, "1")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("flush.ms", SET, "soon")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("flush.ms", APPEND, "1")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete")], ErrorCode.invalid_config),
+        (TOPIC, "orders", [("flush.ms", SET, None)], ErrorCode.invalid_request),
+        (TOPIC, "orders", [("flush.ms", 9, "1")], ErrorCode.invalid_request),
+        (TOPIC, "orders", [("flush.ms", SET, "1"), ("flush.ms", SET, "2")], ErrorCode.invalid_request),
+        (BROKER, "1", [("node.id", SET, "2")], ErrorCode.invalid_request),
+        (BROKER, "1", [("no.such", SET, "2")], ErrorCode.invalid_config),
+        (BROKER, "2", [("log.retention.ms", SET, "2")], ErrorCode.invalid_request),
+        (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_request),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_as_a_whole(
+    tmp_path: Path, kind: int, name: str, changes: list[tuple[str, int, str | None]], code: ErrorCode
+) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders"))
+            version = broker.image.version
+            good = ("log.roll.ms" if kind == BROKER else "segment.ms", SET, "5")
+            result = await change(broker, kind, name, good, *changes)
+            assert (result.error_code, result.resource_name) == (code, name)
+            assert result.error_message
+            assert broker.image.version == version
+
+    asyncio.run(story())
+
+
+def test_a_validated_change_is_not_carried_out(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders"))
+            assert (await change(broker, TOPIC, "orders", ("flush.ms", SET, "1"), validate_only=True)).error_code == 0
+            assert broker.image.topics["orders"].configs == {}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(alter_configs.API))
+def test_alter_configs_replaces_all_and_each_resource_has_its_own_outcome(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders", flush_ms="1", segment_ms="2"), wanted("twice"))
+            resources = [
+                (TOPIC, "orders", {"compression.type": "gzip", "flush.ms": "12345678"}),
+                (BROKER, "1", {"sasl.kerberos.min.time.before.relogin": "58000"}),
+                (TOPIC, "missing", {"compression.type": "lz4"}),
+                (TOPIC, "twice", {}),
+                (TOPIC, "twice", {}),
+            ]
+            values = {
+                "resources": [
+                    {
+                        "resource_type": kind,
+                        "resource_name": name,
+                        "configs": [{"name": key, "value": value} for key, value in configs.items()],
+                    }
+                    for kind, name, configs in resources
+                ],
+                "validate_only": False,
+            }
+            answer = await call(broker, alter_configs.API, values, version)
+            assert [result.error_code for result in answer.responses] == [
+                ErrorCode.none,
+                ErrorCode.none,
+                ErrorCode.unknown_topic_or_partition,
+                ErrorCode.invalid_request,
+                ErrorCode.invalid_request,
+            ]
+            assert broker.image.topics["orders"].configs == {"compression.type": "gzip", "flush.ms": "12345678"}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(describe_cluster.API))
+def test_the_cluster_is_described(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            values = {"include_cluster_authorized_operations": version == 1}
+            answer = await call(broker, describe_cluster.API, values, version)
+            assert answer.cluster_id == broker.image.cluster_id
+            assert answer.controller_id == 1
+            assert [(member.broker_id, member.host, member.port) for member in answer.brokers] == [
+                (1, "127.0.0.1", 9092)
+            ]
+            assert (answer.cluster_authorized_operations > 0) == (version == 1)
+            with pytest.raises(KafkaError):
+                await call(broker, describe_cluster.API, {**values, "endpoint_type": 2}, 1)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(describe_log_dirs.API))
+def test_the_sizes_of_hosted_partitions_are_told(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders", 2), wanted("payments"))
+            (folder,) = (await call(broker, describe_log_dirs.API, {"topics": None}, version)).results
+            assert folder.log_dir == str(tmp_path)
+            assert sum(len(topic.partitions) for topic in folder.topics) == 3
+            asked = {"topics": [{"topic": "orders", "partitions": [1, 9]}, {"topic": "no", "partitions": [0]}]}
+            (folder,) = (await call(broker, describe_log_dirs.API, asked, version)).results
+            assert [(topic.name, [p.partition_index for p in topic.partitions]) for topic in folder.topics] == [
+                ("orders", [1])
+            ]
+            if version >= 4:
+                assert folder.usable_bytes > 0
+
+    asyncio.run(story())
+
+
+TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
+    24: {
+        "v3_and_below_transactional_id": "t",
+        "v3_and_below_producer_id": 1,
+        "v3_and_below_producer_epoch": 0,
+        "v3_and_below_topics": [{"name": "orders", "partitions": [0, 1]}],
+    },
+    25: {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0, "group_id": "g"},
+    26: {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0, "committed": True},
+    28: {
+        "transactional_id": "t",
+        "group_id": "g",
+        "producer_id": 1,
+        "producer_epoch": 0,
+        "topics": [
+            {
+                "name": "orders",
+                "partitions": [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}],
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("api", transactions.APIS, ids=lambda api: api.key.name)
+def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_path: Path, api: Api) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for version in versions(api):
+                answer = await call(broker, api, TRANSACTIONAL[api.key], version)
+                assert "transactional_id_authorization_failed" in repr(answer)
+
+    asyncio.run(story())
+
+
+def test_min_insync_replicas_defaults_to_two_from_three_replicas_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for number in (2, 3):
+                await broker.metadata.propose(RegisterBroker(number, UUID(int=number), "h", number))
+            await create(broker, wanted("three", factor=3), wanted("one", factor=1))
+            defaults = topic_defaults(broker.config, broker.image)
+            found = {
+                name: topic_settings(topic, defaults).min_insync_replicas for name, topic in broker.image.topics.items()
+            }
+            assert found == {"three": 2, "one": 1}
+            configs = {config.name: config.value for config in (await describe(broker, TOPIC, "three")).configs}
+            assert configs["min.insync.replicas"] == "2"
+
+    asyncio.run(story())
+
+
+def test_a_topic_with_a_config_that_this_version_would_refuse_still_opens(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            good = broker.metadata
+            await create(broker, wanted("model"))
+            model = broker.image.topics["model"]
+            old = CreateTopic("old", UUID(int=77), (), {"retention.ms": "for ever", "gone": "1"})
+            await good.propose(old)
+            settings = topic_settings(broker.image.topics["old"], topic_defaults(broker.config, broker.image))
+            assert settings.log_config == topic_settings(model, topic_defaults(broker.config, broker.image)).log_config
+
+    asyncio.run(story())

@@ -1,0 +1,147 @@
+"""Group commit: one sync covers all that waits, none is started before what it has to cover."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, cast
+
+from chronik.node.environment import Environment
+from chronik.node.syncer import Syncer
+from chronik.observe.metrics import Metrics
+
+
+class FakeJob:
+    def __init__(self, log: "FakeLog", end: int) -> None:
+        self.log = log
+        self.end = end
+
+    def run(self) -> None:
+        self.log.syncs += 1
+        if not self.log.may_sync.wait(timeout=10):
+            raise TimeoutError
+        if self.log.error is not None:
+            raise self.log.error
+
+
+class FakeLog:
+    def __init__(self) -> None:
+        self.end = 0
+        self.synced_end = 0
+        self.syncs = 0
+        self.error: OSError | None = None
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+
+    def sync_job(self) -> FakeJob | None:
+        return FakeJob(self, self.end) if self.end > self.synced_end else None
+
+    def synced(self, job: FakeJob) -> None:
+        self.synced_end = job.end
+
+
+class FakePartition:
+    def __init__(self, lane: int) -> None:
+        self.log = FakeLog()
+        self.sync_lane = lane
+        self.done = 0
+        self.failed: list[Exception] = []
+
+    def sync_done(self) -> None:
+        self.done += 1
+
+    def sync_failed(self, job: FakeJob, error: Exception) -> None:
+        self.failed.append(error)
+
+
+def run(scenario: Callable[[Syncer], Any]) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(4) as executor:
+            env = Environment(disk=cast(Any, None), random=Random(1), executor=executor, wall_ms=lambda: 0)
+            await scenario(Syncer(asyncio.get_running_loop(), env, Metrics()))
+
+    asyncio.run(main())
+
+
+def append(syncer: Syncer, partition: FakePartition) -> None:
+    partition.log.end += 1
+    syncer.request(cast(Any, partition))
+
+
+def test_appends_of_one_turn_share_a_sync() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        partition = FakePartition(0)
+        for _ in range(50):
+            append(syncer, partition)
+        await syncer.settled()
+        assert partition.log.synced_end == 50
+        assert partition.log.syncs == 1
+        assert partition.done == 1
+
+    run(scenario)
+
+
+def test_what_is_appended_during_a_sync_is_covered_by_the_next() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        partition = FakePartition(0)
+        partition.log.may_sync.clear()
+        append(syncer, partition)
+        async with asyncio.timeout(5):
+            while not partition.log.syncs:
+                await asyncio.sleep(0)
+        append(syncer, partition)
+        settled = asyncio.ensure_future(syncer.settled())
+        partition.log.may_sync.set()
+        await settled
+        assert partition.log.syncs == 2
+        assert partition.log.synced_end == 2
+
+    run(scenario)
+
+
+def test_settled_does_not_wait_for_what_is_asked_for_later() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        partition = FakePartition(0)
+        append(syncer, partition)
+        rounds = 0
+        settled = asyncio.ensure_future(syncer.settled())
+        async with asyncio.timeout(5):
+            while not settled.done():
+                append(syncer, partition)
+                rounds += 1
+                await asyncio.sleep(0)
+        assert rounds
+
+    run(scenario)
+
+
+def test_a_failed_sync_is_told_and_never_counts() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        broken, healthy = FakePartition(0), FakePartition(0)
+        broken.log.error = OSError(5, "device")
+        append(syncer, broken)
+        append(syncer, healthy)
+        await syncer.settled()
+        assert broken.log.synced_end == 0
+        assert [error.args for error in broken.failed] == [(5, "device")]
+        assert (healthy.log.synced_end, healthy.done) == (1, 1)
+
+    run(scenario)
+
+
+def test_lanes_do_not_wait_for_each_other() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        slow, fast = FakePartition(0), FakePartition(1)
+        slow.log.may_sync.clear()
+        append(syncer, slow)
+        append(syncer, fast)
+        async with asyncio.timeout(5):
+            while not fast.done:
+                await asyncio.sleep(0)
+        assert not slow.done
+        slow.log.may_sync.set()
+        await syncer.settled()
+        assert slow.done == 1
+
+    run(scenario)

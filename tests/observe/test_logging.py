@@ -1,0 +1,72 @@
+"""Lines, levels and components."""
+
+import json
+from typing import Any
+
+import pytest
+
+from chronik.observe.logging import Logger, LogLevelError, LogLevels, make_logger, parse_levels
+
+
+def logger_into(lines: list[str], **levels: str) -> Logger:
+    return make_logger(lines.append, lambda: 1_700_000_000_123, LogLevels.from_names(levels), node=7)
+
+
+def parsed(lines: list[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines]
+
+
+def test_a_line_is_json_with_the_handed_in_time() -> None:
+    lines: list[str] = []
+    logger_into(lines).info("ready", port=9092)
+    assert lines[0].endswith("\n")
+    assert parsed(lines) == [
+        {
+            "time": "2023-11-14T22:13:20.123+00:00",
+            "level": "info",
+            "event": "ready",
+            "component": "node",
+            "node": 7,
+            "port": 9092,
+        }
+    ]
+
+
+def test_each_component_has_its_own_level() -> None:
+    lines: list[str] = []
+    root = logger_into(lines, default="warning", groups="debug")
+    root.info("quiet")
+    root.bind(component="storage").info("quiet")
+    root.bind(component="groups").debug("heard")
+    root.bind(component="groups", group="g").bind(member="m").debug("heard")
+    assert [(line["event"], line["component"]) for line in parsed(lines)] == [("heard", "groups")] * 2
+    assert parsed(lines)[1]["group"] == "g"
+
+
+def test_an_exception_stays_one_line() -> None:
+    lines: list[str] = []
+    try:
+        raise ValueError("no\nsuch thing")
+    except ValueError:
+        logger_into(lines).exception("request_failed", api="Fetch")
+    [line] = parsed(lines)
+    assert lines[0].count("\n") == 1
+    assert line["level"] == "error"
+    assert "ValueError" in line["traceback"]
+
+
+def test_what_json_does_not_know_is_written_as_text() -> None:
+    lines: list[str] = []
+    logger_into(lines).info("odd", value={1, 2}.__class__, data=b"x")
+    assert parsed(lines)[0]["data"] == "b'x'"
+
+
+def test_levels_are_read_as_people_write_them() -> None:
+    assert parse_levels(["warn", "groups=debug"]) == {"default": "warn", "groups": "debug"}
+    assert LogLevels.from_names({"default": "warn"}).level_of("anything") == 30
+
+
+@pytest.mark.parametrize("text", ["loud", "groups=loud", "=debug"])
+def test_a_level_that_is_not_one_is_refused(text: str) -> None:
+    with pytest.raises(LogLevelError):
+        parse_levels([text])

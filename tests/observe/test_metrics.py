@@ -1,0 +1,95 @@
+"""What a scrape shows."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from chronik.observe.metrics import GroupLag, Metrics, PartitionGauges, api_name
+
+PROMISED = (
+    "chronik_log_end_offset",
+    "chronik_high_watermark",
+    "chronik_watermark_lag",
+    "chronik_in_sync_replicas",
+    "chronik_under_replicated_partitions",
+    "chronik_group_lag",
+    "chronik_group_rebalances",
+    "chronik_requests",
+    "chronik_request_seconds",
+    "chronik_produce_forwarded",
+    "chronik_not_leader",
+    "chronik_fetch_seconds",
+    "chronik_watermark_updates",
+    "chronik_watermark_propagation_seconds",
+    "chronik_fsync_seconds",
+    "chronik_traces_dropped",
+)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = metrics.exposition().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_every_promised_metric_is_there_from_the_start() -> None:
+    families = {family.name for family in text_string_to_metric_families(Metrics().exposition().decode())}
+    assert set(PROMISED) <= families
+
+
+def test_counters_start_at_zero() -> None:
+    found = samples(Metrics())
+    assert found["chronik_produce_forwarded_total", ()] == 0
+    assert found["chronik_requests_total", (("api", "Produce"),)] == 0
+    assert found["chronik_under_replicated_partitions", ()] == 0
+
+
+def test_requests_are_counted_and_timed_by_api() -> None:
+    metrics = Metrics()
+    metrics.api(2).observe(0.002)
+    metrics.api(2).observe(0.2, error=True)
+    found = samples(metrics)
+    assert found["chronik_requests_total", (("api", "ListOffsets"),)] == 2
+    assert found["chronik_request_errors_total", (("api", "ListOffsets"),)] == 1
+    assert found["chronik_request_seconds_count", (("api", "ListOffsets"),)] == 2
+    assert found["chronik_request_seconds_bucket", (("api", "ListOffsets"), ("le", "0.0025"))] == 1
+
+
+def test_partitions_and_groups_are_read_at_the_moment_of_the_scrape() -> None:
+    metrics = Metrics()
+    end = 10
+    metrics.partitions = lambda: [PartitionGauges("t", 0, 2, end, 7, replicas=3, in_sync_replicas=2, size_bytes=99)]
+    metrics.groups = lambda: [GroupLag("g", "t", 0, 4)]
+    partition = (("partition", "0"), ("topic", "t"))
+    assert samples(metrics)["chronik_watermark_lag", partition] == 3
+    end = 20
+    found = samples(metrics)
+    assert found["chronik_log_end_offset", partition] == 20
+    assert found["chronik_under_replicated_partitions", ()] == 1
+    assert found["chronik_group_lag", (("group", "g"), *partition)] == 4
+
+
+def test_a_follower_does_not_count_what_its_leader_counts() -> None:
+    metrics = Metrics()
+    metrics.partitions = lambda: [PartitionGauges("t", 0, 0, 0, 0, 3, 2, 0, is_leader=False)]
+    assert samples(metrics)["chronik_under_replicated_partitions", ()] == 0
+
+
+def test_two_nodes_in_one_process_do_not_share_counters() -> None:
+    one, other = Metrics(), Metrics()
+    one.not_leader += 1
+    assert samples(one)["chronik_not_leader_total", ()] == 1
+    assert samples(other)["chronik_not_leader_total", ()] == 0
+
+
+def test_the_process_tells_its_cpu_and_memory() -> None:
+    found = samples(Metrics())
+    assert found["process_cpu_seconds_total", ()] > 0
+    assert found["process_resident_memory_bytes", ()] > 1_000_000
+    assert found["process_open_fds", ()] > 0
+
+
+def test_apis_are_named_as_kafka_names_them() -> None:
+    assert api_name(2) == "ListOffsets"
+    assert api_name(4711) == "4711"

@@ -1,0 +1,101 @@
+"""Making batches and reading logs, for the tests of storage."""
+
+from collections.abc import Sequence
+
+from chronik.storage.disk import Disk
+from chronik.storage.log import AppendResult, Log, LogConfig
+from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.records import Record
+
+FOLDER = "/data/logs/topic-0"
+NOW_MS = 1_700_000_000_000
+
+SMALL = LogConfig(
+    segment_bytes=2000,
+    index_interval_bytes=200,
+    preallocate_bytes_min=256,
+    preallocate_bytes_max=1024,
+    checkpoint_bytes=1500,
+)
+"""Everything happens within a few records."""
+
+
+def batch(
+    count: int = 1,
+    *,
+    value_bytes: int = 20,
+    timestamp_ms: int = NOW_MS,
+    keys: Sequence[bytes | None] | None = None,
+    values: Sequence[bytes | None] | None = None,
+    codec: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    """A batch of `count` records a millisecond apart."""
+    records = [
+        (
+            keys[i] if keys is not None else b"key",
+            values[i] if values is not None else b"v" * value_bytes,
+            [],
+            timestamp_ms + i,
+        )
+        for i in range(count)
+    ]
+    return encode_batch(
+        records, codec=codec, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
+    )
+
+
+def headers(records: bytes) -> list[tuple[int, BatchHeader]]:
+    return check_batches(memoryview(records), 1 << 30, from_producer=False)
+
+
+def append(log: Log, records: bytes, *, epoch: int = 0, now_ms: int = NOW_MS) -> AppendResult:
+    buffer = memoryview(bytearray(records))
+    return log.append(buffer, check_batches(buffer, 1 << 30), epoch, now_ms)
+
+
+def append_many(log: Log, count: int, **kwargs: int) -> None:
+    for _ in range(count):
+        append(log, batch(**kwargs))  # type: ignore[arg-type]
+
+
+def sync(log: Log) -> None:
+    """What the node's syncer does."""
+    job = log.sync_job()
+    if job is not None:
+        job.run()
+        log.synced(job)
+
+
+def read(log: Log, offset: int, max_bytes: int = 1 << 20, upto_offset: int | None = None) -> bytes:
+    """A read as the node does it: on the loop, or else by a job."""
+    upto = log.log_end_offset if upto_offset is None else upto_offset
+    result = log.read(offset, max_bytes, upto)
+    if result is not None:
+        return bytes(result.data)
+    return bytes(log.read_job(offset, max_bytes, upto)())
+
+
+def read_all(log: Log, max_bytes: int = 1 << 20) -> list[Record]:
+    """Every record, by reads that follow each other as a consumer's do."""
+    records: list[Record] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        data = read(log, offset, max_bytes)
+        if not data:
+            break
+        for start, header in headers(data):
+            records += [record for record in decode_batch(data, start) if record.offset >= offset]
+            next_offset = header.next_offset
+        offset = next_offset
+    return records
+
+
+def offsets(log: Log) -> list[int]:
+    return [record.offset for record in read_all(log)]
+
+
+def reopen(disk: Disk, config: LogConfig = SMALL, recovery_point: int | None = None, now_ms: int = NOW_MS) -> Log:
+    return Log.open(disk, FOLDER, config, now_ms, recovery_point)

@@ -1,0 +1,30 @@
+"""Waiting for a condition with a deadline, which is how a test waits for anything."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_INTERVAL_S = 0.02
+
+
+def eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+    """The first truthy value of `condition`; AssertionError with its last value, or its own error, after the deadline.
+
+    An AssertionError raised by `condition` means not yet, so a condition may be written as asserts (and return True).
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        failure: AssertionError | None = None
+        value: T | None = None
+        try:
+            value = condition()
+        except AssertionError as error:
+            failure = error
+        if value and failure is None:
+            return value
+        if time.monotonic() >= deadline:
+            seen = f"last seen: {value!r}" if failure is None else str(failure)
+            raise AssertionError(f"not within {timeout_s} s: {what or 'the condition'}; {seen}") from failure
+        time.sleep(POLL_INTERVAL_S)

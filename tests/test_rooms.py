@@ -1,0 +1,232 @@
+"""The rooms of src/chronik: who may import whom, what no module may call, and how large one may grow.
+
+docs/design.md draws the rooms. Imports run downwards only, wherever they stand: at the top, inside a function or under
+TYPE_CHECKING, since a type that a room knows is a dependency too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import chronik
+
+SOURCE = Path(chronik.__file__).resolve().parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+LINES_MAX = 500
+
+# From the top down. A room imports from the levels below its own, not from its neighbours on the same level.
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("cli", "web"),
+    ("pipeline", "doctor"),
+    ("node",),
+    ("groups", "replication", "metadata", "raft"),
+    ("client", "storage", "observe"),
+    ("wire",),
+)
+LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# Beside all of it: may import every room, and no room imports it.
+BESIDE = ("testing",)
+# `cli start` puts a node and its web pages together, so it may look across.
+ACROSS = {("cli", "web")}
+# Pure state machines that take bytes and give bytes: nothing on disk is theirs.
+WIRE_ONLY = ("groups",)
+# What users import; every other name of the package is private.
+EXPORTS: frozenset[str] = frozenset({"Ledger"})
+
+# Where the world's time and chance may be asked for, since it is handed on from there.
+SEAMS = ("cli", "testing")
+SEAM_MODULES = ("observe/logging.py",)
+BANNED_MODULES = {
+    "time": "time is handed in: loop.time(), or Environment.wall_ms",
+    "random": "chance is handed in: Environment.random",
+    "secrets": "chance is handed in: Environment.random",
+}
+BANNED_CALLS = {
+    "uuid.uuid1": "ids come from Environment.new_uuid",
+    "uuid.uuid4": "ids come from Environment.new_uuid",
+    "os.urandom": "chance is handed in: Environment.random",
+    "datetime.datetime.now": "the wall clock is handed in",
+    "datetime.datetime.utcnow": "the wall clock is handed in",
+    "datetime.datetime.today": "the wall clock is handed in",
+    "datetime.date.today": "the wall clock is handed in",
+    "asyncio.as_completed": "its order differs from run to run",
+}
+# A type to annotate what is handed in, which is not a call.
+ALLOWED_IMPORTS = {"random.Random"}
+
+
+def room_of(path: Path) -> str:
+    """The room that a file belongs to; empty for the package's own `__init__`."""
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported_names(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
+    """Every dotted name that the module imports, absolute, with its line."""
+    package = ["chronik", *path.relative_to(SOURCE).parent.parts]
+    for found in ast.walk(tree):
+        if isinstance(found, ast.Import):
+            for alias in found.names:
+                yield found.lineno, alias.name
+        elif isinstance(found, ast.ImportFrom):
+            base = package[: len(package) - found.level + 1] if found.level else []
+            prefix = ".".join([*base, *([found.module] if found.module else [])])
+            for alias in found.names:
+                yield found.lineno, f"{prefix}.{alias.name}"
+
+
+def imported_rooms(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
+    for line, name in imported_names(tree, path):
+        parts = name.split(".")
+        if parts[0] == "chronik" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
+            yield line, parts[1]
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(SOURCE.parent)}:{line}"
+
+
+def direction_fault(room: str, imported: str) -> str | None:
+    """Why `room` may not import `imported`; None where it may."""
+    if room in (imported, *BESIDE) or (room, imported) in ACROSS:
+        return None
+    if imported in BESIDE:
+        return f"nothing imports {imported}: it stands beside the rooms"
+    if room in WIRE_ONLY and imported != "wire":
+        return f"{room} uses wire alone"
+    if room == "":
+        return None
+    if LEVEL_OF[imported] <= LEVEL_OF[room]:
+        return f"{room} may not import {imported}: imports run downwards only"
+    return None
+
+
+def test_imports_run_downwards_only() -> None:
+    faults = [
+        f"{place(path, line)}: {fault}"
+        for path in MODULES
+        for line, imported in imported_rooms(parse(path), path)
+        if (fault := direction_fault(room_of(path), imported))
+    ]
+    assert faults == []
+
+
+def test_every_room_has_its_level() -> None:
+    rooms = {room_of(path) for path in MODULES} - {""}
+    assert rooms <= LEVEL_OF.keys() | set(BESIDE)
+
+
+def test_direction_rule_catches_what_it_should() -> None:
+    assert direction_fault("wire", "storage")
+    assert direction_fault("storage", "observe")
+    assert direction_fault("groups", "storage")
+    assert direction_fault("groups", "observe")
+    assert direction_fault("node", "testing")
+    assert direction_fault("web", "cli")
+    assert direction_fault("cli", "web") is None
+    assert direction_fault("node", "wire") is None
+    assert direction_fault("testing", "cli") is None
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = "def f():\n    from chronik.node import broker\nif TYPE_CHECKING:\n    from ..storage.log import Log\n"
+    tree = ast.parse(source)
+    assert [room for _, room in imported_rooms(tree, SOURCE / "wire" / "frames.py")] == ["node", "storage"]
+
+
+def test_no_module_is_longer_than_one_can_hold() -> None:
+    lengths = {place(path, 1): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > LINES_MAX} == {}
+
+
+def test_every_package_and_module_says_what_it_is_for() -> None:
+    assert [place(path, 1) for path in MODULES if not ast.get_docstring(parse(path))] == []
+
+
+def banned_uses(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
+    """Uses of the world's time and chance: a banned module by its import, a banned function by its use."""
+    bound: dict[str, str] = {}
+    for found in ast.walk(tree):
+        if isinstance(found, ast.Import):
+            for alias in found.names:
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(found, ast.ImportFrom) and not found.level:
+            for alias in found.names:
+                bound[alias.asname or alias.name] = f"{found.module}.{alias.name}"
+    for line, name in imported_names(tree, path):
+        top = name.split(".")[0]
+        if top in BANNED_MODULES and name not in ALLOWED_IMPORTS:
+            yield line, f"{name}: {BANNED_MODULES[top]}"
+    for found in ast.walk(tree):
+        if isinstance(found, ast.Call):
+            called = dotted(found.func, bound)
+            if called in ALLOWED_IMPORTS:
+                yield found.lineno, f"{called}(): {BANNED_MODULES['random']}"
+        if isinstance(found, ast.Attribute | ast.Name):
+            used = dotted(found, bound)
+            if used in BANNED_CALLS:
+                yield found.lineno, f"{used}: {BANNED_CALLS[used]}"
+
+
+def dotted(expression: ast.expr, bound: dict[str, str]) -> str:
+    """`expression` as a dotted name from its import on; empty where it is no such name."""
+    if isinstance(expression, ast.Name):
+        return bound.get(expression.id, "")
+    if isinstance(expression, ast.Attribute):
+        base = dotted(expression.value, bound)
+        return f"{base}.{expression.attr}" if base else ""
+    return ""
+
+
+def is_seam(path: Path) -> bool:
+    return room_of(path) in SEAMS or path.relative_to(SOURCE).as_posix() in SEAM_MODULES
+
+
+def test_time_and_chance_come_in_through_the_seams_only() -> None:
+    faults = [
+        f"{place(path, line)}: {fault}"
+        for path in MODULES
+        if not is_seam(path)
+        for line, fault in banned_uses(parse(path), path)
+    ]
+    assert faults == []
+
+
+def test_banned_uses_are_found_under_any_name() -> None:
+    source = (
+        "import time as t\nimport asyncio, datetime, uuid as u\nfrom random import Random, choice\n"
+        "from datetime import datetime as dt\n"
+        "def f(random: Random): return u.uuid4(), dt.now(), datetime.datetime.now(), Random(1)\n"
+        "def g(): return asyncio.as_completed([])\n"
+    )
+    found = sorted(fault.split(":")[0] for _, fault in banned_uses(ast.parse(source), SOURCE / "wire" / "frames.py"))
+    assert found == [
+        "asyncio.as_completed",
+        "datetime.datetime.now",
+        "datetime.datetime.now",
+        "random.Random()",
+        "random.choice",
+        "time",
+        "uuid.uuid4",
+    ]
+
+
+def test_package_exports_what_users_import_and_nothing_else() -> None:
+    exported = frozenset(getattr(chronik, "__all__", ()))
+    assert exported <= EXPORTS
+    assert all(hasattr(chronik, name) for name in exported)
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    public = {name for name in vars(chronik) if not name.startswith("_")} - rooms
+    assert public == exported
+
+
+def test_package_is_typed() -> None:
+    assert (SOURCE / "py.typed").is_file()

@@ -1,0 +1,219 @@
+"""Record batches, held against kafka-python's own encoder and decoder."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from chronik.wire.batch import (
+    HEADER_BYTES,
+    NewRecord,
+    Record,
+    check_batches,
+    decode_batch,
+    encode_batch,
+    read_batch_header,
+    stamp,
+    stamp_append_time,
+)
+from chronik.wire.errors import ErrorCode, KafkaError
+
+MAX_BYTES = 1 << 20
+CODECS = (0, 1, 2, 3, 4)
+
+headers = st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=20)), max_size=3)
+new_records: st.SearchStrategy[NewRecord] = st.tuples(
+    st.none() | st.binary(max_size=100), st.none() | st.binary(max_size=300), headers, st.integers(0, 1 << 42)
+)
+
+
+def by_kafka_python(
+    records: list[NewRecord], codec: int, producer_id: int = -1, epoch: int = -1, sequence: int = -1
+) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, codec, False, producer_id, epoch, sequence, 1 << 30)
+    for offset, (key, value, record_headers, timestamp_ms) in enumerate(records):
+        assert builder.append(offset, timestamp_ms, key, value, list(record_headers)) is not None
+    return bytes(builder.build())
+
+
+def expected(records: list[NewRecord], base_offset: int = 0) -> list[Record]:
+    return [
+        Record(base_offset + delta, timestamp_ms, key, value, list(record_headers))
+        for delta, (key, value, record_headers, timestamp_ms) in enumerate(records)
+    ]
+
+
+@given(st.lists(new_records, min_size=1, max_size=5), st.sampled_from(CODECS))
+def test_what_kafka_python_encodes_is_decoded(records: list[NewRecord], codec: int) -> None:
+    batch = by_kafka_python(records, codec)
+    ((start, header),) = check_batches(memoryview(batch), MAX_BYTES)
+    assert (start, header.size_bytes, header.record_count) == (0, len(batch), len(records))
+    assert list(decode_batch(batch)) == expected(records)
+
+
+@given(st.lists(new_records, min_size=1, max_size=5), st.integers(-1, 1 << 40))
+def test_uncompressed_batches_are_the_same_bytes_as_kafka_python_s(records: list[NewRecord], producer_id: int) -> None:
+    epoch, sequence = (3, 77) if producer_id >= 0 else (-1, -1)
+    ours = bytearray(
+        encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, leader_epoch=0)
+    )
+    theirs = bytearray(by_kafka_python(records, 0, producer_id, epoch, sequence))
+    # What a producer writes for the leader epoch is the broker's to overwrite.
+    stamp(ours, 0, 0, 0)
+    stamp(theirs, 0, 0, 0)
+    assert ours == theirs
+
+
+@given(st.lists(new_records, min_size=1, max_size=5), st.sampled_from(CODECS), st.integers(0, 1 << 50))
+def test_what_is_encoded_kafka_python_decodes(records: list[NewRecord], codec: int, base_offset: int) -> None:
+    encoded = encode_batch(records, codec=codec, base_offset=base_offset)
+    batches: Any = MemoryRecords(encoded)
+    batch = batches.next_batch()
+    assert batch.validate_crc()
+    theirs = [Record(r.offset, r.timestamp, r.key, r.value, [tuple(h) for h in r.headers]) for r in batch]
+    assert theirs == expected(records, base_offset)
+    assert batches.next_batch() is None
+
+
+def test_header_fields_are_where_they_belong() -> None:
+    batch = encode_batch(
+        [(b"k", b"v", [], 1000), (b"k", b"v", [], 900)],
+        base_offset=70,
+        producer_id=5,
+        producer_epoch=2,
+        base_sequence=(1 << 31) - 1,
+        leader_epoch=9,
+        is_transactional=True,
+        codec=1,
+    )
+    header = read_batch_header(b"before" + batch, 6)
+    assert header.size_bytes == len(batch)
+    assert (header.base_offset, header.last_offset, header.next_offset) == (70, 71, 72)
+    assert (header.partition_leader_epoch, header.magic, header.codec) == (9, 2, 1)
+    assert (header.base_timestamp, header.max_timestamp) == (1000, 1000)
+    assert (header.producer_id, header.producer_epoch, header.record_count) == (5, 2, 2)
+    assert (header.is_transactional, header.is_control, header.log_append_time) == (True, False, False)
+    assert header.last_sequence == 0, "sequences wrap behind 2^31-1"
+
+
+def test_several_batches_are_found_one_after_the_other() -> None:
+    batches = [encode_batch([(None, b"x" * n, [], 0)]) for n in (0, 10, 200)]
+    found = check_batches(memoryview(b"".join(batches)), MAX_BYTES)
+    assert [start for start, _ in found] == [0, len(batches[0]), len(batches[0]) + len(batches[1])]
+    assert [header.size_bytes for _, header in found] == [len(batch) for batch in batches]
+
+
+def test_stamping_offset_and_epoch_leaves_the_crc_valid() -> None:
+    first = encode_batch([(None, b"a", [], 0)])
+    both = bytearray(first + encode_batch([(None, b"b", [], 0), (None, b"c", [], 0)]))
+    stamp(both, len(first), 1000, 7)
+    (_, untouched), (_, header) = check_batches(memoryview(both), MAX_BYTES)
+    assert (untouched.base_offset, header.base_offset, header.partition_leader_epoch) == (0, 1000, 7)
+    assert [record.offset for record in decode_batch(both, len(first))] == [1000, 1001]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_append_time_replaces_every_timestamp_and_renews_the_crc(codec: int) -> None:
+    first = encode_batch([(None, b"a", [], 1)])
+    both = bytearray(first + encode_batch([(None, b"b", [], 5), (None, b"c", [], 6)], codec=codec) + first)
+    stamp_append_time(both, len(first), 123_456)
+    (_, before), (_, header), (_, after) = check_batches(memoryview(both), MAX_BYTES)
+    assert (header.log_append_time, header.max_timestamp, header.codec) == (True, 123_456, codec)
+    assert (before.log_append_time, after.log_append_time) == (False, False)
+    assert [record.timestamp_ms for record in decode_batch(both, len(first))] == [123_456, 123_456]
+
+
+def test_compacted_batches_keep_their_offsets() -> None:
+    batch = encode_batch(
+        [(b"a", b"1", [], 10), (b"b", b"2", [], 20)], base_offset=100, offsets=[103, 107], last_offset=110
+    )
+    ((_, header),) = check_batches(memoryview(batch), MAX_BYTES, from_producer=False)
+    assert (header.base_offset, header.last_offset, header.record_count) == (100, 110, 2)
+    assert [record.offset for record in decode_batch(batch)] == [103, 107]
+    with pytest.raises(KafkaError):
+        check_batches(memoryview(batch), MAX_BYTES)
+
+
+def test_an_emptied_batch_still_says_which_offsets_it_covered() -> None:
+    batch = encode_batch([], base_offset=100, last_offset=104, producer_id=1, producer_epoch=0, base_sequence=0)
+    ((_, header),) = check_batches(memoryview(batch), MAX_BYTES, from_producer=False)
+    assert (header.next_offset, header.last_sequence, header.record_count) == (105, 4, 0)
+    assert list(decode_batch(batch)) == []
+
+
+def refusal(records: bytes | bytearray, max_bytes: int = MAX_BYTES) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        check_batches(memoryview(records), max_bytes)
+    return caught.value.code
+
+
+def test_batches_that_a_producer_may_not_send_are_refused_with_their_code() -> None:
+    batch = encode_batch([(b"k", b"v", [], 0)])
+    assert refusal(b"") is ErrorCode.invalid_record
+    assert refusal(batch[:-1]) is ErrorCode.corrupt_message
+    assert refusal(batch[:10]) is ErrorCode.corrupt_message
+    assert refusal(batch + b"\x00") is ErrorCode.corrupt_message
+    assert refusal(batch, len(batch) - 1) is ErrorCode.message_too_large
+    assert refusal(encode_batch([(b"k", b"v", [], 0)], is_control=True)) is ErrorCode.invalid_record
+    assert refusal(encode_batch([])) is ErrorCode.invalid_record
+    assert refusal(encode_batch([(b"k", b"v", [], 0)], last_offset=4)) is ErrorCode.invalid_record
+    assert refusal(encode_batch([(b"k", b"v", [], 0)], producer_id=4)) is ErrorCode.invalid_record
+    for magic, code in (
+        (0, ErrorCode.unsupported_for_message_format),
+        (1, ErrorCode.unsupported_for_message_format),
+        (3, ErrorCode.corrupt_message),
+    ):
+        assert refusal(batch[:16] + bytes([magic]) + batch[17:]) is code
+
+
+@pytest.mark.parametrize("length", [-1, -(1 << 31), 0, 48, (1 << 31) - 1])
+def test_hostile_batch_lengths_are_corrupt(length: int) -> None:
+    batch = bytearray(encode_batch([(b"k", b"v", [], 0)]))
+    batch[8:12] = length.to_bytes(4, "big", signed=True)
+    assert refusal(batch) is ErrorCode.corrupt_message
+    with pytest.raises(KafkaError):
+        list(decode_batch(batch))
+
+
+@given(st.lists(new_records, min_size=1, max_size=3), st.data())
+def test_any_flipped_bit_under_the_crc_is_found(records: list[NewRecord], data: st.DataObject) -> None:
+    batch = bytearray(encode_batch(records))
+    at = data.draw(st.integers(17, len(batch) - 1))
+    batch[at] ^= 1 << data.draw(st.integers(0, 7))
+    assert refusal(batch) is ErrorCode.corrupt_message
+
+
+@given(st.lists(new_records, max_size=4), st.sampled_from(CODECS), st.data())
+def test_damaged_records_are_corrupt_or_decoded_never_worse(
+    records: list[NewRecord], codec: int, data: st.DataObject
+) -> None:
+    batch = bytearray(encode_batch(records, codec=codec))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(HEADER_BYTES - 4, len(batch) - 1))
+        batch[at] = data.draw(st.integers(0, 255))
+    try:
+        list(decode_batch(batch, max_bytes=1 << 16))
+    except KafkaError as e:
+        assert e.code is ErrorCode.corrupt_message
+
+
+def test_a_batch_that_claims_more_records_than_it_has_is_corrupt() -> None:
+    batch = bytearray(encode_batch([(b"k", b"v", [], 0)]))
+    batch[57:61] = b"\x7f\xff\xff\xff"
+    with pytest.raises(KafkaError):
+        list(decode_batch(batch))
+    batch[57:61] = b"\x00\x00\x00\x00"
+    with pytest.raises(KafkaError):
+        list(decode_batch(batch))
+
+
+def test_header_keys_that_are_not_utf8_survive_a_round_trip() -> None:
+    batch = bytearray(encode_batch([(b"k", b"v", [("ab", b"x")], 0)]))
+    at = batch.index(b"ab")
+    batch[at : at + 2] = b"\xff\xfe"
+    (record,) = decode_batch(batch)
+    again = encode_batch([(record.key, record.value, record.headers, record.timestamp_ms)])
+    assert again[HEADER_BYTES:] == bytes(batch[HEADER_BYTES:])
