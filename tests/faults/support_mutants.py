@@ -30,48 +30,41 @@ PARTITIONS_TAME_MAX = 3
 WAIT_TAME = timedelta(seconds=1)
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
-# What a field must say so that the request reaches the code behind its checks; all else is a small value of its type.
+# What a field must say so that a request reaches the code behind its checks; others get a small value of their type.
 _VALUES: Mapping[str, Any] = {
     "topic": FUZZED_TOPIC,
     "topic_names": "no-such-topic",
     "resource_name": FUZZED_TOPIC,
     "resource_type": 2,
+    "configuration_keys": "retention.ms",
+    "value": "1000",
     "partition_index": 0,
     "partition_indexes": 0,
     "partitions": 0,
     "partition": 0,
-    "replica_id": -1,
-    "timestamp": -1,
-    "num_partitions": 1,
-    "replication_factor": 1,
     "count": 2,
-    "validate_only": True,
-    "session_timeout": 6000,
-    "rebalance_timeout": 6000,
-    "protocol_type": "consumer",
-    "key_type": 0,
+    "offset": 0,
+    "timestamp": -1,
+    "replica_id": -1,
+    "current_leader_epoch": -1,
     "generation_id": -1,
     "generation_id_or_member_epoch": -1,
-    "current_leader_epoch": -1,
     "producer_id": -1,
     "producer_epoch": -1,
-    "transactional_id": None,
-    "allow_auto_topic_creation": False,
-    "configuration_keys": "retention.ms",
+    "key_type": 0,
     "config_operation": 0,
-    "timeout": 100,
     "member_id": "",
-    "group_instance_id": None,
-    "assignments": None,
-    "offset": 0,
+    "protocol_type": "consumer",
+    "session_timeout": 6000,
+    "rebalance_timeout": 6000,
+    "timeout": 100,
+    "validate_only": True,
+    "allow_auto_topic_creation": False,
 }
-_BY_API: Mapping[tuple[int, str], Any] = {
-    (ApiKey.CREATE_TOPICS, "name"): "new-topic",
-    (ApiKey.DELETE_TOPICS, "name"): "no-such-topic",
-    (ApiKey.JOIN_GROUP, "name"): "range",
-    (ApiKey.CREATE_TOPICS, "assignments"): [],
-    (ApiKey.CREATE_PARTITIONS, "assignments"): [],
-}
+_NULL = ("transactional_id", "group_instance_id")
+_EMPTY = ((ApiKey.CREATE_TOPICS, "assignments"), (ApiKey.CREATE_PARTITIONS, "assignments"))
+# A name twice in one request is refused as such, before anything else is looked at.
+_UNREPEATED = (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,34 +189,31 @@ def _fetch(version: int, topic_id: uuid.UUID, session: tuple[int, int]) -> bytes
 def _filled(key: int, structure: Structure, topic_id: uuid.UUID) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in structure.fields:
-        given = _BY_API.get((key, field.name), _VALUES.get(field.name))
-        if isinstance(given, list) and field.is_array:
-            values[field.name] = given
+        if (key, field.name) in _EMPTY:
+            values[field.name] = []
         elif field.nested:
             nested = _filled(key, field.nested, topic_id)
-            values[field.name] = [nested, nested] if field.is_array and key not in _UNREPEATED else [nested]
-            if not field.is_array:
-                values[field.name] = nested
-        elif field.is_array:
-            values[field.name] = [_primitive(field, given, topic_id)]
+            values[field.name] = [nested] * (1 if key in _UNREPEATED else 2) if field.is_array else nested
         else:
-            values[field.name] = _primitive(field, given, topic_id)
+            value = _primitive(field, structure.entity.__name__, topic_id)
+            values[field.name] = [value] if field.is_array else value
     return values
 
 
-# A name twice in one request is refused as such, before anything else is looked at.
-_UNREPEATED = (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+def _primitive(field: Field, structure: str, topic_id: uuid.UUID) -> Any:
+    if field.name == "name":
+        return _name(structure)
+    if field.name in _VALUES:
+        return _VALUES[field.name]
+    if field.is_nullable and field.name in _NULL:
+        return None
+    by_kind = {"string": "text", "bytes": b"bytes", "records": b"bytes", "uuid": topic_id, "bool": False}
+    return by_kind.get(field.kind, 1)
 
 
-def _primitive(field: Field, given: Any, topic_id: uuid.UUID) -> Any:
-    if field.name in _VALUES and not (given is None and not field.is_nullable):
-        return given
-    if field.kind == "string":
-        return given if isinstance(given, str) else ("retention.ms" if field.name == "name" else "text")
-    if field.kind in ("bytes", "records"):
-        return b"bytes"
-    if field.kind == "uuid":
-        return topic_id
-    if field.kind == "bool":
-        return False
-    return given if given is not None else 1
+def _name(structure: str) -> str:
+    if "Config" in structure:
+        return "retention.ms"
+    if "Protocol" in structure:
+        return "range"
+    return {"CreatableTopic": "new-topic", "DeleteTopicState": "no-such-topic"}.get(structure, FUZZED_TOPIC)

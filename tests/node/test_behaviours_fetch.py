@@ -208,7 +208,7 @@ def test_a_client_with_metadatas_epoch_is_served_and_one_with_another_is_told(cl
     client.append(topic, b"x")
     epoch = client.metadata(topic).topics[0].partitions[0].leader_epoch
     request = fetch_of((topic, 0, 0), max_wait_ms=LONG_POLL_MS)
-    for claimed, expected in ((epoch, 0), (-1, 0), (epoch + 1, 76)):
+    for claimed, expected in ((epoch, 0), (-1, 0), (epoch + 1, ErrorCode.unknown_leader_epoch)):
         wanted = request.topics[0].partitions[0]._replace(current_leader_epoch=claimed)
         request.topics[0].partitions[0] = wanted
         assert client.fetch(request).topics[0][2][0].error_code == expected

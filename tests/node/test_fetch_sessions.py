@@ -14,10 +14,7 @@ def wanted(partition: int) -> FetchPartition:
 
 
 def fetch(session_id: int, epoch: int, partitions: dict[str, list[int]], **more: object) -> FetchRequest:
-    topics = [
-        FetchTopic(name, None, [wanted(p) for p in indexes])
-        for name, indexes in partitions.items()
-    ]
+    topics = [FetchTopic(name, None, [wanted(p) for p in indexes]) for name, indexes in partitions.items()]
     return FetchRequest(session_id=session_id, session_epoch=epoch, topics=topics, **more)  # type: ignore[arg-type]
 
 

@@ -76,7 +76,6 @@ async def reopened(env: Environment, path: str) -> ClusterImage:
 def test_what_was_proposed_is_there_after_a_restart(env: Environment, path: str) -> None:
     async def story() -> None:
         log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        assert log.is_new
         events = await log.propose(topic("orders"))
         assert isinstance(events[0], TopicCreated)
         await log.propose(AlterConfigs("topic", "orders", {"retention.ms": "5"}))
@@ -98,11 +97,19 @@ def test_an_answered_proposal_survives_a_process_that_never_closes_its_store(env
     asyncio.run(story())
 
 
+def test_an_empty_store_beside_logs_is_refused_and_stays_empty(env: Environment, path: str) -> None:
+    async def story() -> None:
+        for _ in range(2):
+            with pytest.raises(MetadataStoreError, match="is empty though there are logs"):
+                await LocalMetadataLog.open(env, SqliteMetadataStore(path), may_be_new=False)
+
+    asyncio.run(story())
+
+
 def test_the_cluster_id_is_made_once_and_looks_like_kafkas(env: Environment, path: str) -> None:
     async def story() -> None:
         first = await reopened(env, path)
         second = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        assert not second.is_new
         assert second.image.cluster_id == first.cluster_id
         assert len(first.cluster_id) == 22
         await second.close()

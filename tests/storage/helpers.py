@@ -48,7 +48,7 @@ def batch(
 
 
 def headers(records: bytes) -> list[tuple[int, BatchHeader]]:
-    return check_batches(memoryview(records), 1 << 30, from_producer=False)
+    return check_batches(memoryview(records), 1 << 30, from_producer=False) if records else []
 
 
 def append(log: Log, records: bytes, *, epoch: int = 0, now_ms: int = NOW_MS) -> AppendResult:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from chronik.cli import bench, consume, demo, group, produce, topic
 from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
 from chronik.client.errors import ClientError
 from chronik.wire.errors import ErrorCode, KafkaError
+
+COMMANDS = ("topic", "produce", "consume", "group", "bench", "demo")
+"""Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
 
 HINTS = {
     ErrorCode.unknown_topic_or_partition: "see chronik topic list",
@@ -28,7 +31,7 @@ HINTS = {
 def main(arguments: list[str]) -> int:
     """Runs one command. Returns its exit code."""
     try:
-        code = build()(arguments, standalone_mode=False, prog_name="chronik")
+        code = build(arguments[:1])(arguments, standalone_mode=False, prog_name="chronik")
         sys.stdout.flush()
     except CliError as error:
         say(str(error))
@@ -56,7 +59,8 @@ def main(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def build() -> typer.Typer:
+def build(first: list[str]) -> typer.Typer:
+    """The commands; where the first argument names one, it alone, since loading all takes its time."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -69,12 +73,12 @@ def build() -> typer.Typer:
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(_start)
-    app.add_typer(topic.app, name="topic")
-    app.command("produce")(produce.produce)
-    app.command("consume")(consume.consume)
-    app.add_typer(group.app, name="group")
-    app.add_typer(bench.app, name="bench")
-    app.command("demo")(demo.demo)
+    for name in first if first and first[0] in COMMANDS else COMMANDS:
+        module = import_module(f"chronik.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
     app.command("version")(version)
     return app
 

@@ -174,11 +174,12 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
     def read() -> None:
         while result.records < task.records and not stop.is_set():
-            for message in consumer.consume(1000, 0.05):
-                if message.error() is None:
-                    sent_ns = int.from_bytes(message.value()[:8], "big")
-                    result.latencies_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
-                    result.records += 1
+            # One by one: consume() of many would wait for more to come, and measure that.
+            message = consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                sent_ns = int.from_bytes(message.value()[:8], "big")
+                result.latencies_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
+                result.records += 1
 
     reader = threading.Thread(target=read)
     reader.start()

@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
+        from chronik.node.metadata_store import MetadataStoreError
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.storage.errors import DataFolderError
     try:
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> int:
             },
         )
         return run_loop(config)
-    except (ConfigError, DataFolderError, LogLevelError) as error:
+    except (ConfigError, DataFolderError, LogLevelError, MetadataStoreError) as error:
         say(str(error))
     except CliError as error:
         say(str(error))

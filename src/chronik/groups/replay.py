@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-from chronik.groups.actions import Record
 from chronik.groups.group import Group
 from chronik.groups.records import (
     CommittedOffset,
@@ -17,52 +16,49 @@ from chronik.groups.records import (
 
 
 class Replay:
-    """The latest value of every key read so far. Owned by the coordinator, from the start of a load to its end."""
+    """The latest value of every key read so far. Owned by the coordinator, from the start of a load to its end.
 
-    __slots__ = ("_metadata", "_offsets", "unreadable_count")
+    Values are kept as they came and understood at the end: most of them are replaced by a later one before that.
+    """
+
+    __slots__ = ("_latest", "unreadable_count")
 
     def __init__(self) -> None:
-        self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        self._metadata: dict[str, GroupMetadata] = {}
+        self._latest: dict[bytes, bytes] = {}
         self.unreadable_count = 0
 
     def read(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        latest = self._latest
         for key, value in records:
             if key is None:
                 self.unreadable_count += 1
                 continue
+            latest.pop(key, None)
+            if value is not None:
+                latest[key] = value
+
+    def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
+        """The groups as they are after the last record, in the order of the log."""
+        offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        metadata: dict[str, GroupMetadata] = {}
+        names: dict[str, None] = {}
+        for key, value in self._latest.items():
             try:
-                self._read((key, value))
+                about = read_key(key)
+                if isinstance(about, OffsetKey):
+                    committed = read_offset_value(value)
+                    offsets.setdefault(about.group_id, {})[(about.topic, about.partition)] = committed
+                elif about is not None:
+                    metadata[about.group_id] = read_group_value(value)
             except UnreadableRecord:
                 # Only something other than a coordinator can have written it; the groups beside it must still load.
                 self.unreadable_count += 1
-
-    def _read(self, record: Record) -> None:
-        key, value = record
-        about = read_key(key)
-        if about is None:
-            return
-        if isinstance(about, OffsetKey):
-            partition = (about.topic, about.partition)
-            if value is None:
-                self._offsets.get(about.group_id, {}).pop(partition, None)
-            else:
-                self._offsets.setdefault(about.group_id, {})[partition] = read_offset_value(value)
-        elif value is None:
-            self._metadata.pop(about.group_id, None)
-        else:
-            self._metadata[about.group_id] = read_group_value(value)
-
-    def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
-        """The groups as they are after the last record, sorted out of nothing but the log's order."""
-        names = dict.fromkeys([*self._metadata, *self._offsets])
-        for name in names:
-            metadata, committed = self._metadata.get(name), self._offsets.get(name)
-            if metadata is None and not committed:
                 continue
+            if about is not None:
+                names[about.group_id] = None
+        for name in names:
             group = Group(name, partition)
-            if metadata is not None:
-                group.restore(metadata, now_ms)
-            if committed:
-                group.offsets.committed.update(committed)
+            if name in metadata:
+                group.restore(metadata[name], now_ms)
+            group.offsets.committed.update(offsets.get(name, {}))
             yield group

@@ -129,7 +129,7 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _whole(
             "message.timestamp.after.max.ms",
             _LONG,
-            LONG_MAX,
+            _DAY_MS // 24,
             "How far a record's timestamp may lie ahead of the broker's clock. Not used with LogAppendTime.",
             0,
             "log.message.timestamp.after.max.ms",

@@ -11,7 +11,7 @@ from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
-from chronik.node.config import NodeConfig
+from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.deadlines import Deadlines
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -75,7 +75,10 @@ class Broker:
 
     async def _start(self) -> None:
         config = self.config
-        check_topic_defaults(config)
+        try:
+            check_topic_defaults(config)
+        except KafkaError as error:
+            raise ConfigError(f"topic_defaults: {error.message}") from None
         # The port first: a second node must notice before it touches anything.
         await self.server.bind(config.kafka_endpoint.host, config.kafka_endpoint.port)
         cluster_id = config.cluster_id or new_cluster_id(self.env)
@@ -83,7 +86,8 @@ class Broker:
             lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
         )
         store = SqliteMetadataStore(f"{folder.path}/metadata.db")
-        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id)
+        has_logs = bool(await self.run_blocking(folder.partitions))
+        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
         self.producer_ids = ProducerIds(self.metadata, self.node_id)
         advertised = config.advertised_kafka(self.server.port)
         await self.metadata.propose(

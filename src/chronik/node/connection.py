@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from chronik.node.server import Server
 
 SCRATCH_BYTES = 256 * 1024
-LARGE_FRAME_START_BYTES = 2 * 1024 * 1024
+LARGE_FRAME_BYTES = 2 * 1024 * 1024
+LARGE_FRAME_STEP_BYTES = 16 * 1024
 PIPELINED_REQUESTS_MAX = 256
 JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
@@ -43,6 +44,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large_size = 0
         self._large_have = 0
         self._out: list[Buffer] = []
+        self._out_bytes = 0
         self._parsing = False
         self._write_paused = False
         self._read_paused = False
@@ -134,6 +136,9 @@ class Connection(asyncio.BufferedProtocol):
                 frame = data[at + 4 : at + 4 + size]
                 at += 4 + size
                 self._run(frame)
+                if self._out_bytes >= JOIN_BYTES_MAX:
+                    # Now, not at the end: a peer that does not read must stop us before the next large response.
+                    self._flush()
         finally:
             self._parsing = False
         if self._closing:
@@ -158,7 +163,9 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_or_resume_reading()
 
     def _start_large(self, size: int, have: memoryview) -> None:
-        first_bytes = min(size, max(LARGE_FRAME_START_BYTES, len(have)))
+        # All of it at once for a frame of ordinary size that has really begun to arrive, and that there is room for.
+        begun = len(have) >= SCRATCH_BYTES // 4 and self._server.has_room(LARGE_FRAME_BYTES)
+        first_bytes = min(size, LARGE_FRAME_BYTES if begun else 2 * len(have) + LARGE_FRAME_STEP_BYTES)
         self._large = bytearray(first_bytes)
         self._large_view = memoryview(self._large)
         self._large_view[: len(have)] = have
@@ -278,12 +285,14 @@ class Connection(asyncio.BufferedProtocol):
             length += len(part)
         self._out.append(response_prefix(reply.request.correlation_id, reply.flexible_header, length))
         self._out.extend(body)
+        self._out_bytes += length
 
     def _flush(self) -> None:
         out = self._out
         if not out or self._transport is None:
             return
         self._out = []
+        self._out_bytes = 0
         small: list[Buffer] = []
         small_bytes = 0
         for part in out:

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
     from chronik.node.partition import Partition
 
-OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)}
+OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+"""Small segments, since only closed ones are compacted and all that is left is read when a partition is taken over."""
 
 APPEND_BYTES_MAX = 512 * 1024
 """Appends that wait for the same partition share a batch up to this size."""
 
-LOAD_CHUNK_BYTES = 1024 * 1024
+LOAD_CHUNK_BYTES = 256 * 1024
 """So much of a partition is read and decoded in one go in the executor, and replayed in one go on the loop."""
 
 LOAD_RETRY_S = 1.0

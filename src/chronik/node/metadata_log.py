@@ -82,19 +82,26 @@ class LocalMetadataLog:
         self._listeners: list[Listener] = []
         self._writer: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.is_new = not image.cluster_id
-        """Whether the store was empty: then nothing else in the data folder may be there yet, or the store was lost."""
 
     @classmethod
-    async def open(cls, env: Environment, store: MetadataStore, cluster_id: str | None = None) -> LocalMetadataLog:
+    async def open(
+        cls, env: Environment, store: MetadataStore, cluster_id: str | None = None, *, may_be_new: bool = True
+    ) -> LocalMetadataLog:
         """Replays the store; a new one gets `cluster_id`, or a random one. MetadataStoreError says why it cannot be.
 
-        A store of another cluster than `cluster_id` is refused: it came from another data folder.
+        A store of another cluster than `cluster_id` is refused: it came from another data folder. So is an empty one
+        where it may not be new: it was lost, and every log would look like that of a deleted topic.
         """
         loop = asyncio.get_running_loop()
         image, logged = await loop.run_in_executor(env.executor, _replay, store)
         log = cls(env, store, image, logged)
-        if log.is_new:
+        if not image.cluster_id and not may_be_new:
+            await log.close()
+            raise MetadataStoreError(
+                f"{store.path} is empty though there are logs beside it: put back the file that was there, "
+                "or start with an empty data folder"
+            )
+        if not image.cluster_id:
             await log.propose(CreateCluster(cluster_id or new_cluster_id(env)))
         elif cluster_id is not None and cluster_id != image.cluster_id:
             await log.close()

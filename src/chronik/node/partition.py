@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
-from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.batch import BatchHeader, Record, check_batches, decode_batch, encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Waiter = Callable[[KafkaError | None], None]
 LATEST_EPOCH = -1
 DELETE_ALL = -1
+DECODED_RECORDS_MAX = 100_000
+DECODED_BYTES_PER_BYTE_MAX = 16
 
 
 class Appended(NamedTuple):
@@ -83,6 +85,7 @@ class Partition:
         self._written_waiters: deque[tuple[int, Waiter]] = deque()
         self._committed_waiters: deque[tuple[int, Waiter]] = deque()
         self._fetches: dict[WaitingFetch, None] = {}
+        self._deleting = asyncio.Lock()
 
     # -- what others may know ------------------------------------------------------------------------------------------
 
@@ -139,7 +142,7 @@ class Partition:
                 return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.log_append_time_ms)
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
-            records = _recompressed(records, start, header, wanted_codec)
+            records = self._recompressed(records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self.log.append(records, batches, self.leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
@@ -166,8 +169,29 @@ class Partition:
             oldest_ms = min(header.base_timestamp, header.max_timestamp)
             if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
                 raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
-        if settings.is_compacted and any(record.key is None for record in decode_batch(records, start)):
+        if settings.is_compacted and any(record.key is None for record in self._decoded(records, start, header)):
             raise KafkaError(ErrorCode.invalid_record, "a compacted topic takes no record without a key")
+
+    def _decoded(self, records: memoryview, start: int, header: BatchHeader) -> Iterator[Record]:
+        """The records of a batch, where the topic's settings ask to look at them; bounded, since the loop waits."""
+        if header.record_count > DECODED_RECORDS_MAX:
+            raise KafkaError(
+                ErrorCode.invalid_record,
+                f"{header.record_count} records in a batch; this topic's settings allow {DECODED_RECORDS_MAX}",
+            )
+        return decode_batch(records, start, DECODED_BYTES_PER_BYTE_MAX * self.settings.max_message_bytes)
+
+    def _recompressed(self, records: memoryview, start: int, header: BatchHeader, codec: int) -> memoryview:
+        """The same records under the codec that the topic demands (`compression.type`)."""
+        decoded = [(r.key, r.value, r.headers, r.timestamp_ms) for r in self._decoded(records, start, header)]
+        encoded = encode_batch(
+            decoded,
+            codec=codec,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )
+        return memoryview(bytearray(encoded))
 
     def _appended(self, size_bytes: int) -> None:
         if self._counts_unsynced:
@@ -248,7 +272,8 @@ class Partition:
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
         job = self.log.increment_log_start(offset)
-        await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+        async with self._deleting:
+            await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
         return self.log_start_offset
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -282,16 +307,3 @@ class Partition:
 def _wake(waiters: deque[tuple[int, Waiter]], end_offset: int) -> None:
     while waiters and waiters[0][0] <= end_offset:
         waiters.popleft()[1](None)
-
-
-def _recompressed(records: memoryview, start: int, header: BatchHeader, codec: int) -> memoryview:
-    """The same records under the codec that the topic demands (`compression.type`)."""
-    decoded = [(r.key, r.value, r.headers, r.timestamp_ms) for r in decode_batch(records, start)]
-    encoded = encode_batch(
-        decoded,
-        codec=codec,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-    )
-    return memoryview(bytearray(encoded))

@@ -163,6 +163,7 @@ class PartitionHost:
             opened: list[Log | Exception] = []
             for (topic, partition), setting in zip(wanted, settings, strict=True):
                 try:
+                    self.folder.claim_log(topic.name, partition.partition, topic.id)
                     opened.append(
                         Log.open(
                             self._env.disk,

@@ -34,6 +34,8 @@ class Server:
         self.frame_bytes_max = broker.config.frame_bytes_max
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
+        self.reading_bytes = 0
+        """What reads in threads may still bring into memory."""
         self._apis = apis
         self._listener: asyncio.Server | None = None
         # Insertion-ordered, and never iterated where order would matter.
@@ -104,6 +106,9 @@ class Server:
         if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:
             self._log.warning("connection_refused", client=connection.client_host, reason=reason)
 
+    def has_room(self, count: int) -> bool:
+        return self.held_bytes + count <= self.broker.config.in_flight_bytes_max
+
     def hold_bytes(self, count: int) -> None:
         self.held_bytes += count
 
@@ -132,7 +137,7 @@ class Server:
     def response_bytes_allowed(self) -> int:
         """The bound of one response: small while much of what was sent has not been taken."""
         unsent_bytes = sum(connection.unsent_bytes for connection in self._slow_readers)
-        left_bytes = self.broker.config.in_flight_bytes_max - unsent_bytes
+        left_bytes = self.broker.config.in_flight_bytes_max - unsent_bytes - self.reading_bytes
         return max(RESPONSE_BYTES_MIN, min(self.broker.config.fetch_bytes_max, left_bytes))
 
     def _sweep_idle(self) -> None:
@@ -141,10 +146,13 @@ class Server:
         self._refusals_logged = 0
         oldest_s = self.loop.time() - self.broker.config.connection_idle_ms_max / 1000
         for connection in list(self._connections):
-            if connection.last_used_s < oldest_s and not connection.has_unanswered:
-                connection.close()
-            elif connection.last_used_s < oldest_s and connection.unsent_bytes:
+            if connection.last_used_s >= oldest_s:
+                continue
+            if connection.unsent_bytes:
+                # Closing would wait for a peer that has not read for minutes.
                 connection.abort()
+            elif not connection.has_unanswered:
+                connection.close()
         self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
 
     # -- requests ------------------------------------------------------------------------------------------------------

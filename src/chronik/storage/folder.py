@@ -4,12 +4,13 @@ meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start
 recovery-points      text: version, count, then a line for each log: topic, partition, offset
-logs/TOPIC-PARTITION one log each; a name that ends in .deleted is on its way out
+logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
@@ -24,6 +25,7 @@ LOCK_NAME: Final = "lock"
 CLEAN_NAME: Final = "clean-shutdown"
 POINTS_NAME: Final = "recovery-points"
 LOGS_NAME: Final = "logs"
+TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
 
 TopicPartition = tuple[str, int]
@@ -128,6 +130,21 @@ class DataFolder:
             if topic and partition.isdigit():
                 found.append((topic, int(partition)))
         return found
+
+    def claim_log(self, topic: str, partition: int, topic_id: UUID) -> None:
+        """Have the partition's folder belong to the topic of this id; what another topic of that name left there goes.
+
+        A crash may come between a topic's deletion and that of its files, and the name be used again.
+        """
+        path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
+        found = read_file(self.disk, path)
+        if found is not None and found.decode(errors="replace").strip() == str(topic_id):
+            return
+        if found is not None:
+            self.remove_log(topic, partition)()
+        self.disk.mkdir(self.log_path(topic, partition))
+        write_file_atomic(self.disk, path, f"{topic_id}\n".encode())
+        self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
     def recovery_points_job(self, points: Mapping[TopicPartition, int]) -> Callable[[], None]:
         """Write each log's synced end; run it in a thread, one at a time."""

@@ -11,7 +11,7 @@ from chronik.storage.batches import header_at
 from chronik.storage.compaction import CompactionJob, plan_compaction
 from chronik.storage.config import LogConfig
 from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
-from chronik.storage.disk import Disk
+from chronik.storage.disk import Disk, write_file_atomic
 from chronik.storage.errors import StorageError, StorageFull, storage_error
 from chronik.storage.producers import Duplicate
 from chronik.storage.reading import ReadJob, ReadResult
@@ -231,6 +231,10 @@ class Log(LogWriter):
             segment.resume()
         self._active = segment
         self._truncated()
+        if self.log_end_offset < self.log_start_offset:
+            # The start lay inside the batch that went.
+            self.log_start_offset = self.log_end_offset
+            write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", b"%d\n" % self.log_start_offset)
         segment.file.datasync()
         self.disk.sync_dir(self.folder)
 
@@ -255,7 +259,7 @@ class Log(LogWriter):
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
         self._syncs.truncated(self.log_end_offset, last.crc if last is not None else 0)
         self.producers = rebuild_producers(
-            self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config
+            self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config, self.producers
         )
 
     # -- compaction ----------------------------------------------------------------------------------------------------

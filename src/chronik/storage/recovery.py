@@ -138,12 +138,15 @@ class _Recovery:
             if name.endswith(".log") and name[:-4].isdigit()
         ]
         self._remove_orphans(names, segments)
+        log_start = read_number(self.disk, f"{self.folder}/{START_NAME}") or 0
+        while len(segments) > 1 and segments[1].base_offset <= log_start:
+            # DeleteRecords had removed it, but for its files.
+            self._remove(segments.pop(0))
         self.cleaned_upto = read_number(self.disk, f"{self.folder}/{CLEANER_NAME}") or 0
         self.epochs = LeaderEpochs.decode(read_file(self.disk, f"{self.folder}/{EPOCHS_NAME}") or b"") or self.epochs
         snapshots, snapshot = self._newest_snapshot(names, segments)
         self.producers = restore_producers(snapshot, self.config.producer_expiration_ms)
         end_offset, is_broken = self._recover(segments, snapshot)
-        log_start = read_number(self.disk, f"{self.folder}/{START_NAME}") or 0
         if segments:
             log_start = max(log_start, segments[0].base_offset)
         if is_broken:
@@ -284,7 +287,8 @@ class _Recovery:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
                 if header.producer_id >= 0 and not header.is_control:
                     append_time = header.max_timestamp if header.log_append_time else -1
-                    self.producers.record(header, header.base_offset, header.max_timestamp, append_time)
+                    # Seen now: the batch's own time is the client's, and may make the producer look long gone.
+                    self.producers.record(header, header.base_offset, self.now_ms, append_time)
             else:
                 self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
@@ -388,6 +392,7 @@ class _Recovery:
         for segment in segments:
             if segment.base_offset != offset:
                 self._remove(segment)
+        self.disk.sync_dir(self.folder)
         segments[:] = [fresh]
         self.last_batch_crc = 0
 

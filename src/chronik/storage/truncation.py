@@ -20,9 +20,17 @@ def remove_segments(disk: Disk, segments: Sequence[LogSegment]) -> None:
 
 
 def rebuild_producers(
-    disk: Disk, folder: str, segments: Sequence[LogSegment], snapshots: Sequence[int], config: LogConfig
+    disk: Disk,
+    folder: str,
+    segments: Sequence[LogSegment],
+    snapshots: Sequence[int],
+    config: LogConfig,
+    before: ProducerStates,
 ) -> ProducerStates:
-    """The producers as of the log's end, from the last snapshot and the batches behind it. Blocks."""
+    """The producers as of the log's end, from the last snapshot and the batches behind it. Blocks.
+
+    When each was last seen is taken over from `before`: a batch's own time is the client's.
+    """
     snapshot = None
     if snapshots:
         snapshot = decode_snapshot(read_file(disk, segment_path(folder, snapshots[-1], ".snapshot")) or b"")
@@ -37,7 +45,9 @@ def rebuild_producers(
             for _, header in view.walk(view.position_near(start)):
                 if header.producer_id >= 0 and not header.is_control and header.base_offset >= start:
                     append_time_ms = header.max_timestamp if header.log_append_time else -1
-                    producers.record(header, header.base_offset, header.max_timestamp, append_time_ms)
+                    known = before.get(header.producer_id)
+                    seen_ms = header.max_timestamp if known is None else known.last_seen_ms
+                    producers.record(header, header.base_offset, seen_ms, append_time_ms)
         finally:
             view.release()
             if not was_open:

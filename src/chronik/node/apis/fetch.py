@@ -63,6 +63,8 @@ class PendingFetch:
         "_fetch",
         "_incremental",
         "_is_over",
+        "_is_full",
+        "_min_bytes",
         "_reading",
         "_reply",
         "_request",
@@ -87,11 +89,15 @@ class PendingFetch:
         self._session = session
         self._incremental = incremental
         self._entries = self._wanted()
+        # What the limits never let through cannot be waited for.
+        self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, broker.fetch_bytes_allowed())
         self._waiting_on: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
         self._arrived_bytes = 0
         self._reading = False
         self._is_over = False
+        self._is_full = False
+        """More is there than the limits let through: there is nothing to wait for."""
 
     def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
@@ -108,7 +114,13 @@ class PendingFetch:
         responses, size_bytes, failed, cold = self._read()
         if cold:
             self._read_cold(responses, cold)
-        elif failed or size_bytes >= self._fetch.min_bytes or self._fetch.max_wait_ms <= 0 or not self._entries:
+        elif (
+            failed
+            or self._is_full
+            or size_bytes >= self._min_bytes
+            or self._fetch.max_wait_ms <= 0
+            or not self._entries
+        ):
             self._answer(responses)
         else:
             self._wait(size_bytes)
@@ -126,7 +138,7 @@ class PendingFetch:
 
     def data_arrived(self, partition: Partition, size_bytes: int) -> None:
         self._arrived_bytes += size_bytes
-        if self._arrived_bytes >= self._fetch.min_bytes:
+        if self._arrived_bytes >= self._min_bytes:
             self._finish()
 
     def partition_gone(self) -> None:
@@ -181,7 +193,7 @@ class PendingFetch:
                 if isinstance(read, _ColdRead):
                     cold.append(read)
                     size_bytes += 1
-                    left_bytes -= wanted.max_bytes
+                    left_bytes -= read.max_bytes
                 elif read is not None:
                     response.records = read
                     size_bytes += len(read)
@@ -219,13 +231,18 @@ class PendingFetch:
         upto = partition.visible_end_offset
         if offset < partition.log_start_offset or offset > partition.log_end_offset:
             raise KafkaError(ErrorCode.offset_out_of_range)
-        if offset >= upto or (left_bytes <= 0 and not is_first):
+        if offset >= upto:
+            return None
+        if left_bytes <= 0 and not is_first:
+            self._is_full = True
             return None
         max_bytes = max(0, min(wanted.max_bytes, left_bytes))
         log = partition.log
         read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            return _ColdRead(response, log.read_job(offset, max_bytes, upto, min_one_batch=is_first))
+            return _ColdRead(response, max_bytes, log.read_job(offset, max_bytes, upto, min_one_batch=is_first))
+        if read.next_offset < upto:
+            self._is_full = True
         return read.data
 
     def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
@@ -234,10 +251,14 @@ class PendingFetch:
         connection = self._request.connection
         connection.when_closed(self, self._abandon)
         jobs = [read.job for read in cold]
+        server = self._broker.server
+        reading_bytes = sum(read.max_bytes for read in cold)
+        server.reading_bytes += reading_bytes
         future = self._broker.loop.run_in_executor(self._broker.env.executor, _run_reads, jobs)
 
         def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
             self._reading = False
+            server.reading_bytes -= reading_bytes
             connection.forget(self)
             if self._is_over or finished.cancelled():
                 return
@@ -293,6 +314,7 @@ class _ColdRead(NamedTuple):
     """A read that would have blocked the loop, and where its data goes."""
 
     response: FetchPartitionResponse
+    max_bytes: int
     job: Callable[[], Buffer]
 
 

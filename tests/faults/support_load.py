@@ -1,0 +1,174 @@
+"""What fault tests watch a node with: its memory, a client that must be served, and writers that keep account."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import pytest
+from tests.node.support_wire import ConnectionEnded, WireClient, batch
+from tests.support.node import Node
+
+from chronik.wire.batch import Record
+
+MB = 1024 * 1024
+
+
+def memory_bytes(node: Node, which: str = "VmRSS") -> int:
+    """The node's resident memory now; `VmHWM` for the most since it started or since `forget_peak`."""
+    with open(f"/proc/{node.pid}/status") as status:
+        for line in status:
+            if line.startswith(f"{which}:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {which} in /proc/{node.pid}/status")
+
+
+def forget_peak(node: Node) -> int:
+    """Makes the peak start anew from what is resident now, which is returned."""
+    with open(f"/proc/{node.pid}/clear_refs", "w") as clear:
+        clear.write("5")
+    return memory_bytes(node)
+
+
+def no_surprises(node: Node) -> None:
+    """Bad input is refused on purpose: it never runs into code that did not expect it."""
+    errors: Counter[str] = Counter()
+    for line in node.log_text().splitlines():
+        if '"traceback"' in line:
+            logged = json.loads(line)
+            errors[f"{logged['event']}: {logged.get('error')}\n{logged['traceback'][-1500:]}"] += 1
+        elif line.startswith("Traceback"):
+            errors[line] += 1
+    if errors:
+        shown = "\n".join(f"{count} x {error}" for error, count in errors.most_common(3))
+        pytest.fail(f"{errors.total()} unexpected errors in the log, {len(errors)} different ones:\n{shown}")
+
+
+class HealthyClient:
+    """Produces and fetches back one record after the other while something bad happens to the node.
+
+    On leaving it must have been served: `rounds` times, none of them slower than `slowest_s_max`.
+    """
+
+    def __init__(self, node: Node, *, slowest_s_max: float = 5.0) -> None:
+        self._client = WireClient(node.kafka_port, timeout_s=slowest_s_max)
+        self._topic = self._client.new_topic()
+        self._slowest_s_max = slowest_s_max
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="healthy-client", daemon=True)
+        self.rounds = 0
+        self.slowest_s = 0.0
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> HealthyClient:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        self._client.socket.close()
+        if kind is None:
+            assert self.failure is None, (
+                f"the healthy client was not served after {self.rounds} rounds: {self.failure!r}"
+            )
+            assert self.rounds > 0
+            assert self.slowest_s <= self._slowest_s_max
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                started_s = time.monotonic()
+                value = b"%d" % self.rounds
+                offset = self._client.append(self._topic, value)
+                assert offset == self.rounds
+                fetched = self._client.fetch_one(self._topic, offset, max_wait_ms=1000)
+                assert fetched.error_code == 0 and value in bytes(fetched.records)
+                self.slowest_s = max(self.slowest_s, time.monotonic() - started_s)
+                self.rounds += 1
+                self._stop.wait(0.005)
+        except Exception as failure:
+            self.failure = failure
+
+
+@dataclass
+class Account:
+    """What one writer sent to one partition, and at which offset each value was acknowledged."""
+
+    topic: str
+    partition: int
+    sent: list[bytes] = field(default_factory=list)
+    acknowledged: dict[bytes, int] = field(default_factory=dict)
+    errors: list[int] = field(default_factory=list)
+
+    def check(self, records: list[Record]) -> None:
+        """Every acknowledged value stands once, at its offset; whatever else is there was sent, and order is kept."""
+        offsets: dict[bytes, list[int]] = {}
+        for record in records:
+            offsets.setdefault(record.value or b"", []).append(record.offset)
+        for value, offset in self.acknowledged.items():
+            assert offsets.get(value) == [offset], (
+                f"{value!r} was acknowledged at {offset}, found at {offsets.get(value)}"
+            )
+        mine = set(self.sent)
+        found = [record.value for record in records if record.value in mine]
+        order = {value: place for place, value in enumerate(self.sent)}
+        places = [order[value] for value in found if value is not None]
+        assert places == sorted(places), "records changed their order"
+        assert len(places) == len(set(places)), "a record is there twice"
+
+
+class Writer:
+    """Sends numbered records as fast as they are acknowledged, a few in flight, until the node or the test ends it."""
+
+    def __init__(
+        self, node: Node, account: Account, name: str, *, acks: int, in_flight: int = 20, timeout_s: float = 10.0
+    ) -> None:
+        self.account = account
+        self.stopped_by: Exception | None = None
+        self._client = WireClient(node.kafka_port, timeout_s=timeout_s)
+        self._name = name
+        self._acks = acks
+        self._in_flight = in_flight
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"writer-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Lets it finish what is in flight."""
+        self._stop.set()
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        waiting: list[tuple[int, bytes]] = []
+        number = 0
+        try:
+            while not self._stop.is_set() or waiting:
+                while len(waiting) < self._in_flight and not self._stop.is_set():
+                    value = b"%s/%d/" % (self._name.encode(), number) + b"." * (number * 37 % 2000)
+                    number += 1
+                    self.account.sent.append(value)
+                    correlation_id = self._client.send_produce(
+                        self.account.topic, batch(value), partition=self.account.partition, acks=self._acks
+                    )
+                    waiting.append((correlation_id, value))
+                correlation_id, value = waiting.pop(0)
+                response = self._client.produced(correlation_id)
+                if response.error_code == 0:
+                    self.account.acknowledged[value] = response.base_offset
+                else:
+                    self.account.errors.append(response.error_code)
+        except (OSError, ConnectionEnded) as ended:
+            self.stopped_by = ended
+        finally:
+            self._client.socket.close()

@@ -1,0 +1,194 @@
+"""Record batches that lie: about their bytes, their length, their format, or what they become when decompressed."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import cramjam
+import pytest
+from crc32c import crc32c
+from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
+from tests.node.support_wire import WireClient, batch, connect
+from tests.support.node import Node
+
+from chronik.wire.batch import HEADER_BYTES, encode_batch
+from chronik.wire.errors import ErrorCode
+
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, COUNT_AT = 8, 16, 17, 21, 57
+LAST_OFFSET_DELTA_AT = 23
+
+PEAK_GROWTH_MAX_BYTES = 320 * MB
+"""What decompression may use for a moment: the bound of one batch's records, and a copy of it."""
+GROWTH_MAX_BYTES = 30 * MB
+
+
+@pytest.fixture
+def client(shared_node: Node) -> Iterator[WireClient]:
+    with connect(shared_node) as client:
+        yield client
+
+
+def changed(data: bytes, at: int, layout: str, value: int, *, resign: bool = True) -> bytes:
+    """The batch with one field of its header changed, its CRC right for it unless told otherwise."""
+    out = bytearray(data)
+    struct.pack_into(layout, out, at, value)
+    if resign:
+        struct.pack_into(">I", out, CRC_AT, crc32c(bytes(out[ATTRIBUTES_AT:])))
+    return bytes(out)
+
+
+def with_payload(payload: bytes, codec: int, record_count: int = 1) -> bytes:
+    """A batch whose records part is `payload`, said to be compressed by `codec`."""
+    out = bytearray(batch(b"x")[:HEADER_BYTES] + payload)
+    struct.pack_into(">i", out, LENGTH_AT, len(out) - 12)
+    struct.pack_into(">h", out, ATTRIBUTES_AT, codec)
+    struct.pack_into(">i", out, LAST_OFFSET_DELTA_AT, record_count - 1)
+    struct.pack_into(">i", out, COUNT_AT, record_count)
+    struct.pack_into(">I", out, CRC_AT, crc32c(bytes(out[ATTRIBUTES_AT:])))
+    return bytes(out)
+
+
+def test_a_corrupt_crc_is_refused_wherever_the_byte_is(client: WireClient) -> None:
+    topic = client.new_topic()
+    good = batch(b"value" * 10)
+    for at in range(CRC_AT, len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 0x10
+        assert client.produce(topic, bytes(bad)).error_code == ErrorCode.corrupt_message, f"byte {at}"
+    assert client.records(topic) == []
+    assert client.append(topic, b"good") == 0
+
+
+@pytest.mark.parametrize(("magic", "expected"), [(0, 43), (1, 43), (7, 2), (-1, 2)])
+def test_a_wrong_magic_is_refused(client: WireClient, magic: int, expected: int) -> None:
+    topic = client.new_topic()
+    bad = changed(batch(b"x"), MAGIC_AT, ">b", magic)
+    assert client.produce(topic, bad).error_code == expected
+    assert client.records(topic) == []
+
+
+def test_a_real_message_of_format_0_or_1_is_refused(client: WireClient) -> None:
+    topic = client.new_topic()
+    for magic, time_ms in ((0, b""), (1, struct.pack(">q", 1_700_000_000_000))):
+        message = struct.pack(">bb", magic, 0) + time_ms + struct.pack(">i", -1) + struct.pack(">i", 5) + b"value"
+        message = struct.pack(">I", zlib.crc32(message)) + message
+        old = struct.pack(">qi", 0, len(message)) + message
+        assert client.produce(topic, old).error_code == ErrorCode.unsupported_for_message_format
+    assert client.records(topic) == []
+
+
+@pytest.mark.parametrize("length", [0, 1, 48, -1, -(2**31), 2**31 - 1, 10_000])
+def test_a_lying_batch_length_is_refused(client: WireClient, length: int) -> None:
+    topic = client.new_topic()
+    bad = changed(batch(b"x" * 100), LENGTH_AT, ">i", length)
+    assert client.produce(topic, bad).error_code in (ErrorCode.corrupt_message, ErrorCode.message_too_large)
+    assert client.records(topic) == []
+
+
+@pytest.mark.parametrize("count", [0, -1, 2, 2**31 - 1, -(2**31)])
+def test_a_lying_record_count_is_refused(client: WireClient, count: int) -> None:
+    topic = client.new_topic()
+    bad = changed(batch(b"x"), COUNT_AT, ">i", count)
+    assert client.produce(topic, bad).error_code == ErrorCode.invalid_record
+    assert client.records(topic) == []
+
+
+def test_a_batch_cut_short_at_any_byte_is_refused(client: WireClient) -> None:
+    topic = client.new_topic()
+    good = batch(b"x" * 20)
+    for end in range(len(good)):
+        assert client.produce(topic, good[:end]).error_code != 0, f"{end} of {len(good)} bytes"
+    assert client.records(topic) == []
+
+
+def test_a_control_batch_from_a_producer_is_refused(client: WireClient) -> None:
+    topic = client.new_topic()
+    control = encode_batch([(b"\x00\x00\x00\x01", b"\x00" * 6, (), 1)], is_control=True)
+    assert client.produce(topic, control).error_code == ErrorCode.invalid_record
+    assert client.records(topic) == []
+
+
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_an_unknown_codec_is_refused(client: WireClient, codec: int) -> None:
+    topic = client.new_topic()
+    assert client.produce(topic, with_payload(b"payload", codec)).error_code == ErrorCode.unsupported_compression_type
+    assert client.records(topic) == []
+
+
+@pytest.mark.parametrize("codec", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("payload", [b"", b"\xff" * 200, bytes(200)], ids=["empty", "ones", "zeros"])
+def test_records_that_do_not_decode_are_refused_where_they_must_be_read(
+    client: WireClient, shared_node: Node, codec: int, payload: bytes
+) -> None:
+    for topic in (client.new_topic(cleanup_policy="compact"), client.new_topic(compression_type="zstd")):
+        answer = client.produce(topic, with_payload(payload, codec))
+        if codec == ZSTD and "zstd" in topic:
+            continue
+        assert answer.error_code in (ErrorCode.corrupt_message, ErrorCode.invalid_record, 0), answer
+    no_surprises(shared_node)
+
+
+def gzip_bomb() -> bytes:
+    """About a megabyte that decompresses to a gigabyte: one flushed block of zeros, over and over."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = deflate.compress(bytes(64 * MB)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    header = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03"
+    return header + block * (1_000_000 // len(block))
+
+
+def zstd_bomb() -> bytes:
+    frame = bytes(cramjam.zstd.compress(bytes(64 * MB)))
+    return frame * (1_000_000 // len(frame))
+
+
+def lz4_bomb() -> bytes:
+    compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+    compressor.compress(bytes(200 * MB))
+    return bytes(compressor.finish())
+
+
+BOMBS = {GZIP: gzip_bomb, LZ4: lz4_bomb, ZSTD: zstd_bomb}
+
+
+@pytest.mark.parametrize("codec", BOMBS, ids=["gzip", "lz4", "zstd"])
+def test_a_compression_bomb_does_not_raise_the_nodes_memory(node: Node, codec: int) -> None:
+    bomb = with_payload(BOMBS[codec](), codec)
+    assert 500_000 < len(bomb) < 1_048_588
+    with connect(node, timeout_s=30) as client:
+        plain = client.new_topic()
+        compacted = client.new_topic(cleanup_policy="compact")
+        recompressed = client.new_topic(compression_type="snappy")
+        before = forget_peak(node)
+        with HealthyClient(node, slowest_s_max=10.0):
+            # Nobody opens it: it is stored as it came, and what it holds is the consumer's business.
+            assert client.produce(plain, bomb).error_code == 0
+            # Here its records must be read, which is refused.
+            assert client.produce(compacted, bomb).error_code == ErrorCode.corrupt_message
+            assert client.produce(recompressed, bomb).error_code == ErrorCode.corrupt_message
+            # Finding a record by its time reads one batch: this one.
+            client.list_offset(plain, 1)
+            client.list_offset(plain, -3)
+        peak = memory_bytes(node, "VmHWM") - before
+        assert peak < PEAK_GROWTH_MAX_BYTES, f"{peak / MB:.0f} MB at its peak"
+        grown = memory_bytes(node) - before
+        assert grown < GROWTH_MAX_BYTES, f"{grown / MB:.0f} MB kept"
+    no_surprises(node)
+    node.kill()
+    node.start()
+    with connect(node) as client:
+        assert client.offset_at(plain, -1) == 1
+
+
+def test_a_batch_of_millions_of_tiny_records_does_not_stop_the_others(node: Node) -> None:
+    one = bytes.fromhex("0e 00 00 00 02 6b 00 00".replace(" ", ""))  # length 7: key "k", empty value, no headers
+    count = 4_000_000
+    many = with_payload(bytes(cramjam.zstd.compress(one * count)), ZSTD, count)
+    assert len(many) < 1_048_588
+    with connect(node, timeout_s=60) as client:
+        compacted = client.new_topic(cleanup_policy="compact")
+        with HealthyClient(node, slowest_s_max=2.0):
+            client.produce(compacted, many)
+    no_surprises(node)
