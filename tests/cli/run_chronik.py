@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support.node import Node
+
+from chronik.client.cluster import Cluster
+from chronik.client.topics import Topics
 
 CHRONIK = Path(sys.executable).with_name("chronik")
 
@@ -39,3 +46,13 @@ def chronik(*arguments: str, stdin: str = "", timeout_s: float = 60.0, cwd: Path
         [str(CHRONIK), *arguments], input=stdin, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def create_topic(node: Node, name: str, partitions: int = 3, configs: Mapping[str, str] | None = None) -> None:
+    """What a test needs before it starts, without a process of its own."""
+
+    async def create() -> None:
+        async with Cluster([("127.0.0.1", node.kafka_port)]) as cluster:
+            await Topics(cluster).create(name, partitions, None, configs or {})
+
+    asyncio.run(create())

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.cli.run_chronik import CHRONIK, Outcome, chronik
+from tests.cli.run_chronik import CHRONIK, Outcome, chronik, create_topic
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
@@ -16,7 +16,7 @@ from tests.support.node import Node
 def prepare(node: Node, name: str, consumed: int = 60) -> None:
     """A topic of 100 records in 2 partitions, and a group of the same name that has read `consumed` of them."""
     at = ("-b", node.bootstrap)
-    chronik("topic", "create", name, "--partitions", "2", *at)
+    create_topic(node, name, 2)
     chronik("produce", name, "--count", "100", "--size", "10", *at)
     read = chronik(
         "consume", name, "--group", name, "--from-beginning", "--count", str(consumed), "--timeout", "10", *at

@@ -6,13 +6,13 @@ import json
 from base64 import b64decode
 from pathlib import Path
 
-from tests.cli.run_chronik import chronik
+from tests.cli.run_chronik import chronik, create_topic
 from tests.support.node import Node
 
 
 def test_lines_go_in_and_come_out(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-lines", "--partitions", "1", *at)
+    create_topic(shared_node, "cli-lines", 1)
     sent = chronik("produce", "cli-lines", *at, stdin="one\n\nthree: 3\n")
     assert sent.code == 0
     assert "3 of 3 records delivered" in sent.error_line
@@ -22,7 +22,7 @@ def test_lines_go_in_and_come_out(shared_node: Node) -> None:
 
 def test_keys_are_split_from_their_values(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-keys", "--partitions", "1", *at)
+    create_topic(shared_node, "cli-keys", 1)
     assert chronik("produce", "cli-keys", "--key-separator", "=", *at, stdin="k=v=w\nplain\n").code == 0
     read = chronik("consume", "cli-keys", "--from-beginning", "--count", "2", "--timeout", "10", "--json", *at).json()
     assert [(record["key"], record["value"]) for record in read["records"]] == [("k", "v=w"), (None, "plain")]
@@ -33,7 +33,7 @@ def test_keys_are_split_from_their_values(shared_node: Node) -> None:
 def test_the_ledger_of_a_producer_equals_the_receipts_of_a_consumer(shared_node: Node, tmp_path: Path) -> None:
     at = ("-b", shared_node.bootstrap)
     ledger, receipts = tmp_path / "ledger.jsonl", tmp_path / "receipts.jsonl"
-    chronik("topic", "create", "cli-ledger", "--partitions", "3", *at)
+    create_topic(shared_node, "cli-ledger", 3)
     sent = chronik("produce", "cli-ledger", "--count", "3000", "--size", "64", "--ledger", str(ledger), *at)
     assert sent.code == 0
     read = chronik(
@@ -51,7 +51,7 @@ def test_the_ledger_of_a_producer_equals_the_receipts_of_a_consumer(shared_node:
 
 def test_a_group_goes_on_where_it_stopped(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-resume", "--partitions", "2", *at)
+    create_topic(shared_node, "cli-resume", 2)
     chronik("produce", "cli-resume", "--count", "500", "--size", "10", *at)
     read = [
         chronik("consume", "cli-resume", "--group", "cli-resume", "--from-beginning", *more, "--timeout", "5", *at)
@@ -64,7 +64,7 @@ def test_a_group_goes_on_where_it_stopped(shared_node: Node) -> None:
 
 def test_too_few_records_fail_the_command(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-few", *at)
+    create_topic(shared_node, "cli-few")
     read = chronik("consume", "cli-few", "--from-beginning", "--count", "5", "--timeout", "0.5", *at)
     assert read.code == 1
     assert "only 0 of 5 records arrived" in read.error_line
@@ -72,7 +72,7 @@ def test_too_few_records_fail_the_command(shared_node: Node) -> None:
 
 def test_a_record_that_is_refused_fails_the_command(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-small", "--config", "max.message.bytes=100", *at)
+    create_topic(shared_node, "cli-small", configs={"max.message.bytes": "100"})
     sent = chronik("produce", "cli-small", "--count", "1", "--size", "1000", *at)
     assert sent.code == 1
     assert "1 of 1 records were not delivered" in sent.err
@@ -80,7 +80,7 @@ def test_a_record_that_is_refused_fails_the_command(shared_node: Node) -> None:
 
 def test_a_ledger_that_cannot_be_written_is_said_before_anything_is_sent(shared_node: Node, tmp_path: Path) -> None:
     at = ("-b", shared_node.bootstrap)
-    chronik("topic", "create", "cli-no-ledger", *at)
+    create_topic(shared_node, "cli-no-ledger")
     sent = chronik("produce", "cli-no-ledger", "--count", "1", "--ledger", str(tmp_path), *at)
     assert sent.code == 2
     assert "--ledger" in sent.error_line

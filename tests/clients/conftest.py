@@ -6,12 +6,11 @@ tells whether a test asks for what Kafka does, or for what we believe.
 
 from __future__ import annotations
 
-import gc
 import itertools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
@@ -23,7 +22,6 @@ from tests.clients.drivers.kafka_python import KafkaPython, KafkaPythonAdmin
 from tests.clients.drivers.kcat import Kcat
 from tests.support.node import Node
 
-HERE = Path(__file__).resolve().parent
 OUTSIDE_BOOTSTRAP = os.environ.get("CHRONIK_TEST_BOOTSTRAP")
 
 PYTHON_CLIENTS: dict[str, Callable[[], Client]] = {
@@ -36,18 +34,11 @@ GetClient: TypeAlias = Callable[[str], Client]
 NewName: TypeAlias = Callable[[str], str]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A client library that forgets a socket does not fail our tests."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forgotten_sockets_are_noticed_here() -> Iterator[None]:
-    """Not in the tests of another room, where garbage would be collected otherwise."""
-    yield
-    gc.collect()
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_clients() -> None:
+    """pytest keeps log records to the end, and with them the sockets in their tracebacks, unclosed."""
+    for name in ("kafka", "aiokafka"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,10 @@ import pytest
 from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, memory_bytes, no_surprises
 from tests.faults.support_mutants import (
+    CORRELATION_ID,
     FUZZED_TOPIC,
     Sample,
+    every_place,
     is_tame,
     mutant,
     samples,
@@ -21,7 +23,7 @@ from tests.node.support_wire import connect
 from tests.support.node import Node
 
 from chronik.wire import frames, messages
-from chronik.wire.api import ApiKey, response_header_is_flexible
+from chronik.wire.api import ApiKey, is_flexible, response_header_is_flexible
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.fetch import read_fetch_response
 from chronik.wire.primitives import skip_tags

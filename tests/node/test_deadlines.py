@@ -61,3 +61,16 @@ def test_a_deadline_never_comes_early() -> None:
         deadlines.close()
 
     asyncio.run(scenario())
+
+
+def test_waits_that_ended_in_time_are_not_kept() -> None:
+    async def scenario() -> None:
+        deadlines = Deadlines(asyncio.get_running_loop())
+        for _ in range(1000):
+            wait = Wait()
+            deadlines.add(30_000, wait)
+            wait.is_over = True
+        assert len(deadlines) == 1
+        deadlines.close()
+
+    asyncio.run(scenario())

@@ -13,6 +13,7 @@ from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
 from chronik.client.errors import ClientError
 from chronik.wire.errors import ErrorCode, KafkaError
 
+TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
 COMMANDS = ("topic", "produce", "consume", "group", "bench", "demo")
 """Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
 
@@ -51,7 +52,10 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         format_message = getattr(error, "format_message", None)
         if format_message is None:
-            raise
+            if os.environ.get(TRACEBACK_VARIABLE):
+                raise
+            say(f"internal error, please report it: {error!r} ({TRACEBACK_VARIABLE}=1 shows the traceback)")
+            return CANNOT
         line = format_message()
         if line:  # empty where the help was shown instead
             say(f"{line.rstrip('.')}: see chronik --help")
@@ -64,6 +68,7 @@ def build(first: list[str]) -> typer.Typer:
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
+        pretty_exceptions_enable=False,
         help="Kafka-compatible streaming: every acknowledged record is read, and it can prove it.",
         context_settings={"help_option_names": ["--help", "-h"]},
     )

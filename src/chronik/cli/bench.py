@@ -14,6 +14,7 @@ from chronik.cli.bench_report import BenchResult, print_result
 from chronik.cli.bench_run import RunningTopic, Workload, run_workers
 from chronik.cli.errors import CliError
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, AsJson, Bootstrap, parse_acks, with_cluster
+from chronik.cli.output import progress
 
 app = typer.Typer(no_args_is_help=True, help="Measure produce, consume, round trip and single requests.")
 
@@ -57,7 +58,7 @@ def consume(
     size: Size = 1024,
     acks: Acks = "all",
     partitions: Partitions = 3,
-    rate: Annotated[float | None, typer.Option(hidden=True)] = None,
+    rate: Rate = None,
     clients: Clients = 1,
     topic: Topic = None,
     http: Http = None,
@@ -65,15 +66,13 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Consume with librdkafka, after filling a topic (unless --topic names a full one). Latency: one batched call."""
-    if rate is not None:
-        raise CliError("a consumer takes what there is: leave --rate away, or use bench roundtrip")
     with RunningTopic(bootstrap, topic, partitions) as target:
         missing = records - target.available()
         if missing > 0:
             if topic is not None:
                 raise CliError(f"topic {topic} lacks {missing} of {records} records: lower --records, or fill it")
             run_workers(Workload("produce", missing, size, parse_acks(acks), None, 1, None), target, http)
-        print_result(run_workers(Workload("consume", records, size, "all", None, clients, None), target, http), as_json)
+        print_result(run_workers(Workload("consume", records, size, "all", rate, clients, None), target, http), as_json)
 
 
 @app.command()
@@ -114,11 +113,11 @@ def requests(
     wanted = {"all": -1, "1": 1}.get(parse_acks(acks))
     if wanted is None:
         raise CliError("requests with --acks 0 have no answer to count: use all or 1")
-    with RunningTopic(bootstrap, topic, partitions) as target:
+    with RunningTopic(bootstrap, topic, partitions) as target, progress("bench requests", seconds) as bar:
         before, cpu_s = target.usage(http), _own_cpu_s()
         load = with_cluster(
             bootstrap,
-            lambda cluster: drive_requests(cluster, target.name, clients, depth, size, wanted, seconds),
+            lambda cluster: drive_requests(cluster, target.name, clients, depth, size, wanted, seconds, bar),
         )
         result = BenchResult(
             workload="requests",
@@ -131,7 +130,7 @@ def requests(
             broker_before=before,
             broker_after=target.usage(http),
         )
-        print_result(result, as_json)
+    print_result(result, as_json)
 
 
 def _own_cpu_s() -> float:

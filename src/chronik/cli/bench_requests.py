@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from chronik.cli.errors import CliError
+from chronik.cli.output import Progress
 from chronik.client.cluster import Cluster, Deadline
 from chronik.wire import frames
 from chronik.wire.api import ApiKey
@@ -25,6 +26,7 @@ from chronik.wire.produce import ProduceRequest, ProduceTopic, write_produce_req
 PRODUCE_VERSION = 7
 CORRELATION_AT = 8
 DRAIN_S = 10.0
+PROGRESS_EVERY_S = 0.25
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
@@ -108,7 +110,14 @@ class RequestDriver(asyncio.Protocol):
 
 
 async def drive_requests(
-    cluster: Cluster, topic: str, connections: int, depth: int, size_bytes: int, acks: int, seconds: float
+    cluster: Cluster,
+    topic: str,
+    connections: int,
+    depth: int,
+    size_bytes: int,
+    acks: int,
+    seconds: float,
+    bar: Progress,
 ) -> RequestLoad:
     """Connection i writes to partition i modulo their number, at its leader."""
     leaders = await cluster.leaders(topic)
@@ -129,8 +138,10 @@ async def drive_requests(
     started_s = time.perf_counter()
     for driver in drivers:
         driver.start()
-    await asyncio.sleep(seconds)
-    load.seconds = time.perf_counter() - started_s
+    while (passed_s := time.perf_counter() - started_s) < seconds:
+        await asyncio.sleep(min(PROGRESS_EVERY_S, seconds - passed_s))
+        bar.update(passed_s, f"{load.answered:,} requests")
+    load.seconds = passed_s
     answered = load.answered
     for driver in drivers:
         driver.stop()

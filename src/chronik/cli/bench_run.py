@@ -152,6 +152,7 @@ def _consume_tasks(
     workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
 ) -> list[WorkerTask]:
     """Client i reads the partitions i, i + clients, ...; each partition gives its share of the records."""
+    rate = None if workload.rate is None else workload.rate / workload.clients
     left = workload.records
     shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]
     for position, (partition, (start, end)) in enumerate(sorted(offsets.items())):
@@ -161,7 +162,7 @@ def _consume_tasks(
             shares[position % workload.clients].append((partition, start, take))
     return [
         WorkerTask(
-            "consume", settings, topic.name, sum(take for *_, take in share), workload.size_bytes, None, tuple(share)
+            "consume", settings, topic.name, sum(take for *_, take in share), workload.size_bytes, rate, tuple(share)
         )
         for share in shares
         if share

@@ -134,10 +134,15 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
     reporter = _Reporter(pipe)
     result = reporter.wait_for_go()
     consumer.assign([TopicPartition(task.topic, partition, start) for partition, start, _ in task.partitions])
+    pace = _Pace(task.rate, result.started_s)
     last_s = time.monotonic()
     while result.records < task.records:
+        wanted = min(CONSUME_BATCH, task.records - result.records)
+        if task.rate is not None and (wanted := min(wanted, pace.due(result.records))) == 0:
+            time.sleep(TICK_S)
+            continue
         asked_s = time.monotonic()
-        batch = consumer.consume(min(CONSUME_BATCH, task.records - result.records), 1.0)
+        batch = consumer.consume(wanted, 1.0)
         now_s = time.monotonic()
         good = [message for message in batch if message.error() is None]
         if good:

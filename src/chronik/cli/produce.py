@@ -17,6 +17,8 @@ from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, parse_acks
 from chronik.cli.output import progress
 
 POLL_EVERY_RECORDS = 1000
+POLL_EVERY_S = 0.1
+INTERRUPTED_FLUSH_S = 5.0
 FULL_QUEUE_WAIT_S = 0.1
 
 
@@ -50,19 +52,23 @@ def produce(
     )
     partitions_of(producer, topic, bootstrap)
     account = DeliveryAccount(RecordFile(ledger, "--ledger") if ledger else None)
-    started = time.monotonic()
+    sent = 0
+    started = polled_s = time.monotonic()
     try:
         with progress(f"produce {topic}", count) as bar:
-            sent = 0
             for key, value in records:
                 send(producer, topic, key, value, account)
                 sent += 1
-                if sent % POLL_EVERY_RECORDS == 0:
+                if sent % POLL_EVERY_RECORDS == 0 or time.monotonic() - polled_s > POLL_EVERY_S:
                     producer.poll(0)
+                    polled_s = time.monotonic()
                     account.batch_done()
                     bar.update(sent, f"{sent} records")
             while producer.flush(1.0):
                 account.batch_done()
+    except KeyboardInterrupt:
+        producer.flush(INTERRUPTED_FLUSH_S)  # what was acknowledged belongs in the ledger
+        raise
     finally:
         account.close()
     account.summarise(topic, sent, time.monotonic() - started)

@@ -1,8 +1,9 @@
-"""Deadlines of many waits that mostly end before them: coarse buckets instead of a timer each."""
+"""Deadlines of many waits that mostly end before them: a queue for each length instead of a timer for each wait."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 TICK_S = 0.05
@@ -18,37 +19,42 @@ class Wait(Protocol):
 
 
 class Deadlines:
-    """Calls `deadline_passed` at most two ticks late on every wait that is not over by then.
+    """Calls `deadline_passed`, at most two ticks late, on every wait that is not over by then.
 
-    A wait that ends in time costs one list entry and no timer. Owned by the loop.
+    Waits of one length end in the order in which they began, so that a queue for each length is sorted. What is over at
+    a queue's front is dropped when the next one comes: the queues hold hardly more than what really waits. Owned by the
+    loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._buckets: dict[int, list[Wait]] = {}
+        self._queues: dict[int, deque[tuple[float, Wait]]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._last_tick = 0
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
 
     def add(self, timeout_ms: int, wait: Wait) -> None:
-        now_s = self._loop.time()
-        if self._timer is None:
-            self._last_tick = int(now_s / TICK_S)
-            self._timer = self._loop.call_later(TICK_S, self._tick)
-        tick = int((now_s + timeout_ms / 1000) / TICK_S) + 1
-        self._buckets.setdefault(max(tick, self._last_tick + 1), []).append(wait)
+        queue = self._queues.get(timeout_ms)
+        if queue is None:
+            queue = self._queues[timeout_ms] = deque()
+            if self._timer is None:
+                self._timer = self._loop.call_later(TICK_S, self._tick)
+        while queue and queue[0][1].is_over:
+            queue.popleft()
+        queue.append((self._loop.time() + timeout_ms / 1000, wait))
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _tick(self) -> None:
-        now_tick = int(self._loop.time() / TICK_S)
-        for tick in [tick for tick in self._buckets if tick <= now_tick]:
-            for wait in self._buckets.pop(tick):
+        now_s = self._loop.time()
+        for timeout_ms, queue in list(self._queues.items()):
+            while queue and (queue[0][1].is_over or queue[0][0] <= now_s):
+                _, wait = queue.popleft()
                 if not wait.is_over:
                     wait.deadline_passed()
-        self._last_tick = now_tick
-        if self._buckets:
-            self._timer = self._loop.call_later(TICK_S, self._tick)
-        else:
-            self._timer = None
+            if not queue:
+                del self._queues[timeout_ms]
+        self._timer = self._loop.call_later(TICK_S, self._tick) if self._queues else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
 IDLE_SWEEP_S = 5.0
+NO_FRAME = memoryview(b"")
 RESPONSE_BYTES_MIN = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
 
@@ -192,9 +193,11 @@ class Server:
             except Exception:
                 self._log.exception("request_failed", api=api.key.name, version=version, client=request.client_id)
                 connection.abort()
+            # Who still waits must not hold the frame: its buffer is reused, or large.
+            request.frame = NO_FRAME
             return
         request.message = read_request(header.api_key, version, bytes(frame[header.body_at :]))
-        request.frame = memoryview(b"")
+        request.frame = NO_FRAME
         reply = self._expect(request, flexible)
         connection.cold_started()
         task = self.loop.create_task(self._run_cold(api, request, reply))

@@ -216,36 +216,43 @@ class Log(LogWriter):
             self.truncate_fully(offset)
             return
         at = self._segments.index_of(offset)
-        remove_segments(self.disk, self._segments.remove(at + 1, self.segment_count))
         segment = self._segments.all[at]
         view = segment.view()
         try:
             found = view.find(offset)
         finally:
             view.release()
+        self.log_end_offset = min(offset, found[1].base_offset) if found is not None else offset
+        self._remove_last(at + 1)
         if found is not None:
-            self.log_end_offset = min(offset, found[1].base_offset)
             self._segments.cut_active(found[0], self.log_end_offset - 1)
         else:
-            self.log_end_offset = min(self.log_end_offset, offset)
             segment.resume()
         self._active = segment
-        self._truncated()
+        segment.file.datasync()
         if self.log_end_offset < self.log_start_offset:
             # The start lay inside the batch that went.
             self.log_start_offset = self.log_end_offset
             write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", b"%d\n" % self.log_start_offset)
-        segment.file.datasync()
-        self.disk.sync_dir(self.folder)
+        self._truncated()
 
     def truncate_fully(self, new_start_offset: int) -> None:
         """Drop everything and go on, empty, at `new_start_offset`. Blocks; durable when it returns."""
-        remove_segments(self.disk, self._segments.remove(0, self.segment_count))
         self.log_start_offset = self.log_end_offset = new_start_offset
-        self._active = self._segments.begin(new_start_offset)
-        self._truncated()
         if self.disk.exists(f"{self.folder}/{START_NAME}"):
             self.disk.remove(f"{self.folder}/{START_NAME}")
+        self._remove_last(0)
+        self._active = self._segments.begin(new_start_offset)
+        self.disk.sync_dir(self.folder)
+        self._truncated()
+
+    def _remove_last(self, first: int) -> None:
+        """Remove the segments from `first` on, and the snapshots that tell of them.
+
+        Durably, before anything else changes: were one to come back with its snapshot, it would be believed.
+        """
+        self._syncs.truncated(self.log_end_offset)
+        remove_segments(self.disk, self._segments.remove(first, self.segment_count))
         self.disk.sync_dir(self.folder)
 
     def _truncated(self) -> None:
@@ -254,10 +261,9 @@ class Log(LogWriter):
         self._has_garbage = False
         self.synced_end_offset = min(self.synced_end_offset, self.log_end_offset)
         self.epochs.truncate_to(self.log_end_offset)
-        last = None
         if active is not None and active.last_batch_position >= 0:
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
-        self._syncs.truncated(self.log_end_offset, last.crc if last is not None else 0)
+            self._syncs.appended(0, last.crc if last is not None else 0)
         self.producers = rebuild_producers(
             self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config, self.producers
         )

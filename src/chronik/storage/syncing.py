@@ -148,10 +148,9 @@ class LogSyncs:
         # Recovery should not need to look into closed segments.
         self._bytes_since_checkpoint = max(self._bytes_since_checkpoint, checkpoint_bytes)
 
-    def truncated(self, end_offset: int, last_batch_crc: int) -> None:
+    def truncated(self, end_offset: int) -> None:
         """The log now ends at `end_offset`. Removes snapshots of what was dropped."""
         self._generation += 1
-        self._last_batch_crc = last_batch_crc
         for offset in self.snapshots:
             if offset > end_offset:
                 path = segment_path(self._folder, offset, ".snapshot")

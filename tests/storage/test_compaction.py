@@ -1,0 +1,266 @@
+"""Compaction: the last record of every key stays, with its offset; everything else may go."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chronik.storage.log import Log, LogConfig
+from chronik.wire.batch import decode_batch
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, offsets, read, read_all, reopen
+
+DAY_MS = 86_400_000
+CONFIG = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_ratio=0.0, delete_retention_ms=DAY_MS)
+
+
+def put(log: Log, key: bytes, value: bytes | None, **kwargs: int) -> int:
+    return append(log, batch(keys=[key], values=[value], **kwargs)).base_offset  # type: ignore[arg-type]
+
+
+def compact(log: Log, now_ms: int = NOW_MS) -> bool:
+    job = log.compaction_job(now_ms, log.log_end_offset)
+    if job is None:
+        return False
+    job.run()
+    log.finish_compaction(job).run()
+    return True
+
+
+def test_only_the_last_record_of_a_key_stays_and_keeps_its_offset() -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    for i in range(30):
+        put(log, b"k%d" % (i % 3), b"%d" % i)
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert [(r.offset, r.key, r.value) for r in read_all(log)] == [
+        (27, b"k0", b"27"),
+        (28, b"k1", b"28"),
+        (29, b"k2", b"29"),
+    ]
+    assert (log.log_start_offset, log.log_end_offset) == (0, 30)
+
+
+def test_small_neighbours_become_one_segment() -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    for i in range(200):
+        put(log, b"k%d" % (i % 3), b"%d" % i)
+    before = log.segment_count
+    log.roll(NOW_MS)
+    # Old segments fill the first group up to its limit; after one pass they are small, and the next one joins them.
+    assert compact(log)
+    put(log, b"k0", b"new")
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert log.segment_count == 2 < before
+    assert len(read_all(log)) == 3
+
+
+def test_the_active_segment_and_what_is_not_committed_stay_untouched() -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    for _ in range(100):
+        put(log, b"key", b"value")
+    first_closed_end = log._segments.all[1].base_offset
+    job = log.compaction_job(NOW_MS, first_closed_end)
+    assert job is not None
+    job.run()
+    log.finish_compaction(job).run()
+    assert offsets(log) == list(range(first_closed_end - 1, 100))
+
+
+def test_a_batch_that_loses_nothing_is_not_touched() -> None:
+    log = reopen(FaultyDisk(), replace(CONFIG, segment_bytes=10_000))
+    append(log, batch(3, keys=[b"a", b"b", b"c"], codec=1))
+    append(log, batch(2, keys=[b"d", b"d"], codec=1))
+    before = read(log, 0)
+    log.roll(NOW_MS)
+    assert compact(log)
+    after = read(log, 0)
+    size = headers(before)[0][1].size_bytes
+    assert after[:size] == before[:size]
+    assert [record.offset for record in decode_batch(after, size)] == [4]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_batches_of_every_codec_are_filtered(codec: int) -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    keys = [b"a", b"b", b"a", b"c"]
+    append(log, batch(4, keys=keys, values=[b"1", b"2", b"3", b"4"], codec=codec))
+    append(log, batch(1, keys=[b"c"], values=[b"5"], codec=codec))
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert [(r.offset, r.key, r.value, r.timestamp_ms) for r in read_all(log)] == [
+        (1, b"b", b"2", NOW_MS + 1),
+        (2, b"a", b"3", NOW_MS + 2),
+        (4, b"c", b"5", NOW_MS),
+    ]
+    assert all(header.codec == codec for _, header in headers(read(log, 0)))
+
+
+def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    put(log, b"gone", b"value")
+    put(log, b"gone", None)
+    put(log, b"here", b"value")
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert [(r.offset, r.value, r.timestamp_ms) for r in read_all(log)] == [(1, None, NOW_MS), (2, b"value", NOW_MS)]
+    put(log, b"other", b"value")
+    log.roll(NOW_MS)
+    assert compact(log, NOW_MS + DAY_MS - 1)
+    assert 1 in offsets(log)
+    put(log, b"another", b"value")
+    log.roll(NOW_MS)
+    assert compact(log, NOW_MS + DAY_MS)
+    assert offsets(log) == [2, 3, 4]
+
+
+def test_a_pass_is_bounded_in_keys_and_the_next_goes_on() -> None:
+    log = reopen(FaultyDisk(), replace(CONFIG, compaction_keys_max=10))
+    for i in range(100):
+        put(log, b"k%d" % (i % 50), b"%d" % i)
+    log.roll(NOW_MS)
+    passes = 0
+    while compact(log):
+        passes += 1
+        newest = {record.key: record.value for record in read_all(log)}
+        assert newest == {b"k%d" % (i % 50): b"%d" % i for i in range(100)}
+    assert passes == 10
+    assert offsets(log) == list(range(50, 100))
+
+
+def test_the_last_batch_of_a_producer_stays_without_its_records() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, CONFIG)
+    for sequence in range(3):
+        append(log, batch(2, keys=[b"a", b"b"], producer_id=9, producer_epoch=0, base_sequence=2 * sequence))
+    append(log, batch(2, keys=[b"a", b"b"]))
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert [(h.base_offset, h.record_count) for _, h in headers(read(log, 0))] == [(4, 0), (6, 2)]
+    for name in disk.listdir(FOLDER):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{FOLDER}/{name}")
+    disk.kill()
+    log = reopen(disk, CONFIG)
+    state = log.producers.get(9)
+    assert state is not None
+    assert state.batches[-1].last_sequence == 5
+
+
+def test_clean_logs_are_left_alone_until_enough_is_dirty() -> None:
+    disk = FaultyDisk()
+    config = replace(CONFIG, min_cleanable_ratio=0.5)
+    log = reopen(disk, config)
+    for i in range(40):
+        put(log, b"k%d" % i, b"v" * 100)
+    log.roll(NOW_MS)
+    assert compact(log)
+    assert not compact(log)
+    put(log, b"k1", b"new")
+    log.roll(NOW_MS)
+    assert not compact(log)
+    log.close()
+    log = reopen(disk, config)
+    assert not compact(log), "how far it is compacted was forgotten"
+
+
+def test_young_records_wait_for_the_compaction_lag() -> None:
+    log = reopen(FaultyDisk(), replace(CONFIG, min_compaction_lag_ms=1000))
+    put(log, b"key", b"old")
+    put(log, b"key", b"new")
+    log.roll(NOW_MS)
+    assert not compact(log, NOW_MS + 999)
+    assert compact(log, NOW_MS + 1000)
+
+
+def test_a_compaction_is_dropped_when_its_segments_are_gone_meanwhile() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(CONFIG, cleanup_delete=True, retention_ms=1000))
+    for _ in range(60):
+        put(log, b"key", b"value")
+    job = log.compaction_job(NOW_MS, log.log_end_offset)
+    assert job is not None
+    job.run()
+    deletion = log.apply_retention(NOW_MS + 5000, log.log_end_offset)
+    assert deletion is not None
+    deletion.run()
+    log.finish_compaction(job).run()
+    assert log.log_start_offset == log.log_end_offset == 60
+    assert [name for name in disk.listdir(FOLDER) if "cleaned" in name] == []
+    assert read_all(log) == []
+
+
+def test_a_compaction_that_fails_leaves_the_log_as_it_was() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, CONFIG)
+    for _ in range(60):
+        put(log, b"key", b"value")
+    job = log.compaction_job(NOW_MS, log.log_end_offset)
+    assert job is not None
+    disk.capacity_bytes = disk.used_bytes() + 10
+    with pytest.raises(OSError, match="space"):
+        job.run()
+    log.finish_compaction(job).run()
+    disk.capacity_bytes = 1 << 40
+    assert offsets(log) == list(range(60))
+    assert not [name for name in disk.listdir(FOLDER) if "cleaned" in name]
+    assert compact(log)
+
+
+def test_a_reader_on_its_way_is_not_disturbed() -> None:
+    log = reopen(FaultyDisk(), CONFIG)
+    for _ in range(60):
+        put(log, b"key", b"value")
+    expected = read(log, 3)
+    job = log.read_job(3, 1 << 20, 60)
+    assert compact(log)
+    assert bytes(job()) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    writes=st.lists(
+        st.tuples(st.integers(0, 6), st.one_of(st.none(), st.binary(max_size=30))), min_size=1, max_size=80
+    ),
+    keys_max=st.integers(1, 8),
+    data=st.data(),
+)
+def test_compaction_never_changes_what_the_log_says_of_a_key(
+    writes: list[tuple[int, bytes | None]], keys_max: int, data: st.DataObject
+) -> None:
+    disk = FaultyDisk()
+    config: LogConfig = replace(CONFIG, compaction_keys_max=keys_max, segment_bytes=600, delete_retention_ms=10)
+    log = reopen(disk, config)
+    expected: dict[bytes, bytes | None] = {}
+    now_ms = NOW_MS
+    for key, value in writes:
+        name = b"k%d" % key
+        put(log, name, value, producer_id=key, producer_epoch=0, base_sequence=0)
+        expected[name] = value
+        now_ms += 1
+        match data.draw(st.sampled_from(["go on", "go on", "go on", "compact", "roll", "reopen"])):
+            case "compact":
+                compact(log, now_ms)
+            case "roll":
+                log.roll(now_ms)
+            case "reopen":
+                log.close()
+                log = reopen(disk, config)
+    log.roll(now_ms)
+    while compact(log, now_ms):
+        pass
+    records = read_all(log)
+    found = {record.key: record.value for record in records}
+    assert {k: v for k, v in found.items() if v is not None} == {k: v for k, v in expected.items() if v is not None}
+    assert len(records) == len(found)
+    assert log.log_end_offset == len(writes)
+    assert log.log_start_offset == 0
+    # Every offset can be asked for: what is gone is passed over.
+    remaining = [record.offset for record in records]
+    for offset in range(len(writes)):
+        got = headers(read(log, offset, 1))
+        if any(o >= offset for o in remaining):
+            assert got
+            assert got[0][1].last_offset >= offset

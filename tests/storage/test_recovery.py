@@ -1,0 +1,254 @@
+"""What a log is after it was not closed, or its files were damaged."""
+
+from dataclasses import replace
+
+import pytest
+
+from chronik.storage.disk import RealDisk
+from chronik.storage.log import Log
+from chronik.wire.errors import KafkaError
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
+
+ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 20, checkpoint_bytes=1 << 20)
+FIRST = f"{FOLDER}/{0:020d}.log"
+
+
+def filled(disk: FaultyDisk, count: int = 10) -> Log:
+    """A log of `count` batches of one record, in one segment, killed."""
+    log = reopen(disk, ONE_SEGMENT)
+    append_many(log, count)
+    sync(log)
+    disk.kill()
+    return log
+
+
+def test_a_clean_shutdown_leaves_nothing_to_scan() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 50)
+    assert log.close()
+    log = reopen(disk)
+    assert log.recovery is None
+    assert log.synced_end_offset == log.log_end_offset == 50
+    assert offsets(log) == list(range(50))
+
+
+def test_a_clean_shutdown_gives_back_what_was_allocated_ahead() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, ONE_SEGMENT)
+    append_many(log, 3)
+    assert disk.size(FIRST) > log.size_bytes
+    log.close()
+    assert disk.size(FIRST) == log.size_bytes
+
+
+def test_the_true_end_is_found_before_preallocated_zeros() -> None:
+    disk = FaultyDisk()
+    filled(disk)
+    log = reopen(disk, ONE_SEGMENT)
+    assert log.log_end_offset == 10
+    assert log.recovery is not None
+    assert (log.recovery.scanned_batches, log.recovery.truncated_bytes) == (10, 0)
+    assert append(log, batch()).base_offset == 10
+    assert offsets(log) == list(range(11))
+
+
+@pytest.mark.parametrize("kept_bytes", [1, 11, 12, 60, 61, 90])
+def test_a_torn_tail_is_cut_off(kept_bytes: int) -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    torn = batch()[:kept_bytes]
+    disk.content(FIRST)[log.size_bytes : log.size_bytes + len(torn)] = b"\x01" + torn[1:]
+    log = reopen(disk, ONE_SEGMENT)
+    assert log.log_end_offset == 10
+    assert log.recovery is not None
+    assert log.recovery.truncated_at_offset == 10
+    assert 0 < log.recovery.truncated_bytes <= kept_bytes
+    assert not log.recovery.is_damaged
+    append(log, batch())
+    assert offsets(log) == list(range(11))
+
+
+@pytest.mark.parametrize("at", [0, 8, 11, 16, 17, 22, 26, 60, 70])
+def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    batch_bytes = log.size_bytes // 10
+    disk.content(FIRST)[7 * batch_bytes + at] ^= 0x40
+    log = reopen(disk, ONE_SEGMENT, recovery_point=7)
+    assert log.log_end_offset == 7
+    assert log.recovery is not None
+    assert log.recovery.truncated_at_offset == 7
+    assert log.recovery.truncated_bytes > 2 * batch_bytes
+    assert offsets(log) == list(range(7))
+    assert append(log, batch()).base_offset == 7
+
+
+def test_a_rotten_batch_below_the_recovery_point_is_kept_and_reported() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    batch_bytes = log.size_bytes // 10
+    disk.content(FIRST)[5 * batch_bytes + 80] ^= 0x01
+    log = reopen(disk, ONE_SEGMENT, recovery_point=10)
+    assert log.recovery is not None
+    assert log.recovery.is_damaged
+    assert [(damage.offset, damage.chain_is_broken) for damage in log.recovery.damages] == [(5, False)]
+    assert log.log_end_offset == 10
+    assert not log.read_only
+    assert log.read(4, 10, 10) is None
+    assert len(log.read_job(6, 1 << 20, 10)()) == 4 * batch_bytes
+
+
+def test_a_broken_chain_below_the_recovery_point_keeps_the_files_and_refuses_appends() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    batch_bytes = log.size_bytes // 10
+    disk.content(FIRST)[5 * batch_bytes + 9] ^= 0x7F
+    before = bytes(disk.content(FIRST))
+    log = reopen(disk, ONE_SEGMENT, recovery_point=10)
+    assert log.recovery is not None
+    assert [(damage.offset, damage.chain_is_broken) for damage in log.recovery.damages] == [(5, True)]
+    assert log.read_only_forever
+    with pytest.raises(KafkaError, match="damaged"):
+        append(log, batch())
+    assert offsets(log) == list(range(5))
+    assert not log.close()
+    assert bytes(disk.content(FIRST)) == before
+
+
+def test_a_log_that_ends_below_its_recovery_point_says_so() -> None:
+    disk = FaultyDisk()
+    filled(disk)
+    log = reopen(disk, ONE_SEGMENT, recovery_point=12)
+    assert log.recovery is not None
+    assert log.recovery.ends_below_recovery_point
+    assert log.recovery.is_damaged
+    assert log.log_end_offset == 10
+
+
+def test_segments_behind_a_bad_batch_are_removed() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(SMALL, checkpoint_bytes=1 << 30))
+    append_many(log, 80)
+    assert log.segment_count == 4
+    disk.kill()
+    disk.content(FIRST)[500] ^= 1
+    log = reopen(disk)
+    assert log.recovery is not None
+    assert log.recovery.removed_segments == 3
+    assert log.segment_count == 1
+    assert offsets(log) == list(range(log.log_end_offset))
+    assert log.log_end_offset < 10
+
+
+def test_recovery_starts_at_the_last_snapshot() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(ONE_SEGMENT, checkpoint_bytes=3000))
+    append_many(log, 100)
+    sync(log)
+    append_many(log, 5)
+    disk.kill()
+    log = reopen(disk)
+    assert log.recovery is not None
+    assert (log.recovery.snapshot_offset, log.recovery.scanned_batches) == (100, 5)
+    assert offsets(log) == list(range(105))
+
+
+def test_a_damaged_snapshot_is_passed_over() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(ONE_SEGMENT, checkpoint_bytes=100))
+    for _ in range(3):
+        append_many(log, 10)
+        sync(log)
+    disk.kill()
+    disk.content(f"{FOLDER}/{30:020d}.snapshot")[20] ^= 1
+    log = reopen(disk)
+    assert log.recovery is not None
+    assert log.recovery.snapshot_offset == 20
+    assert offsets(log) == list(range(30))
+
+
+def test_at_most_two_snapshots_are_kept() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    for _ in range(10):
+        append_many(log, 20)
+        sync(log)
+    log.close()
+    assert len([name for name in disk.listdir(FOLDER) if name.endswith(".snapshot")]) <= 2
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("harm", ["missing", "short", "zeros", "garbage"])
+def test_an_index_that_is_not_right_is_rebuilt_or_not_believed(suffix: str, harm: str) -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    for i in range(120):
+        append(log, batch(timestamp_ms=NOW_MS + i))
+    log.close()
+    path = f"{FOLDER}/{0:020d}{suffix}"
+    good = bytes(disk.content(path))
+    assert good
+    if harm == "missing":
+        disk.remove(path)
+    elif harm == "short":
+        del disk.content(path)[5:]
+    elif harm == "zeros":
+        disk.content(path)[:] = bytes(len(good))
+    else:
+        disk.content(path)[:] = bytes(i * 37 % 256 for i in range(len(good)))
+    log = reopen(disk)
+    for offset in range(120):
+        data = log.read_job(offset, 1, 120)()
+        assert int.from_bytes(data[:8], "big") == offset
+        found = log.offset_for_timestamp(NOW_MS + offset)
+        assert found is not None
+        assert found.offset == offset
+    if harm in ("missing", "short"):
+        assert log.recovery is not None
+        assert log.recovery.rebuilt_indexes == 1
+        assert bytes(disk.content(path)) == good
+
+
+def test_producers_and_epochs_survive_a_crash_without_snapshot() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, ONE_SEGMENT)
+    append(log, batch(2, producer_id=7, producer_epoch=1, base_sequence=0), epoch=3)
+    append(log, batch(2, producer_id=7, producer_epoch=1, base_sequence=2), epoch=5)
+    disk.kill()
+    log = reopen(disk, ONE_SEGMENT)
+    state = log.producers.get(7)
+    assert state is not None
+    assert [sent.last_sequence for sent in state.batches] == [1, 3]
+    assert log.epochs.entries() == [(3, 0), (5, 2)]
+
+
+def test_log_start_survives_when_the_tail_behind_it_is_lost() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, ONE_SEGMENT)
+    append_many(log, 10)
+    log.increment_log_start(8).run()
+    disk.kill()
+    del disk.content(FIRST)[300:]
+    log = reopen(disk, ONE_SEGMENT)
+    assert (log.log_start_offset, log.log_end_offset) == (8, 8)
+    append(log, batch())
+    log.close()
+    assert offsets(reopen(disk, ONE_SEGMENT)) == [8]
+
+
+def test_a_real_disk_gives_the_same(tmp_path: object) -> None:
+    disk = RealDisk()
+    folder = f"{tmp_path}/topic-0"
+    log = Log.open(disk, folder, SMALL, NOW_MS)
+    append_many(log, 100)
+    sync(log)
+    append_many(log, 5)
+    log = Log.open(disk, folder, SMALL, NOW_MS)
+    assert [record.offset for record in read_all(log)] == list(range(105))
+    assert log.close()
+    log = Log.open(disk, folder, SMALL, NOW_MS, clean=True)
+    assert log.recovery is None
+    assert len(read_all(log)) == 105
+    log.close()
