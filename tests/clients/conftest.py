@@ -7,7 +7,6 @@ tells whether a test asks for what Kafka does, or for what we believe.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,13 +31,6 @@ PYTHON_CLIENTS: dict[str, Callable[[], Client]] = {
 
 GetClient: TypeAlias = Callable[[str], Client]
 NewName: TypeAlias = Callable[[str], str]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quiet_clients() -> None:
-    """pytest keeps log records to the end, and with them the sockets in their tracebacks, unclosed."""
-    for name in ("kafka", "aiokafka"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(scope="session")

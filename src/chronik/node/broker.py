@@ -124,11 +124,12 @@ class Broker:
     async def stop(self) -> None:
         """Answer what runs, sync everything, and record that the shutdown was clean."""
         self.is_ready = False
+        if hasattr(self, "groups"):
+            # First: members that wait in a rebalance would hold up the connections' end.
+            await self.groups.stop()
         await self.server.close(CLOSE_GRACE_S)
         if self._housekeeping is not None:
             await self._housekeeping.stop()
-        if hasattr(self, "groups"):
-            await self.groups.stop()
         for task in list(self._background):
             task.cancel()
         self.deadlines.close()

@@ -48,6 +48,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parsing = False
         self._write_paused = False
         self._read_paused = False
+        self._is_held_back = False
         self._cold_running = False
         self._closing = False
         self._end_of_input = False
@@ -206,9 +207,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _drop_large(self) -> None:
         if self._large is not None:
-            self._server.release_bytes(len(self._large))
+            held_bytes = len(self._large)
             self._large = None
             self._large_view = None
+            self._server.release_bytes(self, held_bytes)
 
     def _pause_or_resume_reading(self) -> None:
         if self._closing or self._transport is None:
@@ -217,8 +219,8 @@ class Connection(asyncio.BufferedProtocol):
         # request at a time, and pausing costs two system calls.
         waiting = len(self._partial) >= 4 and not self._may_run()
         complete = self._large is not None and self._large_have == self._large_size
-        large_over_budget = self._large is not None and not complete and self._server.over_budget(self)
-        stop = self._write_paused or waiting or complete or large_over_budget
+        self._is_held_back = self._large is not None and not complete and self._server.over_budget(self)
+        stop = self._write_paused or waiting or complete or self._is_held_back
         if stop and not self._read_paused:
             self._read_paused = True
             self._transport.pause_reading()
@@ -338,6 +340,11 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def has_unfinished_frame(self) -> bool:
+        """A large frame of which more was announced than has come. Nobody else's turn ends while we read it."""
+        return self._large is not None and self._large_have < self._large_size and not self._is_held_back
 
     @property
     def has_unanswered(self) -> bool:

@@ -95,14 +95,10 @@ class Housekeeping:
             return
         try:
             await self._loop.run_in_executor(self._env.executor, job.run)
-        except Exception:
-            log.finish_compaction(job)
-            raise
-        if partition.is_closed:
-            return
-        deletion = log.finish_compaction(job)
-        if deletion is not None:
-            await self._loop.run_in_executor(self._env.executor, deletion.run)
+        finally:
+            if not partition.is_closed:
+                deletion = log.finish_compaction(job)
+                await self._loop.run_in_executor(self._env.executor, deletion.run)
         self._log.info(
             "log_compacted",
             topic=partition.topic,

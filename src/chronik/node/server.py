@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
 IDLE_SWEEP_S = 5.0
+STALLED_FRAME_S = 10.0
 NO_FRAME = memoryview(b"")
 RESPONSE_BYTES_MIN = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
@@ -97,6 +98,7 @@ class Server:
     def connection_closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         self._over_budget.pop(connection, None)
+        self._wake_over_budget()
         self._slow_readers.pop(connection, None)
         self.broker.metrics.connections = len(self._connections)
 
@@ -113,10 +115,18 @@ class Server:
     def hold_bytes(self, count: int) -> None:
         self.held_bytes += count
 
-    def release_bytes(self, count: int) -> None:
+    def release_bytes(self, connection: Connection, count: int) -> None:
+        """A large frame is whole, or will never be."""
         self.held_bytes -= count
-        while self._over_budget and self.held_bytes <= self.broker.config.in_flight_bytes_max:
+        self._over_budget.pop(connection, None)
+        self._wake_over_budget()
+
+    def _wake_over_budget(self) -> None:
+        while self._over_budget:
             connection = next(iter(self._over_budget))
+            if self.held_bytes > self.broker.config.in_flight_bytes_max:
+                connection.budget_freed()
+                return
             del self._over_budget[connection]
             connection.budget_freed()
 
@@ -145,7 +155,14 @@ class Server:
         if self._refusals_logged > REFUSALS_LOGGED_PER_SWEEP:
             self._log.warning("connections_refused", count=self._refusals_logged)
         self._refusals_logged = 0
-        oldest_s = self.loop.time() - self.broker.config.connection_idle_ms_max / 1000
+        now_s = self.loop.time()
+        oldest_s = now_s - self.broker.config.connection_idle_ms_max / 1000
+        if self._over_budget:
+            # Others wait for the room that this frame holds; a peer that stopped in the middle may not keep it.
+            for connection in list(self._connections):
+                if connection.has_unfinished_frame and connection.last_used_s < now_s - STALLED_FRAME_S:
+                    self.refused(connection, "its frame stopped half way while others waited for room")
+                    connection.abort()
         for connection in list(self._connections):
             if connection.last_used_s >= oldest_s:
                 continue

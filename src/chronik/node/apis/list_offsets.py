@@ -2,7 +2,7 @@
 
 Behaviour
 - latest (-1) is what consumers see as the end: the high watermark, or the last stable offset for read_committed; it
-  never goes backwards.
+  never goes backwards. To replica id -2, which tools use to look behind it, latest is the log end.
 - earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
 - max timestamp (-3) names the record's own offset, not the end of its batch.
 - any other timestamp names the first visible record that is not older, or -1 when there is none.
@@ -28,10 +28,12 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 UNKNOWN = -1
+DEBUGGING_REPLICA = -2
 
 
 async def handle(broker: Broker, request: Request) -> Values:
     topics = []
+    is_debugging = request.message.replica_id == DEBUGGING_REPLICA
     for topic in request.message.topics:
         partitions = []
         for wanted in topic.partitions:
@@ -45,7 +47,7 @@ async def handle(broker: Broker, request: Request) -> Values:
             try:
                 partition = broker.require_partition(topic.name, wanted.partition_index)
                 partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
-                values.update(await _offset(broker, partition, wanted.timestamp))
+                values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
             except KafkaError as error:
                 values["error_code"] = error.code
             partitions.append(values)
@@ -53,22 +55,23 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"topics": topics}
 
 
-async def _offset(broker: Broker, partition: Partition, timestamp_ms: int) -> Values:
+async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
     if timestamp_ms == LATEST:
-        return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}
+        end = partition.log_end_offset if is_debugging else partition.visible_end_offset
+        return {"offset": end, "leader_epoch": partition.leader_epoch}
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         start = partition.log_start_offset
         return {"offset": start, "leader_epoch": log.epoch_of(start)}
     if timestamp_ms == LATEST_TIERED:
         return {}
     if timestamp_ms == MAX_TIMESTAMP:
-        found = await broker.run_blocking(log.max_timestamp_job())
+        found = await broker.run_blocking(log.max_timestamp_job(partition.visible_end_offset))
     elif timestamp_ms >= 0:
-        found = await broker.run_blocking(log.offset_for_timestamp_job(timestamp_ms))
+        found = await broker.run_blocking(log.offset_for_timestamp_job(timestamp_ms, partition.visible_end_offset))
     else:
         raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
-    if found is None or found.offset >= partition.visible_end_offset:
+    if found is None:
         return {}
     return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
 
