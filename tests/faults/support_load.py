@@ -6,11 +6,13 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import pytest
 from tests.node.support_wire import ConnectionEnded, WireClient, batch
+from tests.support.eventually import eventually
 from tests.support.node import Node
 
 from chronik.wire.batch import Record
@@ -172,3 +174,12 @@ class Writer:
             self.stopped_by = ended
         finally:
             self._client.socket.close()
+
+
+def wait_for_acknowledged(writers: Sequence[Writer], count: int) -> None:
+    """Until each of them has that many records acknowledged."""
+    eventually(
+        lambda: all(len(writer.account.acknowledged) >= count for writer in writers),
+        timeout_s=30,
+        what=f"every writer has {count} records acknowledged",
+    )

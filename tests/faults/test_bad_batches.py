@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import cramjam
 import pytest
 from crc32c import crc32c
+from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
 from tests.node.support_wire import WireClient, batch, connect
 from tests.support.node import Node
@@ -30,6 +31,12 @@ GROWTH_MAX_BYTES = 30 * MB
 def client(shared_node: Node) -> Iterator[WireClient]:
     with connect(shared_node) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def bombed(start_shared_node: StartNode) -> Node:
+    """A node of this module's own, since its memory is watched."""
+    return start_shared_node()
 
 
 def changed(data: bytes, at: int, layout: str, value: int, *, resign: bool = True) -> bytes:
@@ -155,10 +162,10 @@ BOMBS = {GZIP: gzip_bomb, LZ4: lz4_bomb, ZSTD: zstd_bomb}
 
 
 @pytest.mark.parametrize("codec", BOMBS, ids=["gzip", "lz4", "zstd"])
-def test_a_compression_bomb_is_refused_where_it_must_be_read_and_memory_stays_bounded(node: Node, codec: int) -> None:
+def test_a_compression_bomb_is_refused_where_it_must_be_read_and_memory_stays_bounded(bombed: Node, codec: int) -> None:
     bomb = with_payload(BOMBS[codec](), codec)
     assert 500_000 < len(bomb) < 1_048_588
-    with connect(node, timeout_s=30) as client:
+    with connect(bombed, timeout_s=30) as client:
         plain = client.new_topic()
         compacted = client.new_topic(cleanup_policy="compact")
         recompressed = client.new_topic(compression_type="snappy")
@@ -175,29 +182,37 @@ def test_a_compression_bomb_is_refused_where_it_must_be_read_and_memory_stays_bo
                 topics = [{"name": plain, "partitions": [wanted]}]
                 client.call(ApiKey.LIST_OFFSETS, 7, {"replica_id": -1, "topics": topics})
 
-        with HealthyClient(node, slowest_s_max=10.0):
-            before = forget_peak(node)
+        with HealthyClient(bombed, slowest_s_max=10.0):
+            before = forget_peak(bombed)
             throw()
-            once = memory_bytes(node)
+            once = memory_bytes(bombed)
             throw()
-        peak = memory_bytes(node, "VmHWM") - before
+        peak = memory_bytes(bombed, "VmHWM") - before
         assert peak < PEAK_GROWTH_MAX_BYTES, f"{peak / MB:.0f} MB more at its peak"
-        grown = memory_bytes(node) - once
+        grown = memory_bytes(bombed) - once
         assert grown < GROWTH_MAX_BYTES, f"{grown / MB:.0f} MB more with every bomb"
-    no_surprises(node)
-    node.kill()
-    node.start()
-    with connect(node) as client:
-        assert client.offset_at(plain, -1) == 2
+    no_surprises(bombed)
 
 
-def test_a_batch_of_millions_of_tiny_records_does_not_stop_the_others(node: Node) -> None:
+def test_a_node_with_bombs_in_its_logs_recovers_from_a_crash(bombed: Node) -> None:
+    with connect(bombed) as client:
+        topic = client.new_topic()
+        for codec, bomb in BOMBS.items():
+            assert client.produce(topic, with_payload(bomb(), codec)).error_code == 0
+    bombed.kill()
+    bombed.start()
+    with connect(bombed) as client:
+        assert client.offset_at(topic, -1) == len(BOMBS)
+        assert client.append(topic, b"next") == len(BOMBS)
+
+
+def test_a_batch_of_millions_of_tiny_records_does_not_stop_the_others(bombed: Node) -> None:
     one = bytes.fromhex("0e 00 00 00 02 6b 00 00".replace(" ", ""))  # length 7: key "k", empty value, no headers
     count = 4_000_000
     many = with_payload(bytes(cramjam.zstd.compress(one * count)), ZSTD, count)
     assert len(many) < 1_048_588
-    with connect(node, timeout_s=60) as client:
+    with connect(bombed, timeout_s=60) as client:
         compacted = client.new_topic(cleanup_policy="compact")
-        with HealthyClient(node, slowest_s_max=2.0):
+        with HealthyClient(bombed, slowest_s_max=2.0):
             client.produce(compacted, many)
-    no_surprises(node)
+    no_surprises(bombed)

@@ -23,6 +23,12 @@ HALF_OPEN_CONNECTIONS = 200
 PIPELINED_FETCHES = 100
 
 
+@pytest.fixture(scope="module")
+def crowded(start_shared_node: StartNode) -> Node:
+    """A node of this module's own, since its connections and its memory are counted."""
+    return start_shared_node()
+
+
 def connections(node: Node) -> int:
     """How many the node counts."""
     for line in node.get("/metrics").splitlines():
@@ -38,16 +44,16 @@ def refusals(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("claimed", [1000, 200 * 1024, 90 * MB], ids=["1 KB", "200 KB", "90 MB"])
-def test_frames_that_never_complete_cost_what_was_sent_and_not_what_was_claimed(node: Node, claimed: int) -> None:
+def test_frames_that_never_complete_cost_what_was_sent_and_not_what_was_claimed(crowded: Node, claimed: int) -> None:
     sent = struct.pack(">i", claimed) + b"\x00" * 100
-    with HealthyClient(node), ExitStack() as stack:
-        before = forget_peak(node)
+    with HealthyClient(crowded), ExitStack() as stack:
+        before = forget_peak(crowded)
         for _ in range(HALF_OPEN_CONNECTIONS):
-            stack.enter_context(connect(node)).send_bytes(sent)
-        eventually(lambda: connections(node) > HALF_OPEN_CONNECTIONS, what="the node has accepted them all")
-        peak = memory_bytes(node, "VmHWM") - before
+            stack.enter_context(connect(crowded)).send_bytes(sent)
+        eventually(lambda: connections(crowded) > HALF_OPEN_CONNECTIONS, what="the node has accepted them all")
+        peak = memory_bytes(crowded, "VmHWM") - before
         assert peak < 40 * MB, f"{peak / MB:.0f} MB for {HALF_OPEN_CONNECTIONS} x {len(sent)} bytes"
-    eventually(lambda: connections(node) == 0, what="all are gone when their peers are")
+    eventually(lambda: connections(crowded) == 0, what="all are gone when their peers are")
 
 
 def test_large_frames_that_arrive_together_stay_within_the_nodes_budget(start_node: StartNode) -> None:
@@ -63,32 +69,32 @@ def test_large_frames_that_arrive_together_stay_within_the_nodes_budget(start_no
         assert peak < 150 * MB, f"{peak / MB:.0f} MB at the peak for 20 frames of 8 MB, 32 MB allowed"
 
 
-def test_a_thousand_idle_connections_leave_a_healthy_client_alone(node: Node) -> None:
+def test_a_thousand_idle_connections_leave_a_healthy_client_alone(crowded: Node) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * IDLE_CONNECTIONS:
         pytest.skip(f"only {hard} open files are allowed here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * IDLE_CONNECTIONS), hard))
     with ExitStack() as stack:
-        before = memory_bytes(node)
+        before = memory_bytes(crowded)
         for index in range(IDLE_CONNECTIONS):
-            client = stack.enter_context(connect(node))
+            client = stack.enter_context(connect(crowded))
             if index % 2:
                 client.call(ApiKey.API_VERSIONS, 3, {})
-        eventually(lambda: connections(node) == IDLE_CONNECTIONS, what="the node counts them all")
-        with HealthyClient(node, slowest_s_max=2.0) as healthy:
+        eventually(lambda: connections(crowded) == IDLE_CONNECTIONS, what="the node counts them all")
+        with HealthyClient(crowded, slowest_s_max=2.0) as healthy:
             eventually(lambda: healthy.rounds >= 200, timeout_s=20, what="200 rounds among idle connections")
-        grown = memory_bytes(node) - before
+        grown = memory_bytes(crowded) - before
         assert grown < 40 * MB, f"{grown / MB:.0f} MB for {IDLE_CONNECTIONS} idle connections"
-    eventually(lambda: connections(node) == 0, what="all are gone")
+    eventually(lambda: connections(crowded) == 0, what="all are gone")
 
 
-def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(node: Node) -> None:
-    with HealthyClient(node, slowest_s_max=5.0), connect(node) as producer:
+def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(crowded: Node) -> None:
+    with HealthyClient(crowded, slowest_s_max=5.0), connect(crowded) as producer:
         topic = producer.new_topic()
         for _ in range(40):
             producer.append(topic, bytes(1_000_000))
-        before = forget_peak(node)
-        with connect(node) as reader:
+        before = forget_peak(crowded)
+        with connect(crowded) as reader:
             reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
             request = fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB)
             with reader.one_write():
@@ -96,11 +102,11 @@ def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(node: Node) ->
             # Others are served meanwhile, and what waits for this one is a response or two, not a hundred.
             for _ in range(20):
                 producer.append(topic, b"meanwhile")
-            peak = memory_bytes(node, "VmHWM") - before
+            peak = memory_bytes(crowded, "VmHWM") - before
             assert peak < 200 * MB, f"{peak / MB:.0f} MB for a reader that does not read"
             # It was only slow: when it reads, everything comes, in order.
             assert [reader.fetched(correlation_id).error_code for correlation_id in sent[:5]] == [0] * 5
-        no_surprises(node)
+        no_surprises(crowded)
 
 
 def test_many_readers_that_never_read_share_the_nodes_budget(start_node: StartNode) -> None:
@@ -170,13 +176,13 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(start_node: StartNode
     assert any("allowed are" in reason for reason in refusals(node))
 
 
-def test_connections_that_come_and_go_leave_nothing_behind(node: Node) -> None:
-    with HealthyClient(node):
+def test_connections_that_come_and_go_leave_nothing_behind(crowded: Node) -> None:
+    with HealthyClient(crowded):
         for _ in range(300):
-            connect(node).socket.close()
-        before = memory_bytes(node)
+            connect(crowded).socket.close()
+        before = memory_bytes(crowded)
         for _ in range(2000):
-            connect(node).socket.close()
-        eventually(lambda: connections(node) == 1, what="only the healthy client is left")
-        grown = memory_bytes(node) - before
+            connect(crowded).socket.close()
+        eventually(lambda: connections(crowded) == 1, what="only the healthy client is left")
+        grown = memory_bytes(crowded) - before
         assert grown < 10 * MB, f"{grown / MB:.0f} MB after 2,000 connections"

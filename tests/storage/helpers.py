@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from chronik.storage.disk import Disk
 from chronik.storage.log import AppendResult, Log, LogConfig
-from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.batch import BatchHeader, NewRecord, check_batches, decode_batch, encode_batch
 from chronik.wire.records import Record
 
 FOLDER = "/data/logs/topic-0"
@@ -33,7 +33,7 @@ def batch(
     base_sequence: int = -1,
 ) -> bytes:
     """A batch of `count` records a millisecond apart."""
-    records = [
+    records: list[NewRecord] = [
         (
             keys[i] if keys is not None else b"key",
             values[i] if values is not None else b"v" * value_bytes,
@@ -56,9 +56,9 @@ def append(log: Log, records: bytes, *, epoch: int = 0, now_ms: int = NOW_MS) ->
     return log.append(buffer, check_batches(buffer, 1 << 30), epoch, now_ms)
 
 
-def append_many(log: Log, count: int, **kwargs: int) -> None:
-    for _ in range(count):
-        append(log, batch(**kwargs))  # type: ignore[arg-type]
+def append_many(log: Log, batches: int, *, records: int = 1, value_bytes: int = 20) -> None:
+    for _ in range(batches):
+        append(log, batch(records, value_bytes=value_bytes))
 
 
 def sync(log: Log) -> None:

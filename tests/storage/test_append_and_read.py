@@ -6,13 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from chronik.storage.disk import RealDisk
-from chronik.storage.log import Log, LogConfig
-from chronik.storage.segments import OPEN_CLOSED_SEGMENTS_MAX
-from chronik.storage.tail import BATCHES_MAX, Tail
-from chronik.wire.batch import check_batches, encode_batch
-from chronik.wire.errors import ErrorCode, KafkaError
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import (
     FOLDER,
@@ -29,12 +22,19 @@ from tests.storage.helpers import (
     sync,
 )
 
+from chronik.storage.disk import RealDisk
+from chronik.storage.log import Log, LogConfig
+from chronik.storage.segments import OPEN_CLOSED_SEGMENTS_MAX
+from chronik.storage.tail import BATCHES_MAX, Tail
+from chronik.wire.batch import check_batches, encode_batch
+from chronik.wire.errors import ErrorCode, KafkaError
+
 ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 24)
 
 
 def test_offsets_and_epoch_are_stamped_into_the_callers_buffer() -> None:
     log = reopen(FaultyDisk())
-    append_many(log, 2, count=3)
+    append_many(log, 2, records=3)
     buffer = memoryview(bytearray(batch(2) + batch(1)))
     result = log.append(buffer, check_batches(buffer, 1 << 20), 7, NOW_MS)
     assert (result.base_offset, result.last_offset, result.log_append_time_ms) == (6, 8, -1)
@@ -154,7 +154,7 @@ def test_reads_out_of_range_are_refused_and_at_the_end_are_empty() -> None:
 
 def test_a_read_starts_with_the_batch_that_holds_the_offset() -> None:
     log = reopen(FaultyDisk())
-    append_many(log, 3, count=4)
+    append_many(log, 3, records=4)
     assert [h.base_offset for _, h in headers(read(log, 6))] == [4, 8]
 
 
@@ -175,7 +175,7 @@ def test_the_first_batch_is_whole_even_if_larger_than_asked_unless_told_otherwis
 def test_nothing_at_or_above_the_limit_is_read_even_inside_a_batch() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
-    append_many(log, 4, count=3)
+    append_many(log, 4, records=3)
     for again in (False, True):
         if again:
             log.close()

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, offsets, read, read_all, reopen
 
 from chronik.storage.log import Log, LogConfig
 from chronik.wire.batch import decode_batch
-from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, offsets, read, read_all, reopen
 
 DAY_MS = 86_400_000
 CONFIG = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_ratio=0.0, delete_retention_ms=DAY_MS)
 
 
 def put(log: Log, key: bytes, value: bytes | None, **kwargs: int) -> int:
-    return append(log, batch(keys=[key], values=[value], **kwargs)).base_offset  # type: ignore[arg-type]
+    return append(log, batch(keys=[key], values=[value], **kwargs)).base_offset
 
 
 def compact(log: Log, now_ms: int = NOW_MS) -> bool:

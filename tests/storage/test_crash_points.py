@@ -1,15 +1,15 @@
-"""A crash at every single step of everything that changes files: the next open finds a log in order, and nothing synced lost."""
+"""A crash at every step of all that changes files: the next open finds the log in order, no synced record lost."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import pytest
+from tests.storage.faulty_disk import Crash, FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
 
 from chronik.storage.config import LogConfig
 from chronik.storage.log import Log
-from tests.storage.faulty_disk import Crash, FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
 
 COMPACTED = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_ratio=0.0, delete_retention_ms=0)
 SYNCED = 80

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import NOW_MS, SMALL, append, append_many, batch, offsets, reopen, sync
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log, LogConfig, StorageError, StorageFull
 from chronik.wire.errors import ErrorCode
-from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import NOW_MS, SMALL, append, append_many, batch, offsets, reopen, sync
 
 
 def fill(log: Log, now_ms: int = NOW_MS) -> StorageError:

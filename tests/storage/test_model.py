@@ -1,4 +1,4 @@
-"""The log against a list: whatever is done to it, it holds what the list holds, and after a crash no less than was synced."""
+"""The log against a list: it holds what the list holds; after a crash, no less than was synced."""
 
 from dataclasses import replace
 from random import Random
@@ -6,11 +6,11 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, read, reopen, sync
 
 from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError
-from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, read, reopen, sync
 
 CONFIG = replace(SMALL, cleanup_delete=False)
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
 from chronik.wire.errors import KafkaError
-from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
 
 ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 20, checkpoint_bytes=1 << 20)
 FIRST = f"{FOLDER}/{0:020d}.log"

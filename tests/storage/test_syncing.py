@@ -1,13 +1,30 @@
 """Group commit: what counts as durable, and what a failed sync does."""
 
 import errno
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 
 import pytest
-
-from chronik.wire.errors import ErrorCode, KafkaError
 from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import append, append_many, batch, offsets, read_all, reopen, sync
+from tests.storage.helpers import (
+    NOW_MS,
+    SMALL,
+    append,
+    append_many,
+    batch,
+    headers,
+    offsets,
+    read_all,
+    reopen,
+    sync,
+)
+
+from chronik.storage.disk import Buffer, RealDisk
+from chronik.storage.log import Log, SyncJob
+from chronik.storage.segments import OPEN_CLOSED_SEGMENTS_MAX
+from chronik.storage.syncing import UNSYNCED_FILES_MAX
+from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def test_a_sync_covers_what_was_appended_before_it_and_not_after() -> None:
@@ -121,3 +138,39 @@ def test_a_sync_of_a_segment_that_was_let_go_meanwhile_works() -> None:
     log.synced(job)
     log.close()
     assert disk.open_files == 0
+
+
+def test_rolls_without_syncs_do_not_pile_up_open_files() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 1000)
+    assert log.segment_count > 40
+    assert disk.open_files <= UNSYNCED_FILES_MAX + OPEN_CLOSED_SEGMENTS_MAX + 1
+    log.close()
+    assert disk.open_files == 0
+
+
+def test_syncs_and_reads_in_threads_beside_appends_on_a_real_disk(tmp_path: Path) -> None:
+    log = Log.open(RealDisk(), str(tmp_path / "topic-0"), SMALL, NOW_MS)
+    with ThreadPoolExecutor(4) as threads:
+        syncing: tuple[SyncJob, Future[None]] | None = None
+        reads: list[tuple[int, Future[Buffer]]] = []
+        for offset in range(2000):
+            append(log, batch())
+            if syncing is not None and syncing[1].done():
+                syncing[1].result()
+                log.synced(syncing[0])
+                syncing = None
+            if syncing is None:
+                job = log.sync_job()
+                syncing = (job, threads.submit(job.run)) if job is not None else None
+            if offset % 10 == 0:
+                wanted = offset * 7919 % (offset + 1)
+                reads.append((wanted, threads.submit(log.read_job(wanted, 500, offset + 1))))
+        for wanted, read in reads:
+            assert headers(bytes(read.result()))[0][1].base_offset == wanted
+        if syncing is not None:
+            syncing[1].result()
+            log.synced(syncing[0])
+    assert log.close()
+    assert offsets(Log.open(RealDisk(), str(tmp_path / "topic-0"), SMALL, NOW_MS)) == list(range(2000))

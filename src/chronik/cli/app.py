@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from chronik import __version__
 from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
 from chronik.client.errors import ClientError
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -96,9 +97,7 @@ def _start(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] =
 
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import version as installed
-
-    print(installed("chronik"))
+    print(__version__)
 
 
 def explain(error: KafkaError) -> str:

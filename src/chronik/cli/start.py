@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 HEAP_KEPT_BYTES = 64 * 1024 * 1024
 MMAP_FROM_BYTES = 32 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
+COLLECT_AFTER = (20_000, 20, 50)
 FORCED_EXIT = 1
 FAILED = 1
 
@@ -88,6 +90,17 @@ def tune_process() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
 
 
+def settle_garbage_collector() -> None:
+    """What is there after the start stays: collections pass over it, and come seldom.
+
+    Requests make no reference cycles of their own, so that the collector has next to nothing to find; with its defaults
+    it cost a small produce request as much again as everything else.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+
+
 def run_loop(config: NodeConfig) -> int:
     """The node on a fresh loop of the configured kind."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -136,6 +149,7 @@ async def run_node(config: NodeConfig) -> int:
             raise
         for warning in config.warnings():
             log.warning("exposed", detail=warning)
+        settle_garbage_collector()
         _announce(config, broker, http_socket)
         await stop.wait()
         log.info("stopping")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
+from chronik import __version__
 from chronik.client.errors import BadAnswer, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions, response_header_is_flexible
@@ -257,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _negotiate(self, timeout_s: float) -> None:
         """ApiVersions 3, or what the broker names when it refuses that: its refusal comes in version 0."""
-        software = {"client_software_name": "chronik", "client_software_version": "0"}
+        software = {"client_software_name": "chronik", "client_software_version": __version__}
         for version in (3, 0):
             request = messages.write_request(ApiKey.API_VERSIONS, version, software)
             body = bytes(await self.request(ApiKey.API_VERSIONS, version, request, timeout_s=timeout_s))

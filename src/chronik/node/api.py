@@ -1,8 +1,8 @@
 """What an API module is made of: its key, the versions it answers, and its handler.
 
-A *cold* handler is a coroutine: it gets the request as kio reads it and returns the response's fields as a dict. A *hot*
-handler (Produce, Fetch) is a plain function that reads the frame itself and answers at once, or later through the
-request's `Reply`.
+A *cold* handler is a coroutine: it gets the request as an entity of kio's and returns the response's fields as a dict.
+A *hot* handler (Produce, Fetch) is a plain function that reads the frame itself and answers at once, or later through
+the request's `Reply`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from chronik.observe.metrics import ApiMetrics
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -80,30 +81,33 @@ class Reply:
     Owned by the loop. `send` with buffers answers; `send_nothing` frees the place without a byte (acks=0).
     """
 
-    __slots__ = ("_finished", "body", "done", "failed", "flexible_header", "request")
+    __slots__ = ("_clock", "_metrics", "body", "done", "failed", "flexible_header", "request")
 
-    def __init__(self, request: Request, flexible_header: bool, finished: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, request: Request, flexible_header: bool, metrics: ApiMetrics, clock: Callable[[], float]
+    ) -> None:
         self.request = request
         self.flexible_header = flexible_header
-        self.failed = False
-        self._finished = finished
         self.body: Sequence[Buffer] | None = None
         self.done = False
+        self.failed = False
+        self._metrics = metrics
+        self._clock = clock
 
     def send(self, body: Sequence[Buffer]) -> None:
-        if self.done:
-            raise RuntimeError("a request was answered twice")
+        self._finish()
         self.body = body
-        self.done = True
-        self._finished(self)
         self.request.connection.reply_ready(self)
 
     def send_nothing(self) -> None:
+        self._finish()
+        self.request.connection.reply_ready(self)
+
+    def _finish(self) -> None:
         if self.done:
             raise RuntimeError("a request was answered twice")
         self.done = True
-        self._finished(self)
-        self.request.connection.reply_ready(self)
+        self._metrics.observe(self._clock() - self.request.started_s, self.failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ class Broker:
             else:
                 committed.set_exception(error)
 
-        partition.when_committed(appended.end_offset, done)
+        partition.when_committed(appended.last_offset + 1, done)
         await committed
         return appended.base_offset
 

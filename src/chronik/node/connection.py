@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chronik.node.api import Buffer, Reply
 from chronik.wire.errors import MalformedRequest
-from chronik.wire.frames import response_prefix
+from chronik.wire.frames import FRAME_SIZE, response_prefix
 
 if TYPE_CHECKING:
     from chronik.node.server import Server
@@ -122,32 +122,41 @@ class Connection(asyncio.BufferedProtocol):
     def _parse(self, data: memoryview, end: int) -> None:
         """Run the frames in data[:end]; keep what is left of it."""
         at = 0
+        server = self._server
+        replies = self._replies
         self._parsing = True
         try:
-            while end - at >= 4 and not self._closing and self._may_run():
-                size = int.from_bytes(data[at : at + 4], "big", signed=True)
-                if size < 8 or size > self._server.frame_bytes_max:
-                    self._refuse(f"frame of {size} bytes; allowed are 8 to {self._server.frame_bytes_max}")
+            # The conditions of _may_run, spelled out: this is where small requests spend their time.
+            while end - at >= 4 and not (
+                self._cold_running or self._write_paused or self._closing or len(replies) >= PIPELINED_REQUESTS_MAX
+            ):
+                (size,) = FRAME_SIZE.unpack_from(data, at)
+                if size < 8 or size > server.frame_bytes_max:
+                    self._refuse(f"frame of {size} bytes; allowed are 8 to {server.frame_bytes_max}")
                     return
-                if end - at - 4 < size:
+                start = at + 4
+                if end - start < size:
                     if size + 4 > SCRATCH_BYTES:
-                        self._start_large(size, data[at + 4 : end])
+                        self._start_large(size, data[start:end])
                         at = end
                     break
-                frame = data[at + 4 : at + 4 + size]
-                at += 4 + size
-                self._run(frame)
+                at = start + size
+                server.run_request(self, data[start:at])
                 if self._out_bytes >= JOIN_BYTES_MAX:
                     # Now, not at the end: a peer that does not read must stop us before the next large response.
                     self._flush()
+        except MalformedRequest as error:
+            self._refuse(str(error))
         finally:
             self._parsing = False
         if self._closing:
             return
         if self._large is None:
             self._partial = bytes(data[at:end]) if at < end else b""
-        self._flush()
-        self._pause_or_resume_reading()
+        if self._out:
+            self._flush()
+        if self._partial or self._large is not None or self._write_paused or self._read_paused or self._end_of_input:
+            self._pause_or_resume_reading()
 
     def _continue(self) -> None:
         """What held back this connection's requests may be over: run what was kept."""
@@ -282,9 +291,7 @@ class Connection(asyncio.BufferedProtocol):
     def _queue(self, reply: Reply) -> None:
         body = reply.body
         assert body is not None
-        length = 0
-        for part in body:
-            length += len(part)
+        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
         self._out.append(response_prefix(reply.request.correlation_id, reply.flexible_header, length))
         self._out.extend(body)
         self._out_bytes += length
@@ -293,27 +300,24 @@ class Connection(asyncio.BufferedProtocol):
         out = self._out
         if not out or self._transport is None:
             return
+        write = self._transport.write
+        out_bytes = self._out_bytes
         self._out = []
         self._out_bytes = 0
+        if out_bytes < JOIN_BYTES_MAX:
+            write(b"".join(out))
+            return
         small: list[Buffer] = []
-        small_bytes = 0
         for part in out:
-            size = len(part)
-            if size >= JOIN_BYTES_MAX:
-                if small:
-                    self._transport.write(b"".join(small))
-                    small = []
-                    small_bytes = 0
-                self._transport.write(part)
-            else:
+            if len(part) < JOIN_BYTES_MAX:
                 small.append(part)
-                small_bytes += size
-                if small_bytes >= JOIN_BYTES_MAX:
-                    self._transport.write(b"".join(small))
-                    small = []
-                    small_bytes = 0
+                continue
+            if small:
+                write(b"".join(small))
+                small = []
+            write(part)
         if small:
-            self._transport.write(small[0] if len(small) == 1 else b"".join(small))
+            write(b"".join(small))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ records see (timestamps, retention).
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from random import Random
+from random import Random  # noqa: TID251 (only the type: the generator is handed in)
 from uuid import UUID
 
 from chronik.storage.disk import Disk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from uuid import UUID
 
 from chronik.metadata.names import is_internal
@@ -15,8 +15,8 @@ from chronik.node.topic_settings import TopicSettings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import Log
-from chronik.wire.batch import BatchHeader, Record, check_batches, decode_batch, encode_batch
+from chronik.storage.log import AppendResult, Duplicate, Log
+from chronik.wire.batch import TRANSACTIONAL, BatchHeader, Record, check_batches, decode_batch, encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -29,12 +29,8 @@ DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
 
-class Appended(NamedTuple):
-    """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
-
-    base_offset: int
-    end_offset: int
-    log_append_time_ms: int
+Appended: TypeAlias = AppendResult | Duplicate
+"""What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
 
 
 class WaitingFetch(Protocol):
@@ -139,7 +135,7 @@ class Partition:
         if header.producer_id >= 0:
             repeated = self.log.producers.check(header)
             if repeated is not None:
-                return Appended(repeated.base_offset, repeated.last_offset + 1, repeated.log_append_time_ms)
+                return repeated
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
             records = self._recompressed(records, start, header, wanted_codec)
@@ -147,7 +143,7 @@ class Partition:
         result = self.log.append(records, batches, self.leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
         self._appended(len(records))
-        return Appended(result.base_offset, result.last_offset + 1, result.log_append_time_ms)
+        return result
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""
@@ -155,11 +151,11 @@ class Partition:
         batches = check_batches(records, len(records))
         result = self.log.append(records, batches, self.leader.leader_epoch, now_ms)
         self._appended(len(records))
-        return Appended(result.base_offset, result.last_offset + 1, result.log_append_time_ms)
+        return result
 
     def _check_batch(self, records: memoryview, start: int, header: BatchHeader, now_ms: int) -> None:
         settings = self.settings
-        if header.is_transactional:
+        if header.attributes & TRANSACTIONAL:
             raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
         if not settings.log_append_time and header.max_timestamp >= 0:
             if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
@@ -204,11 +200,14 @@ class Partition:
     def _counted(self, end_offset: int, size_bytes: int) -> None:
         """This node's copy counts as written up to `end_offset`."""
         rose = self.leader.counted(self.leader.node_id, end_offset)
-        _wake(self._written_waiters, end_offset)
+        if self._written_waiters:
+            _wake(self._written_waiters, end_offset)
         if rose:
             self._metrics.watermark_updates += 1
-            _wake(self._committed_waiters, self.leader.high_watermark)
-            self._wake_fetches(size_bytes)
+            if self._committed_waiters:
+                _wake(self._committed_waiters, self.leader.high_watermark)
+            if self._fetches:
+                self._wake_fetches(size_bytes)
         elif self.settings.visible_when_appended:
             self._wake_fetches(size_bytes)
 
@@ -228,18 +227,24 @@ class Partition:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
+    def is_written(self, end_offset: int) -> bool:
+        return self._counts_unsynced or self.log.synced_end_offset >= end_offset
+
     def when_written(self, end_offset: int, waiter: Waiter) -> None:
         """Call back when this node's copy counts up to `end_offset` (acks=1): at once, if it does already."""
-        if self._counts_unsynced or self.log.synced_end_offset >= end_offset:
+        if self.is_written(end_offset):
             waiter(None)
         elif self.log.read_only_forever:
             waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
         else:
             self._written_waiters.append((end_offset, waiter))
 
+    def is_committed(self, end_offset: int) -> bool:
+        return self.leader.high_watermark >= end_offset
+
     def when_committed(self, end_offset: int, waiter: Waiter) -> None:
         """Call back when the watermark has reached `end_offset` (acks=all)."""
-        if self.leader.high_watermark >= end_offset:
+        if self.is_committed(end_offset):
             waiter(None)
         elif self.log.read_only_forever:
             waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))

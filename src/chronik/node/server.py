@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from chronik.node.api import Api, Reply, Request, Values
 from chronik.node.apis import api_versions
 from chronik.node.connection import SCRATCH_BYTES, Connection
-from chronik.wire.api import ApiKey, is_flexible
+from chronik.observe.metrics import ApiMetrics
+from chronik.wire.api import ApiKey, response_header_is_flexible
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.frames import read_request_header
 from chronik.wire.messages import read_request, write_response
@@ -18,10 +19,31 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
 IDLE_SWEEP_S = 5.0
+QUIET_CHECK_S = 0.01
 STALLED_FRAME_S = 10.0
 NO_FRAME = memoryview(b"")
 RESPONSE_BYTES_MIN = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
+
+
+class Route:
+    """What a request of one API needs, looked up once instead of with each request."""
+
+    __slots__ = ("api", "flexible_from", "highest", "hot", "lowest", "metrics")
+
+    def __init__(self, api: Api, metrics: ApiMetrics) -> None:
+        self.api = api
+        self.hot = api.hot
+        self.metrics = metrics
+        self.lowest, self.highest = api.parsed_versions
+        self.flexible_from = next(
+            (
+                version
+                for version in range(self.lowest, self.highest + 1)
+                if response_header_is_flexible(api.key, version)
+            ),
+            self.highest + 1,
+        )
 
 
 class Server:
@@ -38,7 +60,6 @@ class Server:
         self.held_bytes = 0
         self.reading_bytes = 0
         """What reads in threads may still bring into memory."""
-        self._apis = apis
         self._listener: asyncio.Server | None = None
         # Insertion-ordered, and never iterated where order would matter.
         self._connections: dict[Connection, None] = {}
@@ -48,7 +69,7 @@ class Server:
         self._refusals_logged = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._log = broker.log.bind(component="node")
-        self._metrics = {key: broker.metrics.api(key) for key in apis}
+        self._routes = {key: Route(api, broker.metrics.api(key)) for key, api in apis.items()}
 
     async def bind(self, host: str, port: int) -> None:
         """Take the port, without answering on it yet."""
@@ -72,9 +93,7 @@ class Server:
             self._sweep.cancel()
         if self._listener is not None:
             self._listener.close()
-        deadline = self.loop.time() + grace_s
-        while self.loop.time() < deadline and any(c.has_unanswered or c.unsent_bytes for c in self._connections):
-            await asyncio.sleep(0.01)
+        await self._quiet(grace_s)
         for connection in list(self._connections):
             connection.close()
         await asyncio.sleep(0)
@@ -82,6 +101,14 @@ class Server:
             connection.abort()
         for task in list(self._tasks):
             task.cancel()
+
+    async def _quiet(self, grace_s: float) -> None:
+        """Wait until no connection has an unanswered request or unsent bytes, for `grace_s` at most."""
+        deadline_s = self.loop.time() + grace_s
+        busy = True
+        while busy and self.loop.time() < deadline_s:
+            await asyncio.sleep(QUIET_CHECK_S)
+            busy = any(connection.has_unanswered or connection.unsent_bytes for connection in self._connections)
 
     # -- what connections ask for --------------------------------------------------------------------------------------
 
@@ -176,59 +203,45 @@ class Server:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def run_request(self, connection: Connection, frame: memoryview) -> None:
-        header = read_request_header(frame)
-        api = self._apis.get(header.api_key)
-        version = header.api_version
-        request = Request(
-            connection,
-            header.api_key,
-            version,
-            header.correlation_id,
-            header.client_id,
-            frame,
-            header.body_at,
-            self.loop.time(),
-        )
+        api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
+        started_s = self.loop.time()
+        request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
         self.broker.metrics.bytes_in += request.size_bytes
-        if api is None:
-            raise MalformedRequest(f"API {header.api_key} is not answered by this node")
-        lowest, highest = api.parsed_versions
-        if not lowest <= version <= highest:
-            if header.api_key == ApiKey.API_VERSIONS:
-                reply = self._expect(request, flexible_header=False)
-                reply.send((api_versions.unsupported_version_body(api.versions),))
+        route = self._routes.get(api_key)
+        if route is None:
+            raise MalformedRequest(f"API {api_key} is not answered by this node")
+        if not route.lowest <= version <= route.highest:
+            if api_key == ApiKey.API_VERSIONS:
+                reply = self._expect(request, route)
+                reply.flexible_header = False
+                reply.send((api_versions.unsupported_version_body(route.api.versions),))
                 return
-            raise MalformedRequest(f"{api.key.name} version {version} is not answered, only {lowest} to {highest}")
-        # The response to ApiVersions has the oldest header, for clients that do not know yet what we speak.
-        flexible = header.api_key != ApiKey.API_VERSIONS and is_flexible(header.api_key, version)
-        if api.hot is not None:
-            reply = self._expect(request, flexible)
+            name = route.api.key.name
+            raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
+        if route.hot is not None:
+            reply = self._expect(request, route)
             try:
-                api.hot(self.broker, request, reply)
+                route.hot(self.broker, request, reply)
             except MalformedRequest:
                 raise
             except Exception:
-                self._log.exception("request_failed", api=api.key.name, version=version, client=request.client_id)
+                self._log.exception("request_failed", api=route.api.key.name, version=version, client=client_id)
                 connection.abort()
             # Who still waits must not hold the frame: its buffer is reused, or large.
             request.frame = NO_FRAME
             return
-        request.message = read_request(header.api_key, version, bytes(frame[header.body_at :]))
+        request.message = read_request(api_key, version, bytes(frame[body_at:]))
         request.frame = NO_FRAME
-        reply = self._expect(request, flexible)
+        reply = self._expect(request, route)
         connection.cold_started()
-        task = self.loop.create_task(self._run_cold(api, request, reply))
+        task = self.loop.create_task(self._run_cold(route.api, request, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _expect(self, request: Request, flexible_header: bool) -> Reply:
-        reply = Reply(request, flexible_header, self._finished)
+    def _expect(self, request: Request, route: Route) -> Reply:
+        reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self.loop.time)
         request.connection.expect_reply(reply)
         return reply
-
-    def _finished(self, reply: Reply) -> None:
-        request = reply.request
-        self._metrics[request.api_key].observe(self.loop.time() - request.started_s, reply.failed)
 
     async def _run_cold(self, api: Api, request: Request, reply: Reply) -> None:
         assert api.handle is not None

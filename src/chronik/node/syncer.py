@@ -1,7 +1,7 @@
 """Group commit: one fdatasync for everything that waits.
 
-Each partition belongs to a lane. While a lane's sync runs in a thread, appends to its partitions gather; when it is done,
-one further sync covers all of them. Nothing waits for a timer.
+Each partition belongs to a lane. While a lane's sync runs in a thread, appends to its partitions gather; when it is
+done, one further sync covers all of them. Nothing waits for a timer.
 """
 
 from __future__ import annotations

@@ -168,6 +168,8 @@ class Log(LogWriter):
         """Records below `offset` are gone for readers (DeleteRecords); run the job in a thread to make that durable."""
         if offset > self.log_end_offset:
             raise self._out_of_range(offset)
+        if self.read_only_forever:
+            raise StorageError(f"the log is read-only: {self.read_only_reason}")
         self.log_start_offset = max(self.log_start_offset, offset)
         count = 0
         while count + 1 < self.segment_count and self._segments.all[count + 1].base_offset <= self.log_start_offset:
@@ -178,17 +180,23 @@ class Log(LogWriter):
         """Drop segments that are too old or too many, all of whose records lie below `upto_offset` (the watermark).
 
         Run the job in a thread to remove the files. The active segment goes too if it is too old: a new one, empty,
-        takes its place. Raises StorageError if that cannot be made.
+        takes its place, and where that cannot be made it stays. A log that failed for good is left as it is.
         """
         self.producers.expire(now_ms)
+        if self.read_only_forever:
+            return None
         count = segments_to_delete(
             self._segments.all, self.config, now_ms, upto_offset, self.log_start_offset, self.log_end_offset
         )
         if count == 0:
             return None
         if count == self.segment_count:
-            self.roll(now_ms)
-        return self._delete_first(count)
+            try:
+                self.roll(now_ms)
+            except StorageError:
+                # Most likely the disk is full: all the more reason to remove the others.
+                count -= 1
+        return self._delete_first(count) if count else None
 
     def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
         removed = self._segments.remove(0, count)

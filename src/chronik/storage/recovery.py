@@ -258,6 +258,7 @@ class _Recovery:
             # What was found may be in the page cache only; from here on it counts as durable.
             active.file.datasync()
             self.disk.sync_dir(self.folder)
+        active.let_go()
         return offset, False
 
     def _scan_segment(

@@ -168,11 +168,14 @@ class LogSegment:
     def largest_timestamp(self) -> tuple[int, int]:
         """The largest timestamp and its batch's last offset. May read; remembered."""
         if self.max_timestamp is None:
+            was_open = self.is_open
             view = self.view()
             try:
                 self.max_timestamp, self.max_timestamp_offset = view.largest_timestamp()
             finally:
                 view.release()
+                if not was_open:
+                    self.let_go()
         return self.max_timestamp, self.max_timestamp_offset
 
     def note_batch(self, position: int, last_offset: int, size_bytes: int, max_timestamp: int, interval: int) -> None:

@@ -15,6 +15,8 @@ __all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
 
 EPOCHS_NAME = "leader-epoch-checkpoint"
 SNAPSHOTS_KEPT: Final = 2
+UNSYNCED_FILES_MAX: Final = 8
+"""Closed segments that wait for a sync; beyond that, each roll waits for one itself."""
 
 
 class Syncable(Protocol):
@@ -136,13 +138,19 @@ class LogSyncs:
         self._last_batch_crc = crc
 
     def rolled(self, closed: LogSegment | None, checkpoint_bytes: int) -> None:
-        """A new segment has begun behind `closed`."""
+        """A new segment has begun behind `closed`. Raises OSError if too much waited for a sync and that failed."""
         if closed is None:
             # The log's folder may be as new as its first segment.
             self._folders = [self._folder, self._folder.rpartition("/")[0] or "/"]
             return
         if self._folder not in self._folders:
             self._folders.append(self._folder)
+        if len(self._files) >= UNSYNCED_FILES_MAX:
+            oldest = self._files.pop(0)
+            try:
+                oldest.file.datasync()
+            finally:
+                oldest.release()
         self._files.append(closed.shared.acquire())
         self._indexes += [closed.offset_index.path, closed.time_index.path]
         # Recovery should not need to look into closed segments.
@@ -176,6 +184,11 @@ class LogSyncs:
             self._bytes_since_checkpoint = 0
         self._running = job
         return job
+
+    def close(self) -> None:
+        for shared in self._files:
+            shared.release()
+        self._files = []
 
     def finished(self, job: SyncJob) -> bool:
         """The job ended; returns whether what it covered is still what the log holds."""

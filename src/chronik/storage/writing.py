@@ -237,9 +237,13 @@ class LogWriter:
         fresh = self._segments.begin(self.log_end_offset)
         if active is not None:
             active.finish()
-        self._syncs.rolled(active, self.config.checkpoint_bytes)
         self._active = fresh
         self._tail.clear()
+        try:
+            self._syncs.rolled(active, self.config.checkpoint_bytes)
+        except OSError as error:
+            self._fail_for_good("a sync failed")
+            raise storage_error("sync", error) from error
         return fresh
 
     # -- syncing -------------------------------------------------------------------------------------------------------
@@ -283,10 +287,12 @@ class LogWriter:
                     job.run()
                     is_clean = job.checkpointed
                     self.synced(job)
-            except OSError:
+            except OSError as error:
                 is_clean = False
-        self._fail_for_good("the log is closed")
+                self.read_only_reason = f"closing failed: {error}"
+        self._fail_for_good("the log is closed" if is_clean else self.read_only_reason or "no checkpoint was written")
         self._segments.close()
+        self._syncs.close()
         return is_clean
 
 

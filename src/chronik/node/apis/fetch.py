@@ -62,8 +62,8 @@ class PendingFetch:
         "_entries",
         "_fetch",
         "_incremental",
-        "_is_over",
         "_is_full",
+        "_is_over",
         "_min_bytes",
         "_reading",
         "_reply",
@@ -177,7 +177,7 @@ class PendingFetch:
         return None if name is None else self._broker.partition(name, wanted.partition)
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
-        """Read every partition until the size limit; those whose pages are not in memory are returned, to be read apart."""
+        """Read every partition until the size limit; reads whose pages are not in memory are returned instead."""
         left_bytes = min(self._fetch.max_bytes, self._broker.fetch_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0

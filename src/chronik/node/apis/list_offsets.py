@@ -71,7 +71,7 @@ async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_de
         found = await broker.run_blocking(log.offset_for_timestamp_job(timestamp_ms, partition.visible_end_offset))
     else:
         raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
-    if found is None:
+    if found is None or found.offset >= partition.visible_end_offset:
         return {}
     return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
 

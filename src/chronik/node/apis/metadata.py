@@ -3,10 +3,10 @@
 Behaviour
 - Answered from this node's own image: all brokers, and the topics asked for by name or id; null (in v0 an empty list)
   means all topics, an empty list none.
-- A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the answer
-  with its leaders.
-Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible, 10
-topic ids, 12 topics by id, 13 top-level error.
+- A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the
+  answer with its leaders.
+Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
+10 topic ids, 12 topics by id, 13 top-level error.
 Not supported: authorized operations (answered as unknown).
 """
 

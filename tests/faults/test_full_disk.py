@@ -1,0 +1,142 @@
+"""A full disk: producers are told, nothing acknowledged is lost, reads go on, and writes too once there is room."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import StartNode
+from tests.faults.support_load import MB, Account, Writer, no_surprises
+from tests.node.support_wire import WireClient, batch, connect
+from tests.support.eventually import eventually
+from tests.support.node import Node
+
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+FILE_BYTES_MAX = 2 * MB
+DISK_BYTES = 48 * MB
+
+
+def limit_files(node: Node, size_bytes: int | None) -> None:
+    """No file of the node may grow beyond that; None lifts it."""
+    _, hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
+
+
+def fill(node: Node, topic: str, acks: int) -> Account:
+    """Writes until the node says that it cannot; every error must be the one that says so."""
+    account = Account(topic, 0)
+    writer = Writer(node, account, f"fill-{acks}", acks=acks)
+    eventually(lambda: len(account.errors) >= 5, timeout_s=30, what="producers are told of the full disk")
+    writer.stop()
+    assert set(account.errors) == {ErrorCode.kafka_storage_error}
+    assert account.acknowledged
+    return account
+
+
+def writes_again(client: WireClient, topic: str) -> int:
+    """The offset of the first record that is taken again."""
+
+    def taken() -> int:
+        response = client.produce(topic, batch(b"room again"))
+        assert response.error_code == 0, ErrorCode(response.error_code)
+        return response.base_offset
+
+    return eventually(taken, timeout_s=15, what="the log takes writes again, without a restart")
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_a_log_that_reached_the_file_size_limit_refuses_writes_and_recovers_without_a_restart(
+    node: Node, acks: int
+) -> None:
+    with connect(node) as client:
+        topic, other = client.new_topic(), client.new_topic()
+        limit_files(node, FILE_BYTES_MAX)
+        account = fill(node, topic, acks)
+        # Other partitions have room, and everything can be read.
+        assert client.append(other, b"still works") == 0
+        account.check(client.records(topic))
+        limit_files(node, None)
+        writes_again(client, topic)
+        account.check(client.records(topic))
+    no_surprises(node)
+    node.kill()
+    node.start()
+    with connect(node) as client:
+        records = client.records(topic)
+        account.check(records)
+        assert [record.offset for record in records] == list(range(len(records)))
+        assert records[-1].value == b"room again"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that can be filled."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_writes_and_recovers_without_a_restart(small_disk: Path, start_node: StartNode) -> None:
+    ballast = small_disk / "ballast"
+    node = start_node(data_dir=str(small_disk / "data"))
+    with connect(node) as client:
+        topic = client.new_topic()
+        client.append(topic, b"first")
+        _fill_up(ballast, leave_bytes=6 * MB)
+        account = fill(node, topic, acks=-1)
+        account.check(client.records(topic))
+        # What needs the disk fails with words; what does not goes on.
+        refused = client.create_topic("no-room-for-this")
+        assert refused.error_code is not ErrorCode.none
+        assert client.call(ApiKey.METADATA, 1, {"topics": None}).brokers
+        ballast.unlink()
+        writes_again(client, topic)
+        made = eventually(lambda: client.create_topic("room-for-this").error_code is ErrorCode.none, what="a new topic")
+        assert made
+        assert client.append("room-for-this", b"x") == 0
+    node.kill()
+    node.start()
+    with connect(node) as client:
+        account.check(client.records(topic))
+        assert client.append(topic, b"after") > 0
+
+
+def test_a_node_on_a_full_disk_stops_cleanly_and_starts_when_there_is_room(
+    small_disk: Path, start_node: StartNode
+) -> None:
+    ballast = small_disk / "ballast"
+    node = start_node(data_dir=str(small_disk / "data"))
+    with connect(node) as client:
+        topic = client.new_topic()
+        _fill_up(ballast, leave_bytes=4 * MB)
+        account = fill(node, topic, acks=-1)
+        _fill_up(small_disk / "rest", leave_bytes=0)
+    node.terminate()
+    ballast.unlink()
+    node.start()
+    with connect(node) as client:
+        account.check(client.records(topic))
+        writes_again(client, topic)
+
+
+def _fill_up(ballast: Path, leave_bytes: int) -> None:
+    """Takes all of the disk but a rest."""
+    with ballast.open("wb") as file:
+        disk = os.statvfs(ballast.parent)
+        wanted = disk.f_bavail * disk.f_frsize - leave_bytes
+        if wanted > 0:
+            os.posix_fallocate(file.fileno(), 0, wanted)

@@ -1,0 +1,106 @@
+"""The machine's own disk behind the seam."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from chronik.storage.disk import RealDisk, read_file, write_file_atomic
+from chronik.storage.shared_file import SharedFile
+
+
+def test_bytes_written_are_bytes_read(tmp_path: Path) -> None:
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    file.pwrite(memoryview(b"world"), 6)
+    file.pwrite(bytearray(b"hello "), 0)
+    assert file.pread(0, 100) == b"hello world"
+    assert bytes(file.pread_cached(6, 5) or b"") == b"world"
+    assert bytes(file.pread_cached(6, 50) or b"") == b"world"
+    assert file.size() == 11
+    file.truncate(5)
+    assert file.pread(0, 100) == b"hello"
+    file.datasync()
+    file.close()
+    file.close()
+
+
+def test_allocated_bytes_are_zeros(tmp_path: Path) -> None:
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    file.pwrite(b"x", 0)
+    file.allocate(10_000)
+    assert file.pread(0, 10_001) in (b"x" + bytes(9999), b"x")
+    file.close()
+
+
+def test_a_write_that_the_system_cuts_short_is_completed_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.pwrite
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))
+    file.pwrite(b"abcdefgh", 0)
+    assert file.pread(0, 10) == b"abcdefgh"
+
+    def fills_up(fd: int, data: bytes, at: int) -> int:
+        if at >= 20:
+            raise OSError(errno.ENOSPC, "full")
+        return whole(fd, memoryview(data)[:3], at)
+
+    monkeypatch.setattr(os, "pwrite", fills_up)
+    with pytest.raises(OSError, match="full"):
+        file.pwrite(b"x" * 30, 0)
+    file.close()
+
+
+def test_without_the_systems_help_cached_reads_are_plain_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "f"), create=True)
+    file.pwrite(b"data", 0)
+
+    def refuses(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(os, "preadv", refuses)
+    assert file.pread_cached(0, 4) == b"data"
+    assert not disk.can_read_cached
+    file.close()
+
+
+def test_cold_pages_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    file.pwrite(b"data", 0)
+
+    def would_block(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "preadv", would_block)
+    assert file.pread_cached(0, 4) is None
+    monkeypatch.setattr(os, "preadv", lambda *_: 2)
+    assert file.pread_cached(0, 4) is None, "a part is not enough"
+    file.close()
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    disk = RealDisk()
+    path = str(tmp_path / "f")
+    assert read_file(disk, path) is None
+    write_file_atomic(disk, path, b"first, and longer")
+    write_file_atomic(disk, path, b"second")
+    assert read_file(disk, path) == b"second"
+    assert disk.listdir(str(tmp_path)) == ["f"]
+
+
+def test_a_shared_file_is_closed_by_its_last_user(tmp_path: Path) -> None:
+    file = RealDisk().open(str(tmp_path / "f"), create=True)
+    shared = SharedFile(file)
+    reader = shared.acquire()
+    shared.release()
+    reader.file.pwrite(b"still open", 0)
+    reader.release()
+    with pytest.raises(OSError, match="Bad file"):
+        file.pread(0, 1)
+
+
+def test_free_space_is_known(tmp_path: Path) -> None:
+    assert RealDisk().free_bytes(str(tmp_path)) > 0

@@ -1,0 +1,119 @@
+"""The data folder: whose it is, who holds it, and what a start learns from it."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from chronik.storage.disk import RealDisk
+from chronik.storage.errors import DataFolderError
+from chronik.storage.folder import DataFolder
+
+
+def opened(path: Path, node_id: int = 1) -> DataFolder:
+    return DataFolder.open(RealDisk(), str(path / "data"), node_id, "new-cluster")
+
+
+def test_a_new_folder_gets_the_nodes_name_and_keeps_it(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    assert (folder.meta.format_version, folder.meta.node_id, folder.meta.cluster_id) == (1, 1, "new-cluster")
+    folder.close(clean=True)
+    again = DataFolder.open(RealDisk(), str(tmp_path / "data"), 1, "other")
+    assert again.meta.cluster_id == "new-cluster"
+    again.close(clean=True)
+
+
+def test_a_second_node_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    with pytest.raises(DataFolderError, match="in use by another node"):
+        opened(tmp_path)
+    folder.close(clean=True)
+    opened(tmp_path).close(clean=True)
+
+
+def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close(clean=True)
+    with pytest.raises(DataFolderError, match=r"belongs to node 1, this is node 2.*--node-id 1"):
+        opened(tmp_path, node_id=2)
+    opened(tmp_path).close(clean=True)
+
+
+@pytest.mark.parametrize(
+    ("meta", "why"),
+    [
+        ('{"format_version": 99, "node_id": 1, "cluster_id": "x"}', "has format 99"),
+        ("not json", "cannot be read"),
+        ('{"node_id": 1}', "cannot be read"),
+        ("[]", "cannot be read"),
+    ],
+)
+def test_a_folder_of_an_unknown_format_is_refused(tmp_path: Path, meta: str, why: str) -> None:
+    opened(tmp_path).close(clean=True)
+    (tmp_path / "data" / "meta.json").write_text(meta)
+    with pytest.raises(DataFolderError, match=why):
+        opened(tmp_path)
+
+
+def test_logs_without_meta_are_not_taken_for_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / "logs" / "topic-0").mkdir(parents=True)
+    with pytest.raises(DataFolderError, match="holds logs but no"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(DataFolderError) as raised:
+        opened(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert "cannot be used" in str(raised.value)
+
+
+def test_only_a_clean_shutdown_leaves_the_marker_and_only_for_one_start(tmp_path: Path) -> None:
+    assert not opened_and_closed(tmp_path, clean=True)
+    assert opened_and_closed(tmp_path, clean=False)
+    assert not opened_and_closed(tmp_path, clean=True)
+
+
+def opened_and_closed(path: Path, *, clean: bool) -> bool:
+    folder = opened(path)
+    folder.close(clean=clean)
+    return folder.was_clean
+
+
+def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    points = {("a.topic-with_signs", 3): 17, ("b", 0): 1 << 40}
+    folder.recovery_points_job(points)()
+    folder.close(clean=False)
+    again = opened(tmp_path)
+    assert again.recovery_points == points
+    again.close(clean=False)
+    (tmp_path / "data" / "recovery-points").write_text("0\n2\na 0 1\n")
+    assert opened(tmp_path).recovery_points == {}
+
+
+def test_partitions_are_listed_and_a_removed_one_is_gone_at_once(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    for topic, partition in (("a-b", 0), ("a-b", 12), ("c", 0)):
+        Path(folder.log_path(topic, partition)).mkdir(parents=True)
+    assert folder.partitions() == [("a-b", 0), ("a-b", 12), ("c", 0)]
+    remove = folder.remove_log("a-b", 12)
+    assert folder.partitions() == [("a-b", 0), ("c", 0)]
+    remove()
+    folder.remove_log("c", 0)
+    folder.close(clean=True)
+    again = opened(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "data" / "logs").iterdir()) == ["a-b-0"]
+    again.close(clean=True)
+
+
+def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("topic", 0, UUID(int=1))
+    data = Path(folder.log_path("topic", 0)) / "data"
+    data.write_text("old")
+    folder.claim_log("topic", 0, UUID(int=1))
+    assert data.exists()
+    folder.claim_log("topic", 0, UUID(int=2))
+    assert not data.exists()
+    folder.close(clean=True)

@@ -1,0 +1,147 @@
+"""Idempotent producers: repeated batches are known, gaps are refused, old epochs are fenced."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.storage.faulty_disk import FaultyDisk
+from tests.storage.helpers import NOW_MS, SMALL, append, batch, headers, reopen, sync
+
+from chronik.storage.log import Log
+from chronik.storage.producers import BATCHES_KEPT, ProducerStates
+from chronik.wire.batch import BatchHeader
+from chronik.wire.errors import ErrorCode, KafkaError
+
+LAST_SEQUENCE = (1 << 31) - 1
+
+
+def header(sequence: int, count: int = 1, epoch: int = 0, producer_id: int = 1) -> BatchHeader:
+    return headers(batch(count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence))[0][1]
+
+
+def sent(*sequences: int) -> ProducerStates:
+    states = ProducerStates(1000)
+    for offset, sequence in enumerate(sequences):
+        states.record(header(sequence), offset, NOW_MS)
+    return states
+
+
+def refused(states: ProducerStates, batch_header: BatchHeader) -> ErrorCode:
+    with pytest.raises(KafkaError) as raised:
+        states.check(batch_header)
+    return raised.value.code
+
+
+def test_batches_in_sequence_are_accepted() -> None:
+    assert sent(0, 1, 2).check(header(3)) is None
+
+
+def test_a_repeated_batch_is_told_where_it_is() -> None:
+    states = sent(0, 1, 2)
+    duplicate = states.check(header(1))
+    assert duplicate is not None
+    assert (duplicate.base_offset, duplicate.last_offset) == (1, 1)
+
+
+def test_a_gap_is_refused() -> None:
+    assert refused(sent(0, 1), header(3)) == ErrorCode.out_of_order_sequence_number
+
+
+def test_a_batch_older_than_those_kept_is_a_duplicate_without_an_offset() -> None:
+    states = sent(*range(BATCHES_KEPT + 3))
+    assert refused(states, header(0)) == ErrorCode.duplicate_sequence_number
+    assert states.check(header(BATCHES_KEPT + 2)) is not None
+
+
+def test_the_same_sequences_in_other_batches_are_refused() -> None:
+    states = ProducerStates(1000)
+    states.record(header(0, 3), 0, NOW_MS)
+    assert refused(states, header(1, 2)) == ErrorCode.out_of_order_sequence_number
+
+
+def test_sequences_wrap() -> None:
+    states = ProducerStates(1000)
+    states.record(header(LAST_SEQUENCE - 1, 2), 0, NOW_MS)
+    assert states.check(header(0)) is None
+    states.record(header(0), 2, NOW_MS)
+    assert states.check(header(LAST_SEQUENCE - 1, 2)) is not None
+    across = ProducerStates(1000)
+    across.record(header(LAST_SEQUENCE, 3), 0, NOW_MS)
+    assert across.check(header(2)) is None
+
+
+def test_an_old_epoch_is_fenced_and_a_new_one_starts_at_zero() -> None:
+    states = ProducerStates(1000)
+    states.record(header(5, epoch=3), 0, NOW_MS)
+    assert refused(states, header(6, epoch=2)) == ErrorCode.invalid_producer_epoch
+    assert refused(states, header(6, epoch=4)) == ErrorCode.out_of_order_sequence_number
+    assert states.check(header(0, epoch=4)) is None
+
+
+def test_an_unknown_producer_may_start_anywhere() -> None:
+    assert ProducerStates(1000).check(header(17)) is None
+
+
+def test_silent_producers_are_forgotten() -> None:
+    states = sent(0)
+    assert states.expire(NOW_MS + 1000) == 0
+    assert states.expire(NOW_MS + 1001) == 1
+    assert states.check(header(9)) is None
+
+
+def test_a_log_knows_its_producers_after_every_way_of_opening() -> None:
+    disk = FaultyDisk()
+    config = replace(SMALL, checkpoint_bytes=500)
+    log = reopen(disk, config)
+
+    def put(log: Log, sequence: int) -> None:
+        append(log, batch(producer_id=4, producer_epoch=0, base_sequence=sequence))
+
+    for sequence in range(40):
+        put(log, sequence)
+        if sequence % 7 == 0:
+            sync(log)
+    disk.kill()
+    log = reopen(disk, config)
+    assert log.producers.check(header(39, producer_id=4)) is not None
+    assert log.producers.check(header(40, producer_id=4)) is None
+    log.close()
+    log = reopen(disk, config)
+    assert log.producers.check(header(35, producer_id=4)) is not None
+    assert refused(log.producers, header(34, producer_id=4)) == ErrorCode.duplicate_sequence_number
+    log.truncate_to(30)
+    assert log.producers.check(header(29, producer_id=4)) is not None
+    assert refused(log.producers, header(39, producer_id=4)) == ErrorCode.out_of_order_sequence_number
+    assert log.producers.check(header(30, producer_id=4)) is None
+
+
+def test_producers_outlive_the_segments_that_retention_removed() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk, replace(SMALL, retention_ms=1000))
+    append(log, batch(producer_id=4, producer_epoch=0, base_sequence=0))
+    sync(log)
+    job = log.apply_retention(NOW_MS + 1001, 1)
+    assert job is not None
+    job.run()
+    sync(log)
+    disk.kill()
+    log = reopen(disk)
+    assert log.producers.check(header(0, producer_id=4)) is not None
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, LAST_SEQUENCE))
+def test_every_kept_batch_is_a_duplicate_and_only_the_next_is_accepted(counts: list[int], first: int) -> None:
+    states = ProducerStates(1000)
+    sequence = first
+    batches: list[tuple[int, int]] = []
+    for offset, count in enumerate(counts):
+        states.record(header(sequence, count), offset, NOW_MS)
+        batches.append((sequence, count))
+        sequence = sequence + count & LAST_SEQUENCE
+    for base, count in batches[-BATCHES_KEPT:]:
+        assert states.check(header(base, count)) is not None
+    assert states.check(header(sequence)) is None
+    for base, count in batches[:-BATCHES_KEPT]:
+        assert refused(states, header(base, count)) == ErrorCode.duplicate_sequence_number
+    assert refused(states, header(sequence + 1 & LAST_SEQUENCE)) == ErrorCode.out_of_order_sequence_number
