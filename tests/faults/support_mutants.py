@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from crc32c import crc32c
 from tests.node.support_wire import batch
 
 from chronik.wire import frames, messages
@@ -28,6 +29,10 @@ FUZZED_TOPIC = "fuzzed"
 CORRELATION_ID = 0x0BADF00D
 PARTITIONS_TAME_MAX = 3
 WAIT_TAME = timedelta(seconds=1)
+BATCH_HEADER_BYTES = 61
+BATCH_FIELDS = ((21, ">h"), (23, ">i"), (27, ">q"), (35, ">q"), (43, ">q"), (51, ">h"), (53, ">i"), (57, ">i"))
+"""Everything in a batch's header that its CRC covers."""
+EXTREMES = (0, 1 << 63 - 1, -1, -(1 << 63), (1 << 63) - 1, 1 << 32, 5 << 60, 1_700_000_000_000 << 16)
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 # What a field must say so that a request reaches the code behind its checks; others get a small value of their type.
@@ -108,6 +113,28 @@ def mutant(random_: random.Random, sample: Sample) -> bytes:
     if random_.random() < 0.03:
         size = random_.choice((0, 1, 7, -1, -(2**31), 2**31 - 1, size + 1, size - 1, size + 1000, 101 * 1024 * 1024))
     return struct.pack(">i", size) + bytes(data)
+
+
+def signed_mutant(random_: random.Random, good: bytes) -> bytes:
+    """A batch that is damaged behind its CRC and signed anew, so that only its content can give it away."""
+    data = bytearray(good)
+    for _ in range(random_.choice((1, 1, 2, 3))):
+        at, layout = random_.choice(BATCH_FIELDS)
+        kind = random_.randrange(4)
+        if kind == 0:
+            width = struct.calcsize(layout)
+            value = random_.choice(EXTREMES) >> (64 - 8 * width)
+            struct.pack_into(layout, data, at, value)
+        elif kind == 1 and len(data) > BATCH_HEADER_BYTES:
+            data[random_.randrange(BATCH_HEADER_BYTES, len(data))] = random_.randrange(256)
+        elif kind == 2 and len(data) > BATCH_HEADER_BYTES:
+            del data[random_.randrange(BATCH_HEADER_BYTES, len(data)) :]
+        else:
+            place = random_.randrange(BATCH_HEADER_BYTES, len(data) + 1)
+            data[place:place] = random_.randbytes(random_.randrange(1, 40))
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    struct.pack_into(">I", data, 17, crc32c(bytes(data[21:])))
+    return bytes(data)
 
 
 def is_tame(frame: bytes) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 
 import cramjam
@@ -11,14 +13,17 @@ import pytest
 from crc32c import crc32c
 from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
-from tests.node.support_wire import WireClient, batch, connect
+from tests.faults.support_mutants import signed_mutant
+from tests.node.support_wire import TIMESTAMP_MS, WireClient, batch, connect
 from tests.support.node import Node
 
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import HEADER_BYTES, encode_batch
+from chronik.wire.batch import HEADER_BYTES, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+SHORT_RUN = 1_500
+FULL_RUN = 50_000
 LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, COUNT_AT = 8, 16, 17, 21, 57
 LAST_OFFSET_DELTA_AT = 23
 
@@ -137,6 +142,68 @@ def test_records_that_do_not_decode_are_refused_where_they_must_be_read(
             continue
         assert answer.error_code in (ErrorCode.corrupt_message, ErrorCode.invalid_record, 0), answer
     no_surprises(shared_node)
+
+
+def test_batches_that_lie_under_a_right_crc_are_refused_or_harm_nobody(bombed: Node) -> None:
+    run_batch_fuzzer(bombed, SHORT_RUN)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_fifty_thousand_batches_that_lie_under_a_right_crc(bombed: Node) -> None:
+    run_batch_fuzzer(bombed, FULL_RUN)
+
+
+def run_batch_fuzzer(node: Node, count: int) -> None:
+    random_ = random.Random(3)
+    good = [batch(b"value" * 20, b"another", b"third", codec=codec) for codec in range(5)]
+    good += [batch(b"value", producer_id=5, producer_epoch=0, base_sequence=0)]
+    answers: Counter[int] = Counter()
+    with connect(node) as client, HealthyClient(node):
+        topics = [
+            client.new_topic(),
+            client.new_topic(cleanup_policy="compact"),
+            client.new_topic(compression_type="zstd"),
+            client.new_topic(message_timestamp_type="LogAppendTime"),
+        ]
+        for _ in range(count):
+            answers[
+                client.produce(random_.choice(topics), signed_mutant(random_, random_.choice(good))).error_code
+            ] += 1
+        # Whatever was let in can be served, and looked up by time, before and after a crash.
+        ends = [served(client, topic) for topic in topics]
+    assert len(answers) >= 3, answers
+    assert ErrorCode.unknown_server_error not in answers
+    no_surprises(node)
+    node.kill()
+    node.start()
+    with connect(node) as client:
+        assert [served(client, topic) for topic in topics] == ends
+        assert [client.append(topic, b"next") for topic in topics] == ends
+    no_surprises(node)
+
+
+def served(client: WireClient, topic: str) -> int:
+    """Fetches all of the log, batch by batch, and asks for some times; its end offset."""
+    end = client.offset_at(topic, -1)
+    offset = 0
+    while offset < end:
+        response = client.fetch_one(topic, offset)
+        assert response.error_code == 0
+        data = bytes(response.records)
+        at = 0
+        while at < len(data):
+            header = read_batch_header(data, at)
+            assert header.base_offset == offset
+            offset = header.next_offset
+            at += header.size_bytes
+    for timestamp in (-3, 0, TIMESTAMP_MS, (1 << 63) - 1):
+        wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
+        values = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}]}
+        found = client.call(ApiKey.LIST_OFFSETS, 7, values).topics[0].partitions[0]
+        assert found.error_code is not ErrorCode.unknown_server_error
+        assert -1 <= found.offset < max(end, 1)
+    return end
 
 
 def gzip_bomb() -> bytes:

@@ -17,25 +17,25 @@ def opened(path: Path, node_id: int = 1) -> DataFolder:
 def test_a_new_folder_gets_the_nodes_name_and_keeps_it(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     assert (folder.meta.format_version, folder.meta.node_id, folder.meta.cluster_id) == (1, 1, "new-cluster")
-    folder.close(clean=True)
+    folder.close()
     again = DataFolder.open(RealDisk(), str(tmp_path / "data"), 1, "other")
     assert again.meta.cluster_id == "new-cluster"
-    again.close(clean=True)
+    again.close()
 
 
 def test_a_second_node_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(DataFolderError, match="in use by another node"):
         opened(tmp_path)
-    folder.close(clean=True)
-    opened(tmp_path).close(clean=True)
+    folder.close()
+    opened(tmp_path).close()
 
 
 def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path).close(clean=True)
+    opened(tmp_path).close()
     with pytest.raises(DataFolderError, match=r"belongs to node 1, this is node 2.*--node-id 1"):
         opened(tmp_path, node_id=2)
-    opened(tmp_path).close(clean=True)
+    opened(tmp_path).close()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_of_an_unknown_format_is_refused(tmp_path: Path, meta: str, why: str) -> None:
-    opened(tmp_path).close(clean=True)
+    opened(tmp_path).close()
     (tmp_path / "data" / "meta.json").write_text(meta)
     with pytest.raises(DataFolderError, match=why):
         opened(tmp_path)
@@ -76,7 +76,9 @@ def test_only_a_clean_shutdown_leaves_the_marker_and_only_for_one_start(tmp_path
 
 def opened_and_closed(path: Path, *, clean: bool) -> bool:
     folder = opened(path)
-    folder.close(clean=clean)
+    if clean:
+        folder.record_clean_shutdown({("topic", 0): 5})
+    folder.close()
     return folder.was_clean
 
 
@@ -84,10 +86,10 @@ def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Pa
     folder = opened(tmp_path)
     points = {("a.topic-with_signs", 3): 17, ("b", 0): 1 << 40}
     folder.recovery_points_job(points)()
-    folder.close(clean=False)
+    folder.close()
     again = opened(tmp_path)
     assert again.recovery_points == points
-    again.close(clean=False)
+    again.close()
     (tmp_path / "data" / "recovery-points").write_text("0\n2\na 0 1\n")
     assert opened(tmp_path).recovery_points == {}
 
@@ -101,10 +103,10 @@ def test_partitions_are_listed_and_a_removed_one_is_gone_at_once(tmp_path: Path)
     assert folder.partitions() == [("a-b", 0), ("c", 0)]
     remove()
     folder.remove_log("c", 0)
-    folder.close(clean=True)
+    folder.close()
     again = opened(tmp_path)
     assert sorted(path.name for path in (tmp_path / "data" / "logs").iterdir()) == ["a-b-0"]
-    again.close(clean=True)
+    again.close()
 
 
 def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Path) -> None:
@@ -116,4 +118,4 @@ def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Pa
     assert data.exists()
     folder.claim_log("topic", 0, UUID(int=2))
     assert not data.exists()
-    folder.close(clean=True)
+    folder.close()

@@ -124,6 +124,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.broker import Broker
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
+        from chronik.node.metadata_store import MetadataStoreError
         from chronik.observe.logging import make_logger
         from chronik.observe.metrics import Metrics
         from chronik.storage.disk import RealDisk
@@ -144,7 +145,7 @@ async def run_node(config: NodeConfig) -> int:
             await web.stop()
             if isinstance(error, OSError):
                 raise CliError(_startup_line(error, config)) from None
-            if not isinstance(error, (ConfigError, DataFolderError)):
+            if not isinstance(error, (ConfigError, DataFolderError, MetadataStoreError)):
                 log.exception("start_failed")
             raise
         for warning in config.warnings():
@@ -153,8 +154,13 @@ async def run_node(config: NodeConfig) -> int:
         _announce(config, broker, http_socket)
         await stop.wait()
         log.info("stopping")
-        await broker.stop()
-        await web.stop()
+        try:
+            await broker.stop()
+        except Exception:
+            log.exception("stop_failed")
+            raise
+        finally:
+            await web.stop()
         log.info("stopped")
     return 0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from chronik.metadata.commands import RegisterBroker
 from chronik.metadata.events import Event
@@ -59,9 +59,7 @@ class Broker:
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
-        self._folder: DataFolder | None = None
-        self._housekeeping: Housekeeping | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._closers: list[Callable[[], Awaitable[None]]] = []
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -81,66 +79,72 @@ class Broker:
             raise ConfigError(f"topic_defaults: {error.message}") from None
         # The port first: a second node must notice before it touches anything.
         await self.server.bind(config.kafka_endpoint.host, config.kafka_endpoint.port)
-        cluster_id = config.cluster_id or new_cluster_id(self.env)
-        folder = self._folder = await self.run_blocking(
-            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
-        )
-        store = SqliteMetadataStore(f"{folder.path}/metadata.db")
-        has_logs = bool(await self.run_blocking(folder.partitions))
-        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
-        self.producer_ids = ProducerIds(self.metadata, self.node_id)
-        advertised = config.advertised_kafka(self.server.port)
-        await self.metadata.propose(
-            RegisterBroker(
-                broker_id=self.node_id,
-                incarnation=self.env.new_uuid(),
-                host=advertised.host,
-                port=advertised.port,
-                rack=config.rack,
-            )
-        )
+        self._closers.append(self._close_server)
+        folder = await self._open_folder()
+        await self._open_metadata(folder)
         self.host = PartitionHost(
             self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log
         )
-        self.metadata.subscribe(self._metadata_changed)
+        self.metadata.subscribe(self.host.metadata_changed)
+        self._closers.append(self.host.close_all)
         await self.host.open_all()
+        self._closers.append(self._close_server)
         self.groups = GroupService(self)
+        self.metadata.subscribe(self._tell_groups)
+        # Closed before the connections: members that wait in a rebalance would hold up their end.
+        self._closers.append(self.groups.stop)
         await self.groups.start()
         self.metrics.partitions = self.host.gauges
         self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
-        self._housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
-        self._housekeeping.start()
+        housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
+        housekeeping.start()
+        self._closers.append(housekeeping.stop)
         await self.server.serve()
         self.is_ready = True
         self.log.info(
             "ready",
-            kafka=str(advertised),
+            kafka=str(config.advertised_kafka(self.server.port)),
             data_dir=config.data_folder,
             durability=config.durability,
             topics=len(self.image.topics),
             partitions=len(self.host.partitions),
         )
 
+    async def _open_folder(self) -> DataFolder:
+        config = self.config
+        cluster_id = config.cluster_id or new_cluster_id(self.env)
+        folder = await self.run_blocking(
+            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
+        )
+        self._closers.append(lambda: self.run_blocking(folder.close))
+        return folder
+
+    async def _open_metadata(self, folder: DataFolder) -> None:
+        store = SqliteMetadataStore(f"{folder.path}/metadata.db")
+        has_logs = bool(await self.run_blocking(folder.partitions))
+        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
+        self._closers.append(self.metadata.close)
+        self.producer_ids = ProducerIds(self.metadata, self.node_id)
+        advertised = self.config.advertised_kafka(self.server.port)
+        await self.metadata.propose(
+            RegisterBroker(
+                broker_id=self.node_id,
+                incarnation=self.env.new_uuid(),
+                host=advertised.host,
+                port=advertised.port,
+                rack=self.config.rack,
+            )
+        )
+
     async def stop(self) -> None:
-        """Answer what runs, sync everything, and record that the shutdown was clean."""
+        """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
         self.is_ready = False
-        if hasattr(self, "groups"):
-            # First: members that wait in a rebalance would hold up the connections' end.
-            await self.groups.stop()
+        while self._closers:
+            await self._closers.pop()()
+
+    async def _close_server(self) -> None:
         await self.server.close(CLOSE_GRACE_S)
-        if self._housekeeping is not None:
-            await self._housekeeping.stop()
-        for task in list(self._background):
-            task.cancel()
         self.deadlines.close()
-        if hasattr(self, "host"):
-            await self.host.close_all()
-        if hasattr(self, "metadata"):
-            await self.metadata.close()
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
-            host = getattr(self, "host", None)
-            await self.run_blocking(host.close_folder if host is not None else lambda: folder.close(clean=False))
 
     # -- what handlers ask for -----------------------------------------------------------------------------------------
 
@@ -206,19 +210,6 @@ class Broker:
     async def run_blocking(self, call: Callable[[], T]) -> T:
         return await self.loop.run_in_executor(self.env.executor, call)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something beside the requests; what it raises is logged."""
-        task = self.loop.create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background_done)
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.log.error("background_failed", task=task.get_name(), error=repr(task.exception()))
-
-    def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        self.host.metadata_changed(image, events)
-        if hasattr(self, "groups"):
-            for event in events:
-                self.groups.metadata_event(event)
+    def _tell_groups(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        for event in events:
+            self.groups.metadata_event(event)

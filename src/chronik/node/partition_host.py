@@ -61,8 +61,6 @@ class PartitionHost:
         self._defaults = topic_defaults(config, metadata.image)
         self._events: asyncio.Queue[Event | asyncio.Future[None]] = asyncio.Queue()
         self._follower: asyncio.Task[None] | None = None
-        self.is_clean = False
-        self._end_points: dict[tuple[str, int], int] | None = None
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -96,8 +94,13 @@ class PartitionHost:
         for partition, error in zip(partitions, outcomes, strict=True):
             if error is not None:
                 self._log.error("log_close_failed", topic=partition.topic, partition=partition.index, error=error)
-        self.is_clean = not any(outcomes)
-        self._end_points = _recovery_points(partitions)
+        if any(outcomes):
+            return
+        points = _recovery_points(partitions)
+        try:
+            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points)
+        except OSError as error:
+            self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
     async def _remove_strays(self, image: ClusterImage) -> None:
         """A crash may come between a topic's deletion and that of its files."""
@@ -241,10 +244,6 @@ class PartitionHost:
         await self.sync_all()
         job = self.folder.recovery_points_job(_recovery_points(self.partitions.values()))
         await self._loop.run_in_executor(self._env.executor, job)
-
-    def close_folder(self) -> None:
-        """Blocks; after `close_all`."""
-        self.folder.close(self.is_clean, self._end_points)
 
     # -- for those who look --------------------------------------------------------------------------------------------
 

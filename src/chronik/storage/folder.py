@@ -168,12 +168,13 @@ class DataFolder:
 
         return remove
 
-    def close(self, clean: bool, points: Mapping[TopicPartition, int] | None = None) -> None:
-        """Let go of the folder. `clean` says that every log was closed cleanly; `points` are their ends."""
-        if points is not None:
-            self.recovery_points_job(points)()
-        if clean:
-            write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
+    def record_clean_shutdown(self, points: Mapping[TopicPartition, int]) -> None:
+        """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
+        self.recovery_points_job(points)()
+        write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
+
+    def close(self) -> None:
+        """Let go of the folder. Unless a clean shutdown was recorded, the next start recovers the logs."""
         self._lock.close()
 
 
