@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-
-# The tests import each other's support as `tests.support`, from wherever pytest was started.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from tests.support.node import Node
 
 StartNode: TypeAlias = Callable[..., Node]

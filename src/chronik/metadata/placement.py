@@ -8,7 +8,7 @@ with every round, so that a broker's followers are spread too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random  # noqa: TID251 (only the type: the generator is handed in)
+from random import Random
 
 from chronik.metadata.commands import Assignment
 from chronik.metadata.image import BrokerImage, ClusterImage

@@ -18,7 +18,6 @@ from chronik.node.fetch_sessions import FetchSessions
 from chronik.node.group_service import GroupService
 from chronik.node.housekeeping import Housekeeping
 from chronik.node.metadata_log import LocalMetadataLog, MetadataLog, new_cluster_id
-from chronik.node.metadata_store import SqliteMetadataStore
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.node.producer_ids import ProducerIds
@@ -120,7 +119,7 @@ class Broker:
         return folder
 
     async def _open_metadata(self, folder: DataFolder) -> None:
-        store = SqliteMetadataStore(f"{folder.path}/metadata.db")
+        store = self.env.open_metadata_store(f"{folder.path}/metadata.db")
         has_logs = bool(await self.run_blocking(folder.partitions))
         self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
         self._closers.append(self.metadata.close)

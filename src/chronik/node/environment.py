@@ -1,4 +1,4 @@
-"""The seams through which a node touches the world: disk, randomness, threads and the wall clock.
+"""The seams through which a node touches the world: disk, metadata store, randomness, threads and the wall clock.
 
 The host hands these in and outlives the node, so the simulator can run the same node code on virtual
 time and a faulty disk. Durations and deadlines are measured by `loop.time()`; `wall_ms` is only for what people and
@@ -8,9 +8,10 @@ records see (timestamps, retention).
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from random import Random  # noqa: TID251 (only the type: the generator is handed in)
+from random import Random
 from uuid import UUID
 
+from chronik.node.metadata_store import MetadataStore, SqliteMetadataStore
 from chronik.storage.disk import Disk
 
 
@@ -22,6 +23,7 @@ class Environment:
     random: Random
     executor: Executor
     wall_ms: Callable[[], int]
+    open_metadata_store: Callable[[str], MetadataStore] = SqliteMetadataStore
 
     def new_uuid(self) -> UUID:
         """A version 4 UUID from the handed-in randomness."""

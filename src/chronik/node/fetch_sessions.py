@@ -8,7 +8,7 @@ sessions in use.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from random import Random  # noqa: TID251 (only the type: the generator is handed in)
+from random import Random
 
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
