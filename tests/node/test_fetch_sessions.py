@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from chronik.node import fetch_sessions
 from chronik.node.fetch_sessions import SESSION_IDLE_S, FetchSession, FetchSessions, SessionPartition
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest, FetchTopic
@@ -99,3 +100,17 @@ def test_only_what_changed_is_news() -> None:
     assert partition.news(response(error_code=1))
     assert partition.news(response(error_code=1))
     assert partition.news(response(high_watermark=6, log_start_offset=2))
+
+
+def test_sessions_hold_a_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 5)
+    cache = sessions()
+    first = opened(cache, {"a": [0, 1, 2]})
+    assert cache.resolve(fetch(0, 0, {"b": [0, 1, 2]}), 1) == (None, False)
+    assert len(cache) == 1
+    second = opened(cache, {"b": [0, 1]})
+    with pytest.raises(KafkaError) as full:
+        cache.resolve(fetch(second.id, 1, {"b": [2]}), 1)
+    assert full.value.code == ErrorCode.fetch_session_id_not_found
+    cache.resolve(fetch(first.id, 1, {"c": [0, 1]}), 1)
+    assert len(names(first)) == 5

@@ -14,6 +14,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
 
 SESSION_IDLE_S = 120.0
+PARTITIONS_MAX = 200_000
+"""Of all sessions together."""
 NO_SESSION = 0
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
@@ -71,6 +73,7 @@ class FetchSessions:
         self._random = random
         self._sessions_max = sessions_max
         self._sessions: dict[int, FetchSession] = {}
+        self._partitions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -78,7 +81,7 @@ class FetchSessions:
     def resolve(self, fetch: FetchRequest, now_s: float) -> tuple[FetchSession | None, bool]:
         """The session of a fetch, updated by what it says, and whether it is incremental (so that news suffice)."""
         if fetch.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.pop(fetch.session_id, None)
+            self._forget(fetch.session_id)
             if fetch.session_epoch == FINAL_EPOCH or not fetch.topics:
                 return None, False
             return self._created(fetch, now_s), False
@@ -94,30 +97,45 @@ class FetchSessions:
         self._sessions[session.id] = self._sessions.pop(session.id)
         for name, topic_id, indexes in fetch.forgotten:
             for index in indexes:
-                session.partitions.pop(((name, topic_id.bytes if topic_id else None), index), None)
-        _update(session, fetch)
+                key = ((name, topic_id.bytes if topic_id else None), index)
+                if session.partitions.pop(key, None) is not None:
+                    self._partitions -= 1
+        if not self._update(session, fetch):
+            self._forget(session.id)
+            raise KafkaError(ErrorCode.fetch_session_id_not_found, "too many partitions for sessions")
         return session, True
+
+    def _forget(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partitions -= len(session.partitions)
 
     def _created(self, fetch: FetchRequest, now_s: float) -> FetchSession | None:
         if len(self._sessions) >= self._sessions_max:
             oldest = next(iter(self._sessions.values()))
             if now_s - oldest.used_s < SESSION_IDLE_S:
                 return None
-            del self._sessions[oldest.id]
+            self._forget(oldest.id)
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
             session_id = self._random.getrandbits(31)
         session = self._sessions[session_id] = FetchSession(session_id, 1, now_s)
-        _update(session, fetch)
+        if not self._update(session, fetch):
+            self._forget(session_id)
+            return None
         return session
 
-
-def _update(session: FetchSession, fetch: FetchRequest) -> None:
-    for topic in fetch.topics:
-        topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
-        for wanted in topic.partitions:
-            known = session.partitions.get((topic_key, wanted.partition))
-            if known is None:
+    def _update(self, session: FetchSession, fetch: FetchRequest) -> bool:
+        """Take over what the client says of its partitions; False where there is no room for all of them."""
+        for topic in fetch.topics:
+            topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
+            for wanted in topic.partitions:
+                known = session.partitions.get((topic_key, wanted.partition))
+                if known is not None:
+                    known.wanted = wanted
+                    continue
+                if self._partitions >= PARTITIONS_MAX:
+                    return False
                 session.partitions[(topic_key, wanted.partition)] = SessionPartition(wanted)
-            else:
-                known.wanted = wanted
+                self._partitions += 1
+        return True

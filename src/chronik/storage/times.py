@@ -1,15 +1,18 @@
 """Finding records by their timestamps. Everything here blocks and is for a thread."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from chronik.storage.disk import Disk
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
 from chronik.storage.segment import NO_TIMESTAMP, SegmentView, segment_path
 from chronik.storage.shared_file import SharedFile
 from chronik.wire.batch import BatchHeader, decode_batch
+from chronik.wire.errors import KafkaError
 
 __all__ = ["TimeLookup", "TimestampOffset"]
+
+DECODED_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class TimestampOffset(NamedTuple):
@@ -144,7 +147,11 @@ class TimeLookup:
         self, view: SegmentView, position: int, header: BatchHeader, timestamp_ms: int
     ) -> TimestampOffset | None:
         batch = view.shared.file.pread(position, header.size_bytes)
-        for record in decode_batch(batch):
-            if record.timestamp_ms >= timestamp_ms and self._start <= record.offset < self._end:
-                return TimestampOffset(record.offset, record.timestamp_ms)
+        try:
+            for record in decode_batch(batch, max_bytes=DECODED_BYTES_MAX):
+                if record.timestamp_ms >= timestamp_ms and self._start <= record.offset < self._end:
+                    return TimestampOffset(record.offset, record.timestamp_ms)
+        except KafkaError:
+            # It cannot be decoded here (a bomb, or no records at all): its start is the nearest that can be said.
+            return TimestampOffset(max(header.base_offset, self._start), header.max_timestamp)
         return None
