@@ -42,9 +42,8 @@ class FakeLog:
 
 
 class FakePartition:
-    def __init__(self, lane: int) -> None:
+    def __init__(self) -> None:
         self.log = FakeLog()
-        self.sync_lane = lane
         self.done = 0
         self.failed: list[Exception] = []
 
@@ -71,7 +70,7 @@ def append(syncer: Syncer, partition: FakePartition) -> None:
 
 def test_appends_of_one_turn_share_a_sync() -> None:
     async def scenario(syncer: Syncer) -> None:
-        partition = FakePartition(0)
+        partition = FakePartition()
         for _ in range(50):
             append(syncer, partition)
         await syncer.settled()
@@ -84,7 +83,7 @@ def test_appends_of_one_turn_share_a_sync() -> None:
 
 def test_what_is_appended_during_a_sync_is_covered_by_the_next() -> None:
     async def scenario(syncer: Syncer) -> None:
-        partition = FakePartition(0)
+        partition = FakePartition()
         partition.log.may_sync.clear()
         append(syncer, partition)
         async with asyncio.timeout(5):
@@ -102,7 +101,7 @@ def test_what_is_appended_during_a_sync_is_covered_by_the_next() -> None:
 
 def test_settled_does_not_wait_for_what_is_asked_for_later() -> None:
     async def scenario(syncer: Syncer) -> None:
-        partition = FakePartition(0)
+        partition = FakePartition()
         append(syncer, partition)
         rounds = 0
         settled = asyncio.ensure_future(syncer.settled())
@@ -118,7 +117,7 @@ def test_settled_does_not_wait_for_what_is_asked_for_later() -> None:
 
 def test_a_failed_sync_is_told_and_never_counts() -> None:
     async def scenario(syncer: Syncer) -> None:
-        broken, healthy = FakePartition(0), FakePartition(0)
+        broken, healthy = FakePartition(), FakePartition()
         broken.log.error = OSError(5, "device")
         append(syncer, broken)
         append(syncer, healthy)
@@ -130,18 +129,19 @@ def test_a_failed_sync_is_told_and_never_counts() -> None:
     run(scenario)
 
 
-def test_lanes_do_not_wait_for_each_other() -> None:
+def test_many_files_are_shared_out_and_told_as_they_are_done() -> None:
     async def scenario(syncer: Syncer) -> None:
-        slow, fast = FakePartition(0), FakePartition(1)
-        slow.log.may_sync.clear()
-        append(syncer, slow)
-        append(syncer, fast)
+        partitions = [FakePartition() for _ in range(10)]
+        partitions[0].log.may_sync.clear()
+        for partition in partitions:
+            append(syncer, partition)
         async with asyncio.timeout(5):
-            while not fast.done:
+            while sum(partition.done for partition in partitions) < 6:
                 await asyncio.sleep(0)
-        assert (slow.done, fast.done) == (0, 1)
-        slow.log.may_sync.set()
+        assert partitions[0].log.synced_end == 0
+        partitions[0].log.may_sync.set()
         await syncer.settled()
-        assert slow.log.synced_end == 1
+        assert [partition.log.syncs for partition in partitions] == [1] * 10
+        assert [partition.log.synced_end for partition in partitions] == [1] * 10
 
     run(scenario)

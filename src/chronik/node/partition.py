@@ -69,7 +69,6 @@ class Partition:
         self.log = log
         self.leader = leader
         self.settings = settings
-        self.sync_lane = syncer.next_lane()
         self.replicas = replicas
         self.is_internal = is_internal(topic)
         self.is_closed = False

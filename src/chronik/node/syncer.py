@@ -1,7 +1,8 @@
-"""Group commit: one fdatasync for everything that waits.
+"""Group commit: one round of fdatasync for everything that waits.
 
-Each partition belongs to a lane. While a lane's sync runs in a thread, appends to its partitions gather; when it is
-done, one further sync covers all of them. Nothing waits for a timer.
+While a round runs in threads, appends gather; when it is done, one further round covers all of them. Nothing waits for a
+timer. A few files are synced one after the other in one thread, since handing work to a thread costs as much as a sync;
+many are shared out.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from chronik.observe.metrics import Metrics
 if TYPE_CHECKING:
     from chronik.storage.log import Log, SyncJob
 
-LANES = 4
+FILES_PER_THREAD = 4
+THREADS_MAX = 4
 
 
 class Synced(Protocol):
     """Who asks for syncs: a partition."""
 
     log: Log
-    sync_lane: int
 
     def sync_done(self) -> None: ...
 
@@ -31,46 +32,29 @@ class Synced(Protocol):
 
 
 class Syncer:
-    """Invariant: a partition that asked is synced by a sync that starts after it asked. Owned by the loop."""
+    """Invariant: a partition that asked is synced by a round that starts after it asked. Owned by the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, env: Environment, metrics: Metrics) -> None:
-        self._lanes = [_Lane(loop, env, metrics) for _ in range(LANES)]
-        self._next_lane = 0
-
-    def next_lane(self) -> int:
-        """The lane for a new partition."""
-        self._next_lane = (self._next_lane + 1) % LANES
-        return self._next_lane
-
-    def request(self, partition: Synced) -> None:
-        """Sync what this partition has appended, soon; its `sync_done` or `sync_failed` is called."""
-        self._lanes[partition.sync_lane].request(partition)
-
-    async def settled(self) -> None:
-        """Wait until every sync that runs or was asked for by now is over, whatever is asked for meanwhile."""
-        for lane in self._lanes:
-            await lane.settled()
-
-
-class _Lane:
     def __init__(self, loop: asyncio.AbstractEventLoop, env: Environment, metrics: Metrics) -> None:
         self._loop = loop
         self._env = env
         self._metrics = metrics
         self._dirty: dict[Synced, None] = {}
-        self._running = False
+        self._is_running = False
+        self._shares_left = 0
         self._rounds_done = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def request(self, partition: Synced) -> None:
+        """Sync what this partition has appended, soon; its `sync_done` or `sync_failed` is called."""
         self._dirty[partition] = None
-        if not self._running:
-            self._running = True
-            # Not at once: all that this turn of the loop appends shares the sync.
+        if not self._is_running:
+            self._is_running = True
+            # Not at once: all that this turn of the loop appends shares the round.
             self._loop.call_soon(self._start)
 
     async def settled(self) -> None:
-        if self._running:
+        """Wait until every sync that runs or was asked for by now is over, whatever is asked for meanwhile."""
+        if self._is_running:
             waiter: asyncio.Future[None] = self._loop.create_future()
             # The round that runs now does not cover what became dirty since it started; the one after it does.
             self._waiters.append((self._rounds_done + 2, waiter))
@@ -84,17 +68,21 @@ class _Lane:
                 jobs.append((partition, job))
         self._dirty = {}
         if not jobs:
-            self._stop()
+            self._is_running = False
+            self._wake(None)
             return
+        shares = min(THREADS_MAX, -(-len(jobs) // FILES_PER_THREAD))
+        self._shares_left = shares
+        for first in range(shares):
+            self._hand_over(jobs[first::shares])
+
+    def _hand_over(self, share: list[tuple[Synced, SyncJob]]) -> None:
         started_s = self._loop.time()
-        done = self._loop.run_in_executor(self._env.executor, _run_jobs, [job for _, job in jobs])
-        done.add_done_callback(lambda future: self._finished(jobs, future, started_s))
+        done = self._loop.run_in_executor(self._env.executor, _run_jobs, [job for _, job in share])
+        done.add_done_callback(lambda future: self._finished(share, future, started_s))
 
     def _finished(
-        self,
-        jobs: list[tuple[Synced, SyncJob]],
-        future: asyncio.Future[list[Exception | None]],
-        started_s: float,
+        self, share: list[tuple[Synced, SyncJob]], future: asyncio.Future[list[Exception | None]], started_s: float
     ) -> None:
         self._metrics.fsync.observe(self._loop.time() - started_s)
         failure = future.exception() if not future.cancelled() else asyncio.CancelledError()
@@ -102,23 +90,18 @@ class _Lane:
         if failure is None:
             outcomes = future.result()
         else:
-            outcomes = [RuntimeError(f"sync did not run: {failure!r}")] * len(jobs)
-        for (partition, job), error in zip(jobs, outcomes, strict=True):
+            outcomes = [RuntimeError(f"sync did not run: {failure!r}")] * len(share)
+        for (partition, job), error in zip(share, outcomes, strict=True):
             if error is None:
                 partition.log.synced(job)
                 partition.sync_done()
             else:
                 partition.sync_failed(job, error)
-        self._rounds_done += 1
-        self._wake(self._rounds_done)
-        if self._dirty:
+        self._shares_left -= 1
+        if self._shares_left == 0:
+            self._rounds_done += 1
+            self._wake(self._rounds_done)
             self._start()
-        else:
-            self._stop()
-
-    def _stop(self) -> None:
-        self._running = False
-        self._wake(None)
 
     def _wake(self, rounds_done: int | None) -> None:
         waiting = []
@@ -134,10 +117,7 @@ class _Lane:
 
 def _run_jobs(jobs: list[SyncJob]) -> list[Exception | None]:
     """Runs in a thread: touches files only. One failure does not keep the others from their sync."""
-    outcomes: list[Exception | None] = []
-    for job in jobs:
-        outcomes.append(_outcome(job.run))
-    return outcomes
+    return [_outcome(job.run) for job in jobs]
 
 
 def _outcome(run: Callable[[], object]) -> Exception | None:
