@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SCRATCH_BYTES = 256 * 1024
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
 LARGE_FRAME_STEP_BYTES = 16 * 1024
-PIPELINED_REQUESTS_MAX = 256
 JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
 
@@ -117,7 +116,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _may_run(self) -> bool:
-        return not (self._cold_running or self._write_paused or len(self._replies) >= PIPELINED_REQUESTS_MAX)
+        return not (
+            self._cold_running or self._write_paused or len(self._replies) >= self._server.pipelined_requests_max
+        )
 
     def _parse(self, data: memoryview, end: int) -> None:
         """Run the frames in data[:end]; keep what is left of it."""
@@ -128,7 +129,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             # The conditions of _may_run, spelled out: this is where small requests spend their time.
             while end - at >= 4 and not (
-                self._cold_running or self._write_paused or self._closing or len(replies) >= PIPELINED_REQUESTS_MAX
+                self._cold_running
+                or self._write_paused
+                or self._closing
+                or len(replies) >= server.pipelined_requests_max
             ):
                 (size,) = FRAME_SIZE.unpack_from(data, at)
                 if size < 8 or size > server.frame_bytes_max:

@@ -1,8 +1,8 @@
 """Group commit: one round of fdatasync for everything that waits.
 
-While a round runs in threads, appends gather; when it is done, one further round covers all of them. Nothing waits for a
-timer. A few files are synced one after the other in one thread, since handing work to a thread costs as much as a sync;
-many are shared out.
+While a round runs in threads, appends gather; when it is done, one further round covers all of them. Nothing waits for
+a timer. A few files are synced one after the other in one thread, since handing work to a thread costs as much as a
+sync; many are shared out.
 """
 
 from __future__ import annotations
