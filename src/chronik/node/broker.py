@@ -18,6 +18,7 @@ from chronik.node.fetch_sessions import FetchSessions
 from chronik.node.group_service import GroupService
 from chronik.node.housekeeping import Housekeeping
 from chronik.node.metadata_log import LocalMetadataLog, MetadataLog, new_cluster_id
+from chronik.node.metadata_store import MetadataStoreError
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.node.producer_ids import ProducerIds
@@ -126,15 +127,19 @@ class Broker:
         self._closers.append(self.metadata.close)
         self.producer_ids = ProducerIds(self.metadata, self.node_id)
         advertised = self.config.advertised_kafka(self.server.port)
-        await self.metadata.propose(
-            RegisterBroker(
-                broker_id=self.node_id,
-                incarnation=self.env.new_uuid(),
-                host=advertised.host,
-                port=advertised.port,
-                rack=self.config.rack,
-            )
+        registration = RegisterBroker(
+            broker_id=self.node_id,
+            incarnation=self.env.new_uuid(),
+            host=advertised.host,
+            port=advertised.port,
+            rack=self.config.rack,
         )
+        try:
+            await self.metadata.propose(registration)
+        except KafkaError as error:
+            raise MetadataStoreError(
+                f"this start cannot be recorded ({error.message}): make room on the disk"
+            ) from None
 
     async def stop(self) -> None:
         """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
