@@ -24,7 +24,7 @@ from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -173,7 +173,7 @@ class PartitionHost:
                             self.folder.log_path(topic.name, partition.partition),
                             setting.log_config,
                             now_ms,
-                            recovery_point=self.folder.recovery_points.get((topic.name, partition.partition)),
+                            recovery_point=self.folder.recovery_point(topic.name, partition.partition, topic.id),
                             clean=self.folder.was_clean,
                         )
                     )
@@ -261,8 +261,11 @@ class PartitionHost:
             )
 
 
-def _recovery_points(partitions: Iterable[Partition]) -> dict[tuple[str, int], int]:
-    return {(partition.topic, partition.index): partition.log.synced_end_offset for partition in partitions}
+def _recovery_points(partitions: Iterable[Partition]) -> dict[tuple[str, int], RecoveryPoint]:
+    return {
+        (partition.topic, partition.index): RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
+        for partition in partitions
+    }
 
 
 def _close_logs(logs: list[Log]) -> list[str | None]:

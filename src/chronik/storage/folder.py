@@ -3,7 +3,7 @@
 meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start
-recovery-points      text: version, count, then a line for each log: topic, partition, offset
+recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
@@ -15,10 +15,10 @@ from uuid import UUID
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "TopicPartition"]
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "RecoveryPoint", "TopicPartition"]
 
 FORMAT_VERSION: Final = 1
-POINTS_VERSION: Final = "0"
+POINTS_VERSION: Final = "1"
 
 META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
@@ -29,6 +29,13 @@ TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
 
 TopicPartition = tuple[str, int]
+
+
+class RecoveryPoint(NamedTuple):
+    """Below `offset` a log of this topic was durable. By id: a topic made again under the name has another log."""
+
+    topic_id: UUID
+    offset: int
 
 
 class FolderMeta(NamedTuple):
@@ -49,7 +56,7 @@ class DataFolder:
         lock: File,
         meta: FolderMeta,
         was_clean: bool,
-        recovery_points: dict[TopicPartition, int],
+        recovery_points: dict[TopicPartition, RecoveryPoint],
     ) -> None:
         self.disk = disk
         self.path = path
@@ -147,7 +154,12 @@ class DataFolder:
         write_file_atomic(self.disk, path, f"{topic_id}\n".encode())
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
-    def recovery_points_job(self, points: Mapping[TopicPartition, int]) -> Callable[[], None]:
+    def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
+        """How far the log of this very topic was known to be durable."""
+        point = self.recovery_points.get((topic, partition))
+        return point.offset if point is not None and point.topic_id == topic_id else None
+
+    def recovery_points_job(self, points: Mapping[TopicPartition, RecoveryPoint]) -> Callable[[], None]:
         """Write each log's synced end; run it in a thread, one at a time."""
         data = _encode_points(points)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
@@ -169,7 +181,7 @@ class DataFolder:
 
         return remove
 
-    def record_clean_shutdown(self, points: Mapping[TopicPartition, int]) -> None:
+    def record_clean_shutdown(self, points: Mapping[TopicPartition, RecoveryPoint]) -> None:
         """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
         self.recovery_points_job(points)()
         write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
@@ -201,17 +213,20 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
         ) from error
 
 
-def _encode_points(points: Mapping[TopicPartition, int]) -> bytes:
-    lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(points.items())]
+def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
+    lines = [
+        f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in sorted(points.items())
+    ]
     return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
 
 
-def _decode_points(data: bytes) -> dict[TopicPartition, int]:
+def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     """Empty where the file is missing or damaged: recovery then relies on the logs' own snapshots."""
     try:
         version, count, *lines = data.decode().splitlines()
         points = {
-            (topic, int(partition)): int(offset) for topic, partition, offset in (line.split(" ") for line in lines)
+            (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
+            for topic, partition, topic_id, offset in (line.split(" ") for line in lines)
         }
     except ValueError:
         return {}
