@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from chronik.metadata.commands import RegisterBroker
+from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
+from chronik.node.cluster_member import ClusterMember
 from chronik.node.config import ConfigError, NodeConfig
+from chronik.node.controller_client import ControllerClient
+from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.greeter import Greeter
 from chronik.node.group_service import GroupService
 from chronik.node.housekeeping import Housekeeping
-from chronik.node.metadata_log import LocalMetadataLog, MetadataLog, new_cluster_id
+from chronik.node.internal_server import InternalServer
+from chronik.node.metadata_log import RaftMetadataLog
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
+from chronik.node.peers import Peers
 from chronik.node.producer_ids import ProducerIds
+from chronik.node.raft_service import RaftService
 from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
@@ -54,10 +62,16 @@ class Broker:
         self.fetch_sessions = FetchSessions(env.random, config.fetch_sessions_max)
         self.syncer = Syncer(self.loop, env, metrics)
         self.server = Server(self, self.apis)
-        self.metadata: MetadataLog
+        self.internal_server = InternalServer(self, self.apis)
+        self.envelopes = Envelopes(self)
+        self.member: ClusterMember
+        self.metadata: RaftMetadataLog
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
+        self.failure: Exception | None = None
+        """What the node found that it cannot go on from; whoever runs it should stop it."""
+        self._failed = asyncio.Event()
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     # -- start and stop ------------------------------------------------------------------------------------------------
@@ -76,11 +90,19 @@ class Broker:
             check_topic_defaults(config)
         except KafkaError as error:
             raise ConfigError(f"topic_defaults: {error.message}") from None
-        # The port first: a second node must notice before it touches anything.
-        await self.server.bind(config.kafka_endpoint.host, config.kafka_endpoint.port)
+        # The ports first: a second node must notice before it touches anything.
+        await self.server.bind(*config.kafka_endpoint)
         self._closers.append(self._close_server)
+        await self.internal_server.bind(*config.internal_endpoint)
+        self._closers.append(self._close_internal_server)
         folder = await self._open_folder()
-        await self._open_metadata(folder)
+        self.member = ClusterMember(self, folder)
+        self.metadata = self.member.metadata
+        self._closers.append(self.member.close)
+        await self.member.open()
+        await self.internal_server.serve()
+        self.producer_ids = ProducerIds(self.controller_client, self.node_id)
+        await self._while_sound(self.member.join(self._settled))
         self.host = PartitionHost(
             self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log
         )
@@ -98,42 +120,43 @@ class Broker:
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
+        self.member.session.start()
+        self._closers.append(self.member.session.close)
+        await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
+        self._closers.append(self._leave)
         self.is_ready = True
         self.log.info(
             "ready",
             kafka=str(config.advertised_kafka(self.server.port)),
+            internal=self.member.identity.internal,
             data_dir=config.data_folder,
             durability=config.durability,
+            controller=self.controller_id,
             topics=len(self.image.topics),
             partitions=len(self.host.partitions),
         )
 
     async def _open_folder(self) -> DataFolder:
         config = self.config
-        cluster_id = config.cluster_id or new_cluster_id(self.env)
         folder = await self.run_blocking(
-            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
+            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, config.cluster_id or "")
         )
         self._closers.append(lambda: self.run_blocking(folder.close))
         return folder
 
-    async def _open_metadata(self, folder: DataFolder) -> None:
-        store = self.env.open_metadata_store(f"{folder.path}/metadata.db")
-        has_logs = bool(await self.run_blocking(folder.partitions))
-        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
-        self._closers.append(self.metadata.close)
-        self.producer_ids = ProducerIds(self.metadata, self.node_id)
-        advertised = self.config.advertised_kafka(self.server.port)
-        await self.metadata.propose(
-            RegisterBroker(
-                broker_id=self.node_id,
-                incarnation=self.env.new_uuid(),
-                host=advertised.host,
-                port=advertised.port,
-                rack=self.config.rack,
-            )
-        )
+    async def _while_sound(self, work: Coroutine[Any, Any, None]) -> None:
+        """Waits for a part of the start that needs other nodes; raises what this one cannot go on from meanwhile."""
+        running = self.loop.create_task(work)
+        failing = self.loop.create_task(self._failed.wait())
+        try:
+            await asyncio.wait([running, failing], return_when=asyncio.FIRST_COMPLETED)
+            if self.failure is not None:
+                raise self.failure
+            await running
+        finally:
+            running.cancel()
+            failing.cancel()
 
     async def stop(self) -> None:
         """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
@@ -141,9 +164,29 @@ class Broker:
         while self._closers:
             await self._closers.pop()()
 
+    async def failed(self) -> Exception:
+        """Returns when the node has found something that it cannot go on from."""
+        await self._failed.wait()
+        assert self.failure is not None
+        return self.failure
+
+    def failed_by(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._failed.set()
+
+    async def _leave(self) -> None:
+        """While it still serves, others take over what it leads."""
+        self.is_ready = False
+        if self.failure is None:
+            await self.member.leave(self.config.shutdown_timeout_ms / 1000)
+
     async def _close_server(self) -> None:
         await self.server.close(CLOSE_GRACE_S)
         self.deadlines.close()
+
+    async def _close_internal_server(self) -> None:
+        await self.internal_server.close(0)
 
     # -- what handlers ask for -----------------------------------------------------------------------------------------
 
@@ -153,7 +196,38 @@ class Broker:
 
     @property
     def controller_id(self) -> int:
-        return self.metadata.image.controller_id
+        return self.metadata.controller_id
+
+    @property
+    def is_controller(self) -> bool:
+        return self.metadata.is_controller
+
+    @property
+    def controller(self) -> ControllerService:
+        return self.member.controller
+
+    @property
+    def controller_client(self) -> ControllerClient:
+        return self.member.client
+
+    @property
+    def greeter(self) -> Greeter:
+        return self.member.greeter
+
+    @property
+    def peers(self) -> Peers:
+        return self.member.peers
+
+    @property
+    def raft(self) -> RaftService:
+        return self.member.raft
+
+    def lease_is_valid(self) -> bool:
+        """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
+        return self.raft.is_alone or self.member.session.lease_is_valid
+
+    def hand_over(self, hand_overs: Sequence[HandOver]) -> None:
+        """The controller asks this node to give these partitions to others, with all that it acknowledged."""
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return self.host.partitions.get((topic, index))
@@ -167,6 +241,9 @@ class Broker:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
         self.metrics.not_leader += 1
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
+
+    async def _settled(self) -> None:
+        await self.host.settled()
 
     async def applied(self) -> None:
         """Wait until the partitions hosted here follow the image as it is now."""

@@ -4,6 +4,7 @@ meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start
 recovery-points      text: version, count, then a line for each log: topic, partition, offset
+high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
@@ -15,7 +16,7 @@ from uuid import UUID
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "TopicPartition"]
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "TopicIdPartition", "TopicPartition"]
 
 FORMAT_VERSION: Final = 1
 POINTS_VERSION: Final = "0"
@@ -24,11 +25,13 @@ META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
 CLEAN_NAME: Final = "clean-shutdown"
 POINTS_NAME: Final = "recovery-points"
+WATERMARKS_NAME: Final = "high-watermarks"
 LOGS_NAME: Final = "logs"
 TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
 
 TopicPartition = tuple[str, int]
+TopicIdPartition = tuple[UUID, int]
 
 
 class FolderMeta(NamedTuple):
@@ -50,6 +53,7 @@ class DataFolder:
         meta: FolderMeta,
         was_clean: bool,
         recovery_points: dict[TopicPartition, int],
+        high_watermarks: dict[TopicIdPartition, int] | None = None,
     ) -> None:
         self.disk = disk
         self.path = path
@@ -58,13 +62,16 @@ class DataFolder:
         """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
         self.recovery_points = recovery_points
         """The offset of each log below which data was durable when they were last written."""
+        self.high_watermarks = high_watermarks or {}
+        """What each log's watermark was at least; by topic id, since a topic made anew begins at 0."""
         self._lock = lock
 
     @staticmethod
     def open(disk: Disk, path: str, node_id: int, new_cluster_id: str) -> "DataFolder":
         """Take a folder into use, made where it is missing. Raises DataFolderError with what to do.
 
-        `new_cluster_id` is for a folder that has none yet. From here on the folder counts as not cleanly shut down.
+        `new_cluster_id` is for a folder that has none yet, empty where it is not known. From here on the folder counts
+        as not cleanly shut down.
         """
         try:
             disk.mkdir(f"{path}/{LOGS_NAME}")
@@ -117,7 +124,14 @@ class DataFolder:
             disk.remove(clean_path)
             disk.sync_dir(path)
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, points)
+        watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
+        return DataFolder(disk, path, lock, meta, was_clean, points, watermarks)
+
+    def set_cluster_id(self, cluster_id: str) -> None:
+        """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
+        meta = self.meta._replace(cluster_id=cluster_id)
+        write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+        self.meta = meta
 
     def log_path(self, topic: str, partition: int) -> str:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
@@ -151,6 +165,12 @@ class DataFolder:
         data = _encode_points(points)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
 
+    def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
+        """Write each log's watermark; run it in a thread, one at a time."""
+        named = {(str(topic_id), partition): offset for (topic_id, partition), offset in watermarks.items()}
+        data = _encode_points(named)
+        return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
+
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
         """A deleted topic's log is gone at once under its name; run the job in a thread to remove the files."""
         path = self.log_path(topic, partition)
@@ -168,9 +188,13 @@ class DataFolder:
 
         return remove
 
-    def record_clean_shutdown(self, points: Mapping[TopicPartition, int]) -> None:
+    def record_clean_shutdown(
+        self, points: Mapping[TopicPartition, int], watermarks: Mapping[TopicIdPartition, int] | None = None
+    ) -> None:
         """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
         self.recovery_points_job(points)()
+        if watermarks is not None:
+            self.high_watermarks_job(watermarks)()
         write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
 
     def close(self) -> None:
@@ -203,3 +227,11 @@ def _decode_points(data: bytes) -> dict[TopicPartition, int]:
     except ValueError:
         return {}
     return points if version == POINTS_VERSION and int(count) == len(lines) else {}
+
+
+def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
+    """Empty where the file is missing or damaged: replicas then learn the watermark from their leader."""
+    try:
+        return {(UUID(topic_id), partition): offset for (topic_id, partition), offset in _decode_points(data).items()}
+    except ValueError:
+        return {}

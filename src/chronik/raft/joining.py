@@ -1,0 +1,82 @@
+"""Who asks this leader to join, and the membership change that it should propose next.
+
+    change = node.suggested_change(voters_max=3)
+    if change is not None:
+        node.propose_membership(change, now_ms)
+
+In this order: a member that came back with an empty store becomes a learner with the new one, since until then a vote
+is missing; a learner that has caught up gets a vote while there are too few; a new node becomes a learner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chronik.raft.leader import Leader
+from chronik.raft.membership import AddLearner, MembershipChange, Promote
+from chronik.raft.messages import Hello
+from chronik.raft.ready import NodeIdTaken
+from chronik.raft.state import RaftState
+
+JOINERS_MAX = 100
+"""A leader remembers at most so many nodes that ask to join."""
+
+JOINER_HELLOS = 5
+"""A joiner that misses so many hellos has gone, or has joined."""
+
+
+class Joiner(NamedTuple):
+    """A node with an empty store that has said hello to this leader."""
+
+    change: AddLearner
+    heard_ms: int
+
+
+class Joiners:
+    """The nodes that asked lately."""
+
+    __slots__ = ("_joiners", "_state")
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+        self._joiners: dict[int, Joiner] = {}
+
+    def clear(self) -> None:
+        self._joiners.clear()
+
+    def hello(self, hello: Hello, leader: Leader) -> None:
+        if leader.is_in_use(hello.node_id, hello.store):
+            self._state.events.append(NodeIdTaken(hello.node_id, hello.store))
+            return
+        self._forget_old()
+        if hello.node_id in self._joiners or len(self._joiners) < JOINERS_MAX:
+            change = AddLearner(hello.node_id, hello.store, hello.address)
+            self._joiners[hello.node_id] = Joiner(change, self._state.now_ms)
+
+    def suggest_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
+        """None where there is nothing to do, or where the leader may not change anything now."""
+        state = self._state
+        membership = state.membership
+        if not leader.is_established or state.members.index > state.commit_index:
+            return None
+        self._forget_old()
+        asking = [change for change in self._asking() if not leader.is_in_use(change.node_id, change.store)]
+        for change in asking:
+            if membership.member(change.node_id) is not None:
+                return change
+        if len(membership.voters) < voters_max:
+            for member in membership.members:
+                if not member.is_voter and leader.is_caught_up(member.node_id):
+                    return Promote(member.node_id)
+        return asking[0] if asking else None
+
+    def _asking(self) -> list[AddLearner]:
+        """Those who are not members with the store that they have now."""
+        changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
+        members = [(member.node_id, member.store) for member in self._state.membership.members]
+        return [change for change in changes if (change.node_id, change.store) not in members]
+
+    def _forget_old(self) -> None:
+        horizon_ms = self._state.now_ms - JOINER_HELLOS * self._state.settings.hello_interval_ms
+        for node_id in [each for each, joiner in self._joiners.items() if joiner.heard_ms < horizon_ms]:
+            del self._joiners[node_id]
