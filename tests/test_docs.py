@@ -7,9 +7,19 @@ from pathlib import Path
 
 import msgspec
 
+from chronik.node.apis import load_apis
 from chronik.node.config import NodeConfig
+from chronik.observe.metrics import api_name
 
-OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+OPERATIONS = DOCS / "operations.md"
+PROTOCOL = DOCS / "protocol.md"
+
+
+def test_protocol_lists_every_api_with_its_versions() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (\d+)-(\d+) \|", PROTOCOL.read_text(), re.MULTILINE)
+    documented = {int(key): (name, (int(lowest), int(highest))) for key, name, lowest, highest in rows}
+    assert documented == {key: (api_name(key), api.versions) for key, api in load_apis().items()}
 
 
 def test_operations_names_every_setting_with_its_default() -> None:

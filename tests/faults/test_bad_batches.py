@@ -15,17 +15,18 @@ from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
 from tests.faults.support_mutants import signed_mutant
 from tests.node.support_wire import TIMESTAMP_MS, WireClient, batch, connect
+from tests.support.eventually import eventually
 from tests.support.node import Node
 
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import HEADER_BYTES, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
 
-GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+NONE, GZIP, SNAPPY, LZ4, ZSTD = 0, 1, 2, 3, 4
 SHORT_RUN = 1_500
 FULL_RUN = 50_000
 LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, COUNT_AT = 8, 16, 17, 21, 57
-LAST_OFFSET_DELTA_AT = 23
+LAST_OFFSET_DELTA_AT, BASE_TIMESTAMP_AT = 23, 27
 
 PEAK_GROWTH_MAX_BYTES = 400 * MB
 """What reading one batch may use for a moment: the bound of its records, and copies of that."""
@@ -40,8 +41,8 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 
 @pytest.fixture(scope="module")
 def bombed(start_shared_node: StartNode) -> Node:
-    """A node of this module's own, since its memory is watched."""
-    return start_shared_node()
+    """A node of this module's own, since its memory is watched; with one thread, since each keeps a heap of its own."""
+    return start_shared_node(executor_threads=1)
 
 
 def changed(data: bytes, at: int, layout: str, value: int, *, resign: bool = True) -> bytes:
@@ -144,6 +145,21 @@ def test_records_that_do_not_decode_are_refused_where_they_must_be_read(
     no_surprises(shared_node)
 
 
+def test_a_record_time_beyond_64_bits_is_refused_where_records_are_written_anew(
+    client: WireClient, shared_node: Node
+) -> None:
+    for topic in (client.new_topic(compression_type="zstd"), client.new_topic(compression_type="uncompressed")):
+        for base_timestamp in (2**63 - 1, -(2**63) + 1):
+            gzipped = encode_batch([(b"k", b"x", (), 10), (b"k", b"y", (), 15), (b"k", b"z", (), 5)], codec=GZIP)
+            answer = client.produce(topic, changed(gzipped, BASE_TIMESTAMP_AT, ">q", base_timestamp))
+            assert answer.error_code in (
+                ErrorCode.corrupt_message,
+                ErrorCode.invalid_record,
+                ErrorCode.invalid_timestamp,
+            )
+    no_surprises(shared_node)
+
+
 def test_batches_that_lie_under_a_right_crc_are_refused_or_harm_nobody(bombed: Node) -> None:
     run_batch_fuzzer(bombed, SHORT_RUN)
 
@@ -180,6 +196,24 @@ def run_batch_fuzzer(node: Node, count: int) -> None:
     with connect(node) as client:
         assert [served(client, topic) for topic in topics] == ends
         assert [client.append(topic, b"next") for topic in topics] == ends
+    no_surprises(node)
+
+
+def test_compaction_keeps_batches_that_it_cannot_read_and_goes_on(start_node: StartNode) -> None:
+    node = start_node(compaction_check_interval_ms=100)
+    with connect(node) as client:
+        topic = client.new_topic(segment_bytes=str(MB), min_cleanable_dirty_ratio="0.01")
+        unreadable = [with_payload(b"\xff" * 300_000, NONE), with_payload(b"\xff" * 300_000, SNAPPY)]
+        assert [client.produce(topic, spoilt).error_code for spoilt in unreadable] == [0, 0]
+        for _ in range(8):
+            client.append(topic, bytes(300_000))
+        change = {"name": "cleanup.policy", "config_operation": 0, "value": "compact"}
+        resource = {"resource_type": 2, "resource_name": topic, "configs": [change]}
+        client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+        eventually(lambda: "log_compacted" in node.log_text(), what="the log is compacted")
+        stored = bytes(client.fetch_one(topic).records)
+        assert stored[16 : len(unreadable[0])] == unreadable[0][16:]
+        assert client.append(topic, b"next") == 10
     no_surprises(node)
 
 

@@ -31,7 +31,7 @@ from chronik.wire.produce import read_produce_response
 
 ANSWER_TIMEOUT_S = 10.0
 GROWTH_MAX_BYTES = 30 * MB
-SHORT_RUN = 5_000
+SHORT_RUN = 4_000
 FULL_RUN = 100_000
 PRODUCE_FROM = 3
 ABSURD_COUNTS = {False: b"\x7f\xff\xff\xff", True: b"\xff\xff\xff\xff\x07"}
@@ -189,10 +189,12 @@ def test_a_frame_that_is_shorter_than_its_request_does_not_borrow_from_the_next(
     assert exchange(fuzzed, cut + whole) == b""
 
 
-def test_bytes_behind_a_request_are_refused(fuzzed: Node, corpus: list[Sample]) -> None:
+def test_bytes_behind_a_request_are_passed_over_as_kafka_does(fuzzed: Node, corpus: list[Sample]) -> None:
     for sample in {(sample.key, sample.version): sample for sample in corpus}.values():
         longer = sample.frame[4:] + b"\x00"
-        assert exchange(fuzzed, struct.pack(">i", len(longer)) + longer) == b"", str(sample)
+        frame = struct.pack(">i", len(longer)) + longer
+        outcome = check_answer(frame, exchange(fuzzed, frame))
+        assert outcome == "answered" or sample.key in (ApiKey.PRODUCE, ApiKey.FETCH), str(sample)
 
 
 def test_something_that_is_not_kafka_at_all_is_refused(fuzzed: Node) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import StartNode
-from tests.faults.support_load import Account, Writer, no_surprises, wait_for_acknowledged
+from tests.faults.support_load import Account, Found, Writer, no_surprises, wait_for_acknowledged
 from tests.node.support_wire import ConnectionEnded, WireClient, batch, connect, unique
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
-from chronik.wire import messages
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 ROUNDS = 3
-SOAK_ROUNDS = 60
+SOAK_ROUNDS = 40
 ACKNOWLEDGED_PER_ROUND = 300
 
 
@@ -47,11 +48,10 @@ def write_and_crash(node: Node, rounds: int) -> None:
         node.start()
         with connect(node) as client:
             for partition in range(2):
-                records = client.records(topic, partition=partition)
-                assert [record.offset for record in records] == list(range(len(records)))
+                found = Found.of(client.records(topic, partition=partition))
                 for account in accounts:
                     if account.partition == partition:
-                        account.check(records)
+                        account.check(found)
     no_surprises(node)
 
 
@@ -61,7 +61,7 @@ def test_every_acknowledged_record_survives_kill_9_round_after_round(start_node:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_every_acknowledged_record_survives_sixty_kills(start_node: StartNode) -> None:
+def test_every_acknowledged_record_survives_forty_kills(start_node: StartNode) -> None:
     write_and_crash(start_node(durability="synced", recovery_point_interval_ms=200), SOAK_ROUNDS)
 
 
@@ -216,26 +216,27 @@ def test_changes_to_topics_that_were_answered_survive_kill_9(node: Node) -> None
         assert client.records(gone) == []
 
 
-def test_a_topic_deleted_and_made_again_right_before_a_crash_has_none_of_the_old_records(node: Node) -> None:
-    for _ in range(2):
-        with connect(node) as client:
-            topic = client.new_topic(partitions=4)
-            for partition in range(4):
-                client.append(topic, b"old" * 1000, partition=partition)
-            with client.one_write():
-                deleting = _send(client, ApiKey.DELETE_TOPICS, 4, {"topic_names": [topic], "timeout": 10_000})
-                wanted = {"name": topic, "num_partitions": 4, "replication_factor": 1}
-                creating = _send(client, ApiKey.CREATE_TOPICS, 4, {"topics": [wanted], "timeout": 10_000})
-            client.answer(ApiKey.DELETE_TOPICS, 4, deleting)
-            client.answer(ApiKey.CREATE_TOPICS, 4, creating)
-        crash(node)
-        with connect(node) as client:
-            for partition in range(4):
-                assert client.records(topic, partition=partition) == []
-
-
-def _send(client: WireClient, key: ApiKey, version: int, values: dict[str, Any]) -> int:
-    return client.send(key, version, messages.write_request(key, version, values))
+def test_a_folder_left_over_from_a_deleted_topic_is_not_taken_for_the_new_one_of_that_name(
+    node: Node, tmp_path: Path
+) -> None:
+    logs = node.data_dir / "logs"
+    with connect(node) as client:
+        topic = client.new_topic()
+        client.append(topic, b"old")
+    node.kill()
+    shutil.copytree(logs, tmp_path / "old-logs")
+    node.start()
+    with connect(node) as client:
+        client.call(ApiKey.DELETE_TOPICS, 4, {"topic_names": [topic], "timeout": 10_000})
+        assert client.create_topic(topic).error_code is ErrorCode.none
+    node.kill()
+    # As if the crash had come before the old topic's files were gone from the disk.
+    shutil.rmtree(logs)
+    shutil.copytree(tmp_path / "old-logs", logs)
+    node.start()
+    with connect(node) as client:
+        assert client.records(topic) == []
+        assert client.append(topic, b"new") == 0
 
 
 def config(client: WireClient, topic: str, name: str) -> str:

@@ -86,7 +86,7 @@ def test_end_offsets_never_go_backwards_over_restarts(node: Node) -> None:
     ends: list[int] = []
     with connect(node) as client:
         topic = client.new_topic()
-    for stop in (node.terminate, node.kill, node.terminate, node.kill):
+    for stop in (node.terminate, node.kill):
         with connect(node) as client:
             ends.append(client.offset_at(topic, LATEST))
             for _ in range(5):
@@ -96,8 +96,8 @@ def test_end_offsets_never_go_backwards_over_restarts(node: Node) -> None:
         node.start()
     with connect(node) as client:
         ends.append(client.offset_at(topic, LATEST))
-        assert [record.offset for record in client.records(topic)] == list(range(40))
-    assert ends == [0, 10, 10, 20, 20, 30, 30, 40, 40]
+        assert [record.offset for record in client.records(topic)] == list(range(20))
+    assert ends == [0, 10, 10, 20, 20]
 
 
 def test_offsets_of_deleted_records_stay_deleted_over_a_crash(node: Node) -> None:

@@ -143,6 +143,7 @@ def test_a_record_without_a_key_is_refused_by_a_compacted_topic(client: WireClie
     refused = client.produce(topic, keyless)
     assert refused.error_code == ErrorCode.invalid_record
     assert refused.error_message
+    assert [index for index, _ in refused.record_errors] == [1]
     assert client.records(topic) == []
     assert client.produce(topic, batch(b"with", codec=codec)).error_code == 0
 

@@ -415,7 +415,7 @@ class Cluster:
         watermark = node.watermark if known is not None else min(node.checkpoint, len(node.records))
         node.leader = node.follower = None
         if state.leader != node.id:
-            node.follower = PartitionFollower(state.leader, state.leader_epoch, watermark, state.partition_epoch)
+            node.follower = PartitionFollower(state.leader, state.leader_epoch, watermark)
             if not self.bugs.keeps_unused_epochs:
                 # It may have led without writing; what it is sent now may be older than that.
                 node.epochs.truncate_to(len(node.records))

@@ -119,3 +119,18 @@ def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Pa
     folder.claim_log("topic", 0, UUID(int=2))
     assert not data.exists()
     folder.close()
+
+
+def test_the_name_of_a_folder_that_is_made_is_made_durable(tmp_path: Path) -> None:
+    class Watched(RealDisk):
+        synced: list[str]
+
+        def sync_dir(self, path: str) -> None:
+            self.synced.append(path)
+            super().sync_dir(path)
+
+    disk = Watched()
+    disk.synced = []
+    DataFolder.open(disk, str(tmp_path / "a" / "b"), 1, "cluster").close()
+    assert str(tmp_path) in disk.synced
+    assert str(tmp_path / "a") in disk.synced

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 from chronik import __version__
 from chronik.client.errors import (
@@ -189,8 +189,8 @@ class Connection(asyncio.BufferedProtocol):
     # What the loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # Not asked but told: uvloop's transports are of another class.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(ConnectionLost(f"{self.name} closed the connection{f': {exc}' if exc else ''}"))

@@ -39,7 +39,6 @@ from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
-CLOSE_GRACE_S = 2.0
 APPLIED_TIMEOUT_S = 30.0
 
 
@@ -86,6 +85,8 @@ class Broker:
 
     async def _start(self) -> None:
         config = self.config
+        if config.peers:
+            raise ConfigError("peers: this version runs single nodes only: remove the peers")
         try:
             check_topic_defaults(config)
         except KafkaError as error:
@@ -182,7 +183,7 @@ class Broker:
             await self.member.leave(self.config.shutdown_timeout_ms / 1000)
 
     async def _close_server(self) -> None:
-        await self.server.close(CLOSE_GRACE_S)
+        await self.server.close(self.config.shutdown_timeout_ms / 1000)
         self.deadlines.close()
 
     async def _close_internal_server(self) -> None:

@@ -101,14 +101,14 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     connection_idle_ms_max: int = 600_000
     frame_bytes_max: int = 100 * 1024 * 1024
     in_flight_bytes_max: int = 512 * 1024 * 1024
-    in_flight_requests_max: int = 1_000
-    fetch_bytes_max: int = 55 * 1024 * 1024
+    in_flight_requests_max: int = 256
+    fetch_bytes_max: int = 8 * 1024 * 1024
     fetch_sessions_max: int = 1_000
     executor_threads: int = 4
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: int = 15_000
     recovery_point_interval_ms: int = 5_000
-    shutdown_timeout_ms: int = 30_000
+    shutdown_timeout_ms: int = 2_000
 
     @property
     def data_folder(self) -> str:

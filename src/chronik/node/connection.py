@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from chronik.node.api import Buffer, Reply
 from chronik.wire.errors import MalformedRequest
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SCRATCH_BYTES = 256 * 1024
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
 LARGE_FRAME_STEP_BYTES = 16 * 1024
-PIPELINED_REQUESTS_MAX = 256
 JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
 
@@ -65,12 +64,12 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio's side ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asked but told: uvloop's transports are of another class.
+        self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
         self.last_used_s = self._server.loop.time()
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         if not self._server.connection_opened(self):
             self.close()
 

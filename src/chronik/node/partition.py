@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Waiter = Callable[[KafkaError | None], None]
 LATEST_EPOCH = -1
 DELETE_ALL = -1
+KEY_NEEDED = "a compacted topic takes no record without a key"
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
@@ -164,8 +165,11 @@ class Partition:
             oldest_ms = min(header.base_timestamp, header.max_timestamp)
             if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
                 raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
-        if settings.is_compacted and any(record.key is None for record in self._decoded(records, start, header)):
-            raise KafkaError(ErrorCode.invalid_record, "a compacted topic takes no record without a key")
+        if settings.is_compacted:
+            decoded = self._decoded(records, start, header)
+            keyless = [(at, KEY_NEEDED) for at, record in enumerate(decoded) if record.key is None]
+            if keyless:
+                raise KafkaError(ErrorCode.invalid_record, KEY_NEEDED, keyless)
 
     def _decoded(self, records: memoryview, start: int, header: BatchHeader) -> Iterator[Record]:
         """The records of a batch, where the topic's settings ask to look at them; bounded, since the loop waits."""

@@ -56,6 +56,7 @@ class Server:
         self.broker = broker
         self.loop = broker.loop
         self.frame_bytes_max = broker.config.frame_bytes_max
+        self.pipelined_requests_max = broker.config.in_flight_requests_max
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
         self.reading_bytes = 0

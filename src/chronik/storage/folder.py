@@ -74,6 +74,7 @@ class DataFolder:
         as not cleanly shut down.
         """
         try:
+            _make_durable_folder(disk, path)
             disk.mkdir(f"{path}/{LOGS_NAME}")
             lock = disk.lock(f"{path}/{LOCK_NAME}")
         except BlockingIOError:
@@ -200,6 +201,18 @@ class DataFolder:
     def close(self) -> None:
         """Let go of the folder. Unless a clean shutdown was recorded, the next start recovers the logs."""
         self._lock.close()
+
+
+def _make_durable_folder(disk: Disk, path: str) -> None:
+    """Make the folder with its parents, and their names durable: all that is in it would be lost with its name."""
+    holders: list[str] = []
+    made = path
+    while made and not disk.exists(made):
+        made = made.rpartition("/")[0]
+        holders.append(made or ("/" if path.startswith("/") else "."))
+    disk.mkdir(path)
+    for holder in holders:
+        disk.sync_dir(holder)
 
 
 def _read_meta(path: str, data: bytes) -> FolderMeta:

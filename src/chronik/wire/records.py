@@ -12,7 +12,7 @@ These varints are zigzag encoded: 0, -1, 1, -2 are 0, 1, 2, 3.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -21,6 +21,9 @@ __all__ = ["NewRecord", "Record", "decode_records", "encode_record"]
 Headers = Sequence[tuple[str, bytes | None]]
 NewRecord = tuple[bytes | None, bytes | None, Headers, int]
 """Key, value, headers, timestamp_ms: a record that has no offset yet."""
+
+INT64_MIN: Final = -(1 << 63)
+INT64_MAX: Final = (1 << 63) - 1
 
 
 class Record(NamedTuple):
@@ -89,6 +92,8 @@ def decode_records(
         if at != end:
             raise _corrupt(f"record ends {abs(end - at)} bytes {'early' if at < end else 'late'}")
         timestamp_ms = base_timestamp + timestamp_delta if append_time_ms is None else append_time_ms
+        if not INT64_MIN <= timestamp_ms <= INT64_MAX:
+            raise _corrupt("timestamp out of range")
         yield Record(base_offset + offset_delta, timestamp_ms, key, value, headers)
     if at != len(data):
         raise _corrupt(f"{len(data) - at} bytes behind the last record")

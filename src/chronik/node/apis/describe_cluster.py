@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chronik.node.api import Api, Request, Values
+from chronik.node.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 
 BROKER_ENDPOINTS = 1
 CONTROLLER_ENDPOINTS = 2
-
-OPERATIONS_NOT_ASKED = -(2**31)
-CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = 5, 7, 8, 9, 10, 11, 12
-CLUSTER_OPERATIONS = sum(
-    1 << operation
-    for operation in (CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE)
-)
 
 
 async def handle(broker: Broker, request: Request) -> Values:
@@ -49,7 +43,7 @@ async def handle(broker: Broker, request: Request) -> Values:
         ],
         "cluster_authorized_operations": CLUSTER_OPERATIONS
         if message.include_cluster_authorized_operations
-        else OPERATIONS_NOT_ASKED,
+        else NOT_ASKED,
     }
 
 

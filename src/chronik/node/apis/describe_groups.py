@@ -4,7 +4,6 @@ Behaviour
 - State, protocol and members of each group; metadata and assignments of the members only while the group is stable.
 - A group that does not exist is described as Dead; from version 6 with GROUP_ID_NOT_FOUND.
 Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6 error messages.
-Not supported: authorized operations (answered as unknown).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from chronik.groups.group import GroupState
 from chronik.node.api import Api, Request, Values
+from chronik.node.operations import GROUP_OPERATIONS
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -30,6 +30,8 @@ async def handle(broker: Broker, request: Request) -> Values:
         if is_dead and request.api_version >= FIRST_VERSION_WITH_NOT_FOUND:
             described["error_code"] = ErrorCode.group_id_not_found
             described["error_message"] = f"Group {group_id} not found."
+        elif getattr(request.message, "include_authorized_operations", False) and not is_dead:
+            described["authorized_operations"] = GROUP_OPERATIONS
         groups.append(described)
     return {"groups": groups}
 

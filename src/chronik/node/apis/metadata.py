@@ -7,7 +7,6 @@ Behaviour
   answer with its leaders.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
-Not supported: authorized operations (answered as unknown).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from chronik.metadata.image import TopicImage
 from chronik.metadata.names import check_topic_name
 from chronik.node.api import Api, Request, Values
+from chronik.node.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -32,6 +32,11 @@ async def handle(broker: Broker, request: Request) -> Values:
     else:
         may_create = getattr(message, "allow_auto_topic_creation", True) and broker.config.auto_create_topics
         topics = [await _find(broker, topic, may_create) for topic in wanted]
+    if getattr(message, "include_topic_authorized_operations", False):
+        for topic in topics:
+            if topic["error_code"] is ErrorCode.none:
+                topic["topic_authorized_operations"] = TOPIC_OPERATIONS
+    asks_for_cluster = getattr(message, "include_cluster_authorized_operations", False)
     image = broker.image
     return {
         "brokers": [
@@ -40,6 +45,7 @@ async def handle(broker: Broker, request: Request) -> Values:
         ],
         "cluster_id": image.cluster_id,
         "controller_id": broker.controller_id,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if asks_for_cluster else NOT_ASKED,
         "topics": topics,
     }
 

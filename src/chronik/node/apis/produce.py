@@ -124,6 +124,7 @@ class PendingProduce:
         self.reply.failed = True
         response.error_code = error.code
         response.error_message = error.message
+        response.record_errors = error.record_errors
         response.base_offset = -1
         response.log_append_time_ms = -1
         response.log_start_offset = -1
