@@ -85,8 +85,6 @@ class Broker:
 
     async def _start(self) -> None:
         config = self.config
-        if config.peers:
-            raise ConfigError("peers: this version runs single nodes only: remove the peers")
         try:
             check_topic_defaults(config)
         except KafkaError as error:

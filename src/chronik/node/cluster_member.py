@@ -71,7 +71,7 @@ class ClusterMember:
         links_log = broker.log.bind(component="links")
         self.peers = Peers(broker.loop, broker.env.random, self.identity, links_log, self._peer_refused, configured)
         self.greeter = Greeter(self.identity, broker.loop.time, links_log, self.peers.learn, self._peer_left)
-        self.controller = ControllerService(broker)
+        self.controller = ControllerService(broker, self)
         self.client = ControllerClient(broker.loop, config.node_id, self.metadata, self.peers, self.controller.answer)
         self.raft: RaftService
         self.session: BrokerSession
@@ -96,7 +96,7 @@ class ClusterMember:
         )
         self.metadata.attach(self.raft)
         self.raft.subscribe(self._raft_event)
-        self.controller.attach(self.raft, self.metadata, self.peers)
+        self.controller.start()
         self.peers.start()
         for member in node.membership.members:
             self.raft.learn(member.node_id, member.address)

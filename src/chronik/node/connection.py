@@ -35,10 +35,10 @@ class Connection(asyncio.BufferedProtocol):
     With `is_ordered` False responses go out as they are ready, for peers that match them by their correlation id.
     """
 
-    def __init__(self, server: Server, *, is_ordered: bool = True, requests_max: int = PIPELINED_REQUESTS_MAX) -> None:
+    def __init__(self, server: Server, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
         self._server = server
         self._is_ordered = is_ordered
-        self._requests_max = requests_max
+        self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Reply] = deque()
         self._partial = b""

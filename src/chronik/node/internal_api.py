@@ -80,15 +80,7 @@ class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_produce
     count: int
 
 
-class RemoveNodeCall(msgspec.Struct, frozen=True, tag="remove_node"):
-    """A node leaves for good: its vote goes to another first. Its data must have moved away before."""
-
-    node_id: int
-
-
-Call: TypeAlias = (
-    CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | RemoveNodeCall
-)
+Call: TypeAlias = CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -33,6 +33,7 @@ from chronik.raft.ready import (
 
 WRITE_RETRY_S = 1.0
 NO_LEADER = -1
+NEVER_MS = -(1 << 60)
 
 
 class StateMachine(Protocol):
@@ -115,11 +116,12 @@ class RaftService:
         leader = self.node.leader
         return NO_LEADER if leader is None else leader
 
-    @property
-    def has_lease(self) -> bool:
-        """Whether this node leads now, and no other node can have been elected by now."""
-        until_ms = self.node.leader_lease_until_ms
-        return until_ms is not None and self.now() < until_ms
+    def led_at_ms(self) -> int:
+        """A time as late as possible at which surely no other node led: now, while this one has the lease."""
+        until_ms, now_ms = self.node.leader_lease_until_ms, self.now()
+        if until_ms is None:
+            return NEVER_MS
+        return now_ms if now_ms < until_ms else until_ms
 
     # -- events in -----------------------------------------------------------------------------------------------------
 
