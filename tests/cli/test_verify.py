@@ -84,7 +84,7 @@ def test_wrong_use_is_one_line_with_a_way_out(arguments: tuple[str, ...], says: 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- a log between sender and reader that the test damages ----------------------------------------------------------------
+# -- a log between sender and reader that the test damages --
 
 Damage = Callable[[list[int]], list[int]]
 
@@ -133,7 +133,7 @@ def run_with(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return logs[0]
 
     prepared = Prepared("t", "127.0.0.1:9092", {0: 1, 1: 2, 2: 3}, {0: 0, 1: 0, 2: 0})
-    monkeypatch.setattr(verify_run, "_prepare", lambda *_: prepared)
+    monkeypatch.setattr(verify_run, "with_cluster", lambda *_: prepared)
     monkeypatch.setattr(verify_run, "_delete", lambda *_: None)
     monkeypatch.setattr(verify_run, "open_sender", open_sender)
     monkeypatch.setattr(verify_run, "open_reader", lambda *_: logs[0])
@@ -178,7 +178,7 @@ def test_a_run_that_is_not_complete_is_exit_1_with_the_account_on_standard_outpu
     assert printed.err == "chronik: PARTIAL: of 900 records: 1 missing\n"
 
 
-# -- the matrix -----------------------------------------------------------------------------------------------------------
+# -- the matrix --
 
 
 def test_the_matrix_is_every_combination_once() -> None:

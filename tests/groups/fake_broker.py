@@ -128,6 +128,11 @@ class FakeBroker:
     async def delete_topic(self, name: str) -> None:
         await self.metadata.propose(DeleteTopic(name, self.image.require_topic(name).id))
 
+    is_controller = True
+
+    async def applied_everywhere(self) -> None:
+        await self.applied()
+
     async def applied(self) -> None:
         await asyncio.sleep(0)
 

@@ -83,10 +83,14 @@ class LocalNodes:
         others = [other for other in self._ports if other != node_id] if peers is None else peers
         return NodeConfig(
             node_id=node_id,
-            data_dir=str(self.folder / f"node-{node_id}"),
             listen=Listen(kafka=f"127.0.0.1:{kafka}", http="127.0.0.1:0", internal=f"127.0.0.1:{internal}"),
             peers=tuple(Peer(other, f"127.0.0.1:{self._ports[other][1]}") for other in others),
-            **{"default_replication_factor": 3, **self.settings, **settings},
+            **{
+                "data_dir": str(self.folder / f"node-{node_id}"),
+                "default_replication_factor": 3,
+                **self.settings,
+                **settings,
+            },
         )
 
     def broker(self, config: NodeConfig) -> Broker:
@@ -110,8 +114,12 @@ class LocalNodes:
         context = contextvars.copy_context()
         context.run(OWNER.set, owner)
         starting = asyncio.get_running_loop().create_task(broker.start(), context=context)
-        async with asyncio.timeout(DEADLINE_S):
-            await starting
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await starting
+        except Exception:
+            self.brokers.pop(node_id)
+            raise
         return broker
 
     async def stop(self, broker: Broker) -> None:

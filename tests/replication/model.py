@@ -26,7 +26,7 @@ from chronik.replication.follower import (
     StartOver,
     Truncate,
 )
-from chronik.replication.isr import InSyncReplicas, Outcome
+from chronik.replication.isr import InSyncReplicas
 from chronik.replication.leader import PartitionLeader, ProposedIsr
 from chronik.storage.epochs import LeaderEpochs
 
@@ -176,6 +176,7 @@ class Cluster:
             (16, self.deliver_reply),
             (6, self.check_isr),
             (6, self.deliver_proposal),
+            (1, self.hand_over),
             (9, self.deliver_metadata),
             (1, self.crash),
             (3, self.restart),
@@ -346,6 +347,19 @@ class Cluster:
     def counted_end(self, node: Node) -> int:
         return node.synced if self.is_synced_mode else len(node.records)
 
+    def hand_over(self) -> None:
+        """A leader gives up its leadership in favour of one that has everything."""
+        node = self.pick(lambda node: node.leader is not None)
+        if node is None or node.leader is None:
+            return
+        leader = node.leader
+        for to in leader.in_sync_replicas:
+            if to != node.id and leader.counted_end_of(to) >= len(node.records):
+                proposed = leader.propose_hand_over(to, self.now_ms, self.live)
+                if proposed is not None:
+                    self.proposals.append((node.id, proposed))
+                return
+
     def check_isr(self) -> None:
         node = self.pick(lambda node: node.leader is not None)
         if node is None or node.leader is None:
@@ -361,25 +375,29 @@ class Cluster:
             return
         proposer, proposed = self.proposals.pop(self.random.randrange(len(self.proposals)))
         fate = self.random.random()
-        outcome = Outcome.UNKNOWN if fate < 0.15 else self.decide(proposer, proposed)
-        node = self.nodes[proposer]
-        if 0.15 <= fate < 0.3:
-            outcome = Outcome.UNKNOWN
-        leader = node.leader
-        if node.is_up and leader is not None and leader.leader_epoch == proposed.leader_epoch:
-            leader.proposal_ended(proposed.partition_epoch, outcome, self.now_ms)
+        is_committed = fate >= 0.15 and self.decide(proposer, proposed)
+        leader = self.nodes[proposer].leader
+        if leader is not None and leader.leader_epoch == proposed.leader_epoch:
+            leader.proposal_ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
+        if fate >= 0.9:
+            # Whoever carried it sent it twice.
+            self.proposals.append((proposer, proposed))
 
-    def decide(self, proposer: int, proposed: ProposedIsr) -> Outcome:
+    def decide(self, proposer: int, proposed: ProposedIsr) -> bool:
         state = self.state
         is_current = (state.leader, state.leader_epoch) == (proposer, proposed.leader_epoch)
         if not is_current or proposed.partition_epoch != state.partition_epoch:
-            return Outcome.UNKNOWN
+            return False
         for replica, broker_epoch in proposed.isr:
-            if replica not in self.live or broker_epoch not in (-1, self.live[replica]):
-                return Outcome.REFUSED
+            if replica in state.isr and broker_epoch == -1:
+                continue
+            if replica not in self.live or broker_epoch != self.live[replica]:
+                return False
         self.commit(state._replace(isr=tuple(replica for replica, _ in proposed.isr)))
         self.counts["isr_changes"] += 1
-        return Outcome.ACCEPTED
+        if proposed.hand_over_to in self.live and proposed.hand_over_to in self.state.isr:
+            self.commit(self.state._replace(leader=proposed.hand_over_to))
+        return True
 
     # -- metadata ------------------------------------------------------------------------------------------------------
 

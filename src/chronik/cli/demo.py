@@ -109,7 +109,7 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
         "produced, acknowledged, read": f"{account.produced:,}, {account.acked:,}, {account.consumed:,}",
         "missing, duplicated, out of order": f"{account.missing}, {account.duplicates}, {account.out_of_order}",
         "leader of partition 0": f"node {victim} before, node {after[0]} after",
-        "longest time without an acknowledgement": f"{result.longest_pause_s:.2f} s",
+        "longest time without an acknowledgement in a partition": f"{result.longest_pause_s:.2f} s",
         f"node {victim} started again": f"all replicas in sync after {back_s:.1f} s"
         if in_sync
         else f"replicas not in sync after {back_s:.0f} s",

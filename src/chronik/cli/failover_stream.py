@@ -23,7 +23,7 @@ IDLE_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StreamResult:
-    """What came of it. `longest_pause_s`: the longest time between two acknowledgements."""
+    """What came of it. `longest_pause_s`: the longest time between two acknowledgements of one partition."""
 
     account: Account
     seconds: float
@@ -41,14 +41,14 @@ class FailoverStream:
         self._rate = rate
         self._account = Account(records, partitions)
         self._lock = threading.Lock()
-        self._last_ack_s = 0.0
+        self._last_ack_s: list[float] = []
         self._longest_pause_s = 0.0
         self._sent_all = threading.Event()
         self._failure: BaseException | None = None
 
     def run(self, event: Callable[[], None]) -> StreamResult:
         reader = threading.Thread(target=self._read, name="reader", daemon=True)
-        started_s = self._last_ack_s = time.monotonic()
+        started_s = time.monotonic()
         reader.start()
         try:
             self._produce(event)
@@ -61,7 +61,8 @@ class FailoverStream:
 
     def _produce(self, event: Callable[[], None]) -> None:
         sender = open_sender("confluent", self._bootstrap, self._topic, "all", self._reported)
-        started_s = self._last_ack_s = time.monotonic()
+        started_s = time.monotonic()
+        self._last_ack_s = [started_s] * self._partitions
         happened = False
         number = 0
         with progress("stream", self._records) as bar:
@@ -89,8 +90,9 @@ class FailoverStream:
             if report.error is not None:
                 self._account.refused(report.error)
                 return
-            self._longest_pause_s = max(self._longest_pause_s, now_s - self._last_ack_s)
-            self._last_ack_s = now_s
+            partition = report.number % self._partitions
+            self._longest_pause_s = max(self._longest_pause_s, now_s - self._last_ack_s[partition])
+            self._last_ack_s[partition] = now_s
             self._account.acknowledged(report.number)
 
     def _read(self) -> None:

@@ -52,7 +52,8 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)
-        self.nodes: list[LocalNode] = nodes_in(self.folder)
+        self.nodes: list[LocalNode] = []
+        self.refresh()
         self._command = tuple(command)
         self._environment = shared_environment(os.environ) if environment is None else dict(environment)
 
@@ -66,6 +67,13 @@ class LocalCluster:
     def running(self) -> list[LocalNode]:
         """The nodes with a process, paused ones included."""
         return [node for node in self.nodes if node.process.state is not None]
+
+    def refresh(self) -> None:
+        """Looks again at what is on disk: another process may have added nodes, or moved them to other ports."""
+        known = {node.folder: node for node in self.nodes}
+        self.nodes = [known.get(node.folder, node) for node in nodes_in(self.folder)]
+        for node in self.nodes:
+            node.reload()
 
     def node(self, node_id: int) -> LocalNode:
         for node in self.nodes:
@@ -97,7 +105,7 @@ class LocalCluster:
                 "listen": _listen(port + index),
             }
             write_settings(self._path(index + 1), own)
-        self.nodes = nodes_in(self.folder)
+        self.refresh()
         self.introduce()
 
     def add(self) -> LocalNode:
@@ -115,7 +123,7 @@ class LocalCluster:
             "listen": _listen(port),
         }
         write_settings(self._path(node_id), {name: value for name, value in own.items() if value is not None})
-        self.nodes = nodes_in(self.folder)
+        self.refresh()
         self.introduce()
         return self.node(node_id)
 
@@ -275,7 +283,7 @@ class LocalCluster:
                 if on_wait is not None:
                     on_wait(f"waiting for another chronik cluster command in {self.folder}")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            self.nodes = nodes_in(self.folder)
+            self.refresh()
             yield
 
 

@@ -36,6 +36,10 @@ class LocalNode:
         self.process = NodeProcess(self.config_path, os.path.join(self.folder, "node.pid"), self.log_path)
         self.config = self._load()
 
+    def reload(self) -> None:
+        """Takes up what another process wrote to the settings."""
+        self.config = self._load()
+
     @property
     def id(self) -> int:
         return self.config.node_id
@@ -93,13 +97,13 @@ class LocalNode:
             now = tomllib.load(opened)
         now.update(settings)
         write_settings(self.folder, {name: value for name, value in now.items() if value is not None})
-        self.config = self._load()
+        self.reload()
 
     def _load(self) -> NodeConfig:
         try:
             return load(self.config_path)
         except ConfigError as error:
-            raise CliError(f"{error} (or remove {self.folder} to start it anew)") from None
+            raise CliError(str(error)) from None
 
 
 def nodes_in(folder: str) -> list[LocalNode]:

@@ -34,7 +34,7 @@ class NodeProcess:
         self._config_path = config_path
         self._pid_path = pid_path
         self._log_path = log_path
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child_pid: int | None = None
         self._log_bytes_before = 0
 
     @property
@@ -45,16 +45,15 @@ class NodeProcess:
     @property
     def state(self) -> ProcessState | None:
         """None where no process of this node runs, whatever the pid file says."""
+        self._reap()
         pid = self._read_pid()
-        if pid is None:
-            return None
-        if self._child is not None and self._child.pid == pid and self._child.poll() is not None:
-            return None
-        found = inspect(pid)
+        found = None if pid is None else inspect(pid)
         if found is None:
             return None
         letter, command = found
-        if letter in GONE_LETTERS or f"{CONFIG_FLAG} {self._config_path}" not in command:
+        # A child of ours needs no look at its command line, which is empty for a moment after its launch.
+        is_ours = pid == self._child_pid or f"{CONFIG_FLAG} {self._config_path}" in command
+        if letter in GONE_LETTERS or not is_ours:
             return None
         return "paused" if letter in STOPPED_LETTERS else "running"
 
@@ -64,7 +63,7 @@ class NodeProcess:
             os.remove(self._pid_path)
         with open(self._log_path, "ab") as log:
             self._log_bytes_before = log.tell()
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 [*command, CONFIG_FLAG, self._config_path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # it says there that it is ready; the log is for JSON lines
@@ -72,8 +71,11 @@ class NodeProcess:
                 env=dict(environment),
                 start_new_session=True,
             )
+        # It may outlive this process, and nobody has to wait for it: not what Popen expects of its children.
+        child.returncode = 0
+        self._child_pid = child.pid
         with open(self._pid_path, "w", encoding="ascii") as opened:
-            opened.write(f"{self._child.pid}\n")
+            opened.write(f"{child.pid}\n")
 
     def send(self, number: signal.Signals) -> bool:
         """False where there is no process to send it to."""
@@ -112,6 +114,16 @@ class NodeProcess:
         if said:
             return said[-1]
         return f"its log ends with: {lines[-1]}" if lines else f"nothing in {self._log_path} says why"
+
+    def _reap(self) -> None:
+        """A child that has ended would otherwise stay in the list of processes for as long as this one runs."""
+        if self._child_pid is not None:
+            try:
+                ended, _ = os.waitpid(self._child_pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = self._child_pid
+            if ended:
+                self._child_pid = None
 
     def _read_pid(self) -> int | None:
         try:

@@ -141,6 +141,7 @@ async def run_node(config: NodeConfig) -> int:
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:
             if not await _unless(stop, broker.start()):
+                await web.stop()
                 log.info("stopped", detail="before it was ready")
                 return 0
         except BaseException as error:

@@ -48,6 +48,7 @@ class TemporaryCluster(LocalCluster):
 
     def remove(self) -> None:
         """Kills what runs, and deletes the folder."""
+        self.refresh()
         for node in self.running:
             self.kill(node.id)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -208,7 +208,11 @@ class ConfluentReader:
         self._consumer.assign(self._partitions)
 
     def poll(self, timeout_s: float) -> Sequence[Read]:
-        messages = self._consumer.consume(self._max_records, timeout_s)
+        # `consume` waits until it has as many as asked for: the first one is waited for, the others are there or not.
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        messages = [first, *(self._consumer.consume(self._max_records - 1, 0) if self._max_records > 1 else ())]
         return [Read(m.partition(), m.offset(), m.key()) for m in messages if m.error() is None]
 
     def end_offsets(self) -> dict[int, int] | None:

@@ -56,30 +56,36 @@ def run(
     experiment: Experiment, bootstrap: str, *, topic: str | None = None, ledger: str | None = None
 ) -> dict[str, Any]:
     """Runs it once; the figures. A topic of its own is deleted afterwards, unless a ledger refers to it."""
-    prepared = _prepare(experiment, bootstrap, topic or f"verify-{time.time_ns():x}-{os.getpid()}")
+    name = topic or f"verify-{time.time_ns():x}-{os.getpid()}"
+    with_cluster(bootstrap, lambda cluster: _make(cluster, name, experiment.partitions))
     try:
+        prepared = with_cluster(bootstrap, lambda cluster: _look(cluster, name, experiment, bootstrap))
         return _run_on(experiment, prepared, ledger)
     finally:
         if topic is None and ledger is None:
-            _delete(bootstrap, prepared.topic)
+            _delete(bootstrap, name)
 
 
-def _prepare(experiment: Experiment, bootstrap: str, topic: str) -> Prepared:
-    async def prepare(cluster: Cluster) -> Prepared:
-        layout = await cluster.layout([topic])
-        known = layout.topics.get(topic)
-        if known is None or known.error:
-            await Topics(cluster).create(topic, experiment.partitions, None, {})
-        elif len(known.partitions) != experiment.partitions:
-            raise CliError(f"topic {topic} has {len(known.partitions)} partitions: pass --partitions for as many")
-        leaders = await cluster.leaders(topic)
-        ends = await Topics(cluster).offsets(topic, LATEST)
-        brokers = [f"{broker.host}:{broker.port}" for _, broker in sorted(layout.brokers.items())]
-        one = str(parse_bootstrap(bootstrap)[0])
-        addresses = one if experiment.bootstrap_from == "one" else ",".join(brokers)
-        return Prepared(topic, addresses, leaders, {partition: found.offset for partition, found in ends.items()})
+async def _make(cluster: Cluster, topic: str, partitions: int) -> None:
+    known = (await cluster.layout([topic])).topics.get(topic)
+    if known is None or known.error:
+        await Topics(cluster).create(topic, partitions, None, {})
+    elif len(known.partitions) != partitions:
+        raise CliError(f"topic {topic} has {len(known.partitions)} partitions: pass --partitions for as many")
 
-    return with_cluster(bootstrap, prepare)
+
+async def _look(cluster: Cluster, topic: str, experiment: Experiment, bootstrap: str) -> Prepared:
+    leaders = await cluster.leaders(topic)
+    ends = await Topics(cluster).offsets(topic, LATEST)
+    brokers = (await cluster.layout([topic])).brokers
+    one = str(parse_bootstrap(bootstrap)[0])
+    addresses = ",".join(f"{broker.host}:{broker.port}" for _, broker in sorted(brokers.items()))
+    return Prepared(
+        topic,
+        one if experiment.bootstrap_from == "one" else addresses,
+        leaders,
+        {partition: found.offset for partition, found in ends.items()},
+    )
 
 
 def _delete(bootstrap: str, topic: str) -> None:

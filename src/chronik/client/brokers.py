@@ -72,14 +72,15 @@ class Brokers:
         return await self._cluster.retry(attempt)
 
     async def unregister(self, broker_id: int) -> None:
-        """Takes a broker out of the cluster for good. Refused while any replica lives on it."""
+        """Takes a broker out of the cluster for good; fine if it is out. Refused while any replica lives on it."""
 
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
             response = await connection.call(
                 ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, timeout_s=within.left_s
             )
-            _raise_for(response, f"taking out broker {broker_id}")
+            if response.error_code != ErrorCode.broker_id_not_registered:
+                _raise_for(response, f"taking out broker {broker_id}")
 
         await self._cluster.retry(attempt)
 

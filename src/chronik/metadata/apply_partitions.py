@@ -92,12 +92,15 @@ def bump_epochs(image: ClusterImage, broker_id: int) -> tuple[ClusterImage, list
 
 
 def without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:
-    """The topic without eligible leaders: needed once records may be committed that they do not have."""
+    """The topic without eligible leaders: needed once records may be committed that they do not have.
+
+    They stay where the ISR is empty: nobody leads there, so nothing is committed until one of them does.
+    """
     if not any(partition.eligible for partition in topic.partitions):
         return topic
     partitions = list(topic.partitions)
     for old in topic.partitions:
-        if old.eligible:
+        if old.eligible and old.isr:
             new = msgspec.structs.replace(old, eligible=(), partition_epoch=old.partition_epoch + 1)
             partitions[old.partition] = new
             _tell(topic, old, new, events)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from chronik.metadata.commands import ChangePartitions, PartitionChange, TopicChanges
 
-PARTITIONS_PER_COMMAND_MAX = 2_000
+PARTITIONS_PER_COMMAND_MAX = 5_000
 """Beyond this many changes another command begins: one must not hold up the others for long."""
 
 

@@ -6,8 +6,8 @@ What makes an election safe. Let S be the brokers in `isr` or `eligible` that ha
 2. A leader comes from S: from the ISR, or from the eligible when nobody of the ISR can lead. Only an unclean election,
    which an administrator asks for or the topic allows, looks further.
 3. A broker enters the ISR in one of two ways only: its leader found it in sync, or it was elected.
-4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is there. If nobody is, all stay:
-   whoever returns first leads.
+4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is surely there. If nobody is, all
+   stay: whoever returns first leads.
 5. A broker that may have lost records leaves S before it can do anything else (`lose`). If nobody would be left it
    stays, since nobody is known to have more; but not with an empty data folder, unless it is the only replica.
 
@@ -54,7 +54,8 @@ class TopicRules:
 
     @classmethod
     def of(cls, image: ClusterImage, topic: TopicImage) -> TopicRules:
-        return cls(configured_min_insync(image, topic), image_value(image, topic, UNCLEAN_ELECTION) is True)
+        is_unclean_allowed = image_value(image, topic.configs, UNCLEAN_ELECTION) is True
+        return cls(configured_min_insync(image, topic.configs), is_unclean_allowed)
 
 
 class Draft:
@@ -121,7 +122,7 @@ class Draft:
         staying = tuple(member for member in self.isr if member in brokers.staying)
         if len(staying) == len(self.isr):
             return
-        if self.leader in staying or any(member in brokers.can_lead for member in staying):
+        if any(member in brokers.can_lead for member in staying):
             self.isr = staying
 
     def _elect(self, brokers: BrokerStates, rules: TopicRules) -> None:

@@ -134,6 +134,16 @@ class ClusterImage(msgspec.Struct, frozen=True):
         """The brokers that serve, by id."""
         return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]
 
+    def staying_brokers(self) -> list[BrokerImage]:
+        """The brokers that serve and do not shut down, by id: they may be given replicas."""
+        return [broker for broker in self.live_brokers() if not broker.is_shutting_down]
+
+    def absent_brokers(self) -> list[BrokerImage]:
+        """The brokers that are down, or about to be, by id."""
+        return [
+            self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].may_join_isr
+        ]
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ClusterImage)

@@ -7,6 +7,8 @@ must not enter, or a leader could commit what an eligible leader lacks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigValue
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
@@ -23,12 +25,12 @@ def min_insync_replicas(image: ClusterImage, topic: TopicImage, partition: Parti
 
     Replicas on their way do not count: otherwise a partition that gains some would have to wait for them.
     """
-    return min_insync_of(configured_min_insync(image, topic), len(partition.settled_replicas))
+    return min_insync_of(configured_min_insync(image, topic.configs), len(partition.settled_replicas))
 
 
-def configured_min_insync(image: ClusterImage, topic: TopicImage) -> int | None:
+def configured_min_insync(image: ClusterImage, topic_configs: Mapping[str, str]) -> int | None:
     """What was set for the topic or the cluster; None where nothing was."""
-    value = image_value(image, topic, MIN_INSYNC_REPLICAS)
+    value = image_value(image, topic_configs, MIN_INSYNC_REPLICAS)
     return value if isinstance(value, int) else None
 
 
@@ -39,11 +41,11 @@ def min_insync_of(configured: int | None, settled_replicas: int) -> int:
     return max(1, min(configured, settled_replicas))
 
 
-def image_value(image: ClusterImage, topic: TopicImage, name: str) -> ConfigValue | None:
+def image_value(image: ClusterImage, topic_configs: Mapping[str, str], name: str) -> ConfigValue | None:
     """A topic config as the image has it, for the topic or by the cluster's default; None where neither sets it."""
     definition = TOPIC_CONFIGS[name]
     defaults = image.broker_configs.get(CLUSTER_DEFAULT, {})
-    for text in (topic.configs.get(name), defaults.get(definition.synonym or name)):
+    for text in (topic_configs.get(name), defaults.get(definition.synonym or name)):
         if text is None:
             continue
         try:

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
+from chronik.node.cluster_links import ClusterLinks
 from chronik.node.cluster_member import ClusterMember
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
@@ -19,11 +20,12 @@ from chronik.node.deadlines import Deadlines
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.forwarding import Forwarding
 from chronik.node.greeter import Greeter
 from chronik.node.group_service import GroupService
 from chronik.node.housekeeping import Housekeeping
 from chronik.node.internal_server import InternalServer
-from chronik.node.metadata_log import RaftMetadataLog
+from chronik.node.metadata_log import NotController, RaftMetadataLog
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.node.peers import Peers
@@ -40,6 +42,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 APPLIED_TIMEOUT_S = 30.0
+FOLLOWED_TIMEOUT_S = 5.0
+"""Longer than a session: a broker that does not follow is found to be gone by then."""
 
 
 class Broker:
@@ -57,12 +61,16 @@ class Broker:
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
         self.is_ready = False
+        self.has_opened_logs = False
+        self.is_leaving = False
+        """Whether others are taking over what this node leads, since it is about to stop."""
         self.deadlines = Deadlines(self.loop)
         self.fetch_sessions = FetchSessions(env.random, config.fetch_sessions_max)
         self.syncer = Syncer(self.loop, env, metrics)
         self.server = Server(self, self.apis)
         self.internal_server = InternalServer(self, self.apis)
         self.envelopes = Envelopes(self)
+        self.forwarding = Forwarding(self, config.forward_bytes_max)
         self.member: ClusterMember
         self.metadata: RaftMetadataLog
         self.groups: GroupService
@@ -102,12 +110,14 @@ class Broker:
         await self.internal_server.serve()
         self.producer_ids = ProducerIds(self.controller_client, self.node_id)
         await self._while_sound(self.member.join(self._settled))
+        links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log
+            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
         )
         self.metadata.subscribe(self.host.metadata_changed)
         self._closers.append(self.host.close_all)
         await self.host.open_all()
+        self.has_opened_logs = True
         self._closers.append(self._close_server)
         self.groups = GroupService(self)
         self.metadata.subscribe(self._tell_groups)
@@ -177,8 +187,9 @@ class Broker:
     async def _leave(self) -> None:
         """While it still serves, others take over what it leads."""
         self.is_ready = False
+        self.is_leaving = True
         if self.failure is None:
-            await self.member.leave(self.config.shutdown_timeout_ms / 1000)
+            await self.member.leave()
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
@@ -225,29 +236,57 @@ class Broker:
         """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
         return self.raft.is_alone or self.member.session.lease_is_valid
 
+    def leader_of(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
+        """Who leads a partition, as (id, epoch) and with its address: for a client that came to the wrong node."""
+        partition = self.image.partition(topic, index)
+        leader = None if partition is None else self.image.brokers.get(partition.leader)
+        if partition is None or leader is None or leader.id == self.node_id:
+            return None
+        return (leader.id, partition.leader_epoch), leader
+
     def hand_over(self, hand_overs: Sequence[HandOver]) -> None:
         """The controller asks this node to give these partitions to others, with all that it acknowledged."""
+        if self.has_opened_logs:
+            self.host.hand_over(hand_overs)
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return self.host.partitions.get((topic, index))
 
-    def require_partition(self, topic: str, index: int) -> Partition:
-        """The partition, if this node leads it; otherwise the error that tells the client what to do."""
+    def require_partition(self, topic: str, index: int, *, is_answer: bool = True) -> Partition:
+        """The partition, if this node leads it; otherwise the error that tells the client what to do.
+
+        `is_answer` False: the error is no answer yet, since another node is asked.
+        """
         partition = self.host.partitions.get((topic, index))
-        if partition is not None:
+        if partition is not None and partition.leads:
             return partition
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
-        self.metrics.not_leader += 1
+        if is_answer:
+            self.metrics.not_leader += 1
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     async def _settled(self) -> None:
-        await self.host.settled()
+        if self.has_opened_logs:
+            await self.host.settled()
 
     async def applied(self) -> None:
         """Wait until the partitions hosted here follow the image as it is now."""
         async with asyncio.timeout(APPLIED_TIMEOUT_S):
-            await self.host.settled()
+            await self._settled()
+
+    async def applied_everywhere(self) -> None:
+        """On the controller: wait until all brokers that are there follow the image as it is now, within bounds."""
+        version, broker_ids = self.image.version, sorted(self.image.brokers)
+        await self.applied()
+        try:
+            async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
+                await self.controller.applied_by(version, broker_ids)
+        except TimeoutError:
+            self.log.warning("image_not_followed", version=version, then="answered all the same")
+        except NotController:
+            # Another controller has taken over; what was done stands.
+            return
 
     async def create_missing_topic(self, name: str) -> TopicImage:
         """Create a topic with the node's defaults because a client asked for it; fine if another was first."""

@@ -21,9 +21,12 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 HEARTBEAT_INTERVAL_S = 0.3
 HEARTBEAT_TIMEOUT_S = 1.0
-REGISTER_TIMEOUT_S = 5.0
+REGISTER_TIMEOUT_S = 2.0
 LEAVING_INTERVAL_S = 0.02
 """While it waits to leave, a broker asks often: whoever led in its place is what clients wait for."""
+
+LEAVING_SILENCE_S = 1.0
+"""Without a controller nobody can take over: a broker that wants to leave does not wait for that longer."""
 
 UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered)
 
@@ -42,6 +45,7 @@ class BrokerSession:
         registration: RegisterBrokerCall,
         settled: Callable[[], Awaitable[None]],
         on_hand_over: Callable[[Sequence[HandOver]], None],
+        on_replaced: Callable[[Exception], None],
         log: Logger,
     ) -> None:
         """`settled` returns when the partitions follow the image as it is now."""
@@ -53,6 +57,10 @@ class BrokerSession:
         self._registration = registration
         self._settled = settled
         self._on_hand_over = on_hand_over
+        self._on_replaced = on_replaced
+        self._is_removed = False
+        self._is_relieved = False
+        self._answered_s = 0.0
         self._log = log
         self._lease_until_s = 0.0
         self._is_leaving = False
@@ -101,13 +109,19 @@ class BrokerSession:
         if self._beating is None:
             return False
         self._is_leaving = True
+        self._answered_s = self._loop.time()
         self._poked.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
             return False
-        return True
+        return self._is_relieved
+
+    def removed(self) -> None:
+        """The cluster has let this broker go: it leads nothing and does not come back."""
+        self._is_removed = self._is_relieved = True
+        self._left.set()
 
     async def close(self) -> None:
         for task in (self._beating, self._settling):
@@ -138,16 +152,22 @@ class BrokerSession:
             self._is_leaving,
         )
         sent_s = self._loop.time()
+        if self._is_leaving and sent_s - self._answered_s > LEAVING_SILENCE_S:
+            self._left.set()
+            return
         try:
             result = await self._client.call(call, HEARTBEAT_TIMEOUT_S, waits_for_image=False)
             assert isinstance(result, HeartbeatResult)
         except KafkaError as error:
-            if error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving:
+            if error.code is ErrorCode.duplicate_broker_registration:
+                self._on_replaced(error)
+            elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
                 await self._register_again(error)
             return
         except Exception:
             self._log.exception("heartbeat_failed")
             return
+        self._answered_s = self._loop.time()
         self._lease_until_s = max(self._lease_until_s, sent_s + result.lease_ms / 1000)
         if result.is_fenced != self._is_fenced:
             self._is_fenced = result.is_fenced
@@ -155,6 +175,7 @@ class BrokerSession:
         if result.hand_overs:
             self._on_hand_over(result.hand_overs)
         if result.should_shut_down:
+            self._is_relieved = True
             self._left.set()
 
     async def _register_again(self, reason: KafkaError) -> None:

@@ -14,11 +14,11 @@ from chronik.wire.errors import ErrorCode, KafkaError
 IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
 """Broker ids with their broker epochs, -1 where not known."""
 
-ProposeIsr: TypeAlias = Callable[[UUID, int, int, int, IsrMembers], Awaitable[object]]
-"""(topic id, partition, leader epoch, partition epoch, members).
+ProposeIsr: TypeAlias = Callable[[UUID, int, int, int, IsrMembers, int], Awaitable[object]]
+"""(topic id, partition, leader epoch, partition epoch, members, hand over to).
 
-Returns when the controller has committed it. A KafkaError of INELIGIBLE_REPLICA, OPERATION_NOT_ATTEMPTED or
-INVALID_REQUEST says that it surely will never be; whatever else is raised leaves that open.
+The last is -1 where this node goes on leading. Returns when the controller has committed it, raises KafkaError where it
+has not or nobody knows; it may be committed all the same.
 """
 
 

@@ -6,12 +6,14 @@ A node alone takes the same way: a group of one needs nobody's vote.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
-from chronik.metadata.calls import RegisterBrokerCall
+from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall
 from chronik.metadata.commands import CreateCluster
-from chronik.metadata.events import ClusterCreated, Event
+from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage
 from chronik.node.broker_session import BrokerSession
 from chronik.node.config import ConfigError, NodeConfig
@@ -28,7 +30,7 @@ from chronik.node.sqlite_file import StoreError
 from chronik.raft.entries import StoredState
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished
+from chronik.raft.ready import LeaderEstablished, RoleChanged
 from chronik.raft.settings import RaftSettings
 from chronik.storage.errors import DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -45,7 +47,12 @@ REFUSED_S = 5.0
 """Refusals may pass: the peer may not have noticed yet that this node's former process is gone."""
 
 WAITING_LOGGED_S = 5.0
+MAJORITY_LOST_S = 2.0
 HAND_OVER_S = 1.0
+LEAVE_TIMEOUT_S = 6.0
+"""Longer than the controller's patience with partitions that only this broker can lead."""
+
+PROPOSAL_TIMEOUT_S = 10.0
 
 
 class ClusterMember:
@@ -58,6 +65,11 @@ class ClusterMember:
         self._config = config
         self._loop = broker.loop
         self._log = broker.log
+        self._is_open = False
+        self._is_majority_lost = False
+        self._leaderless: asyncio.TimerHandle | None = None
+        self._follows = asyncio.Event()
+        """Set while another node leads the Raft group."""
         self._meta_written: asyncio.Task[None] | None = None
         self.identity = Identity(
             config.node_id,
@@ -91,6 +103,7 @@ class ClusterMember:
             await broker.run_blocking(store.close)
             raise
         self._store_id = stored.store_id
+        self._is_open = True
         self.raft = RaftService(
             broker.loop, broker.env, node, store, self.peers, self.metadata, broker.log, broker.failed_by
         )
@@ -162,7 +175,14 @@ class ClusterMember:
             folder_id=self._store_id,
         )
         self.session = BrokerSession(
-            broker.loop, self.client, self.metadata, registration, settled, broker.hand_over, broker.log
+            broker.loop,
+            self.client,
+            self.metadata,
+            registration,
+            settled,
+            broker.hand_over,
+            broker.failed_by,
+            broker.log,
         )
         started_s = logged_s = self._loop.time()
         while True:
@@ -171,6 +191,10 @@ class ClusterMember:
                 return
             except KafkaError as error:
                 now_s = self._loop.time()
+                if self.raft.write_error is not None and not config.peers:
+                    raise StoreError(
+                        f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
+                    ) from None
                 self._give_up_if_refused(now_s - started_s, error)
                 if now_s - logged_s >= WAITING_LOGGED_S:
                     logged_s = now_s
@@ -190,43 +214,106 @@ class ClusterMember:
         """A node that nobody wants must not wait for ever in silence."""
         if waited_s < REFUSED_S:
             return
-        if error.code in (ErrorCode.duplicate_broker_registration, ErrorCode.inconsistent_cluster_id):
+        if error.code is ErrorCode.duplicate_broker_registration:
+            raise ConfigError(error.message)
+        if error.code is ErrorCode.invalid_registration and self.raft.node.last_index > 0:
+            # With an empty store it would be about to join; this one was removed.
             raise ConfigError(error.message)
         statuses = [self.peers.status(node_id) for node_id in self.peers.known()]
         refusals = [status.reason for status in statuses if status.state is PeerState.REJECTED]
         if refusals and not any(status.state is PeerState.CONNECTED for status in statuses):
             raise ConfigError(refusals[0])
 
+    async def propose_isr(
+        self,
+        topic_id: UUID,
+        partition: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        members: Sequence[tuple[int, int]],
+        hand_over_to: int,
+    ) -> None:
+        """Has the controller commit another ISR, or another leader, of a partition that this broker leads."""
+        call = AlterIsrCall(
+            self._config.node_id,
+            topic_id,
+            partition,
+            leader_epoch,
+            partition_epoch,
+            tuple(IsrMember(*member) for member in members),
+            self.session.broker_epoch,
+            hand_over_to,
+        )
+        await self.client.call(call, PROPOSAL_TIMEOUT_S)
+
     # -- going ---------------------------------------------------------------------------------------------------------
 
-    async def leave(self, timeout_s: float) -> None:
+    async def leave(self) -> None:
         """Has others lead what this node leads, the cluster included; bounded, since a stop must come to an end."""
         if len(self.raft.node.membership.members) <= 1:
             return
-        if not await self.session.leave(timeout_s):
+        if not await self.session.leave(LEAVE_TIMEOUT_S):
             self._log.warning("left_without_handover", then="others take over when they miss this node")
         if self.raft.node.is_leader and self.raft.transfer_leadership() is None:
-            deadline_s = self._loop.time() + HAND_OVER_S
-            while self.raft.node.is_leader and self._loop.time() < deadline_s:
-                await asyncio.sleep(0.01)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_S):
+                    await self._follows.wait()
 
     async def close(self) -> None:
+        """A second call changes nothing; nor does one before `open` has come to its end."""
+        if not self._is_open:
+            return
+        self._is_open = False
         self.controller.close()
+        if self._leaderless is not None:
+            self._leaderless.cancel()
         await self.metadata.close()
         await self.peers.close()
         if self._meta_written is not None:
-            await self._meta_written
+            await asyncio.wait([self._meta_written])
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _raft_event(self, event: RaftEvent) -> None:
+        if isinstance(event, RoleChanged):
+            if event.leader not in (None, self._config.node_id):
+                self._follows.set()
+            else:
+                self._follows.clear()
+            self._watch_majority(event.leader is not None)
         if isinstance(event, LeaderEstablished) and not self.metadata.image.cluster_id:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._broker.env)))
+
+    def _watch_majority(self, has_leader: bool) -> None:
+        """An election takes a moment; when it takes longer, somebody has to know who is missing."""
+        if has_leader and self._leaderless is not None:
+            self._leaderless.cancel()
+            self._leaderless = None
+        if has_leader and self._is_majority_lost:
+            self._is_majority_lost = False
+            self._log.info("majority_found", controller=self.raft.leader_id)
+        if not has_leader and self._leaderless is None and not self._is_majority_lost:
+            self._leaderless = self._loop.call_later(MAJORITY_LOST_S, self._report_majority_lost)
+
+    def _report_majority_lost(self) -> None:
+        self._leaderless = None
+        if self.raft.leader_id >= 0:
+            return
+        self._is_majority_lost = True
+        voters = [voter.node_id for voter in self.raft.node.membership.voters]
+        self._log.error(
+            "majority_lost",
+            voters=voters,
+            missing=self.missing(),
+            then="nothing is changed or acknowledged until most voters are there again: start the missing ones",
+        )
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, ClusterCreated):
                 self._learn_cluster(event.cluster_id)
+            elif isinstance(event, BrokerUnregistered):
+                self._node_removed(event.broker.id)
 
     def _learn_cluster(self, cluster_id: str) -> None:
         known = self.identity.cluster_id
@@ -242,6 +329,15 @@ class ClusterMember:
         if self._folder.meta.cluster_id != cluster_id:
             write = self._broker.run_blocking(lambda: self._folder.set_cluster_id(cluster_id))
             self._meta_written = self._loop.create_task(write, name="cluster-id")
+
+    def _node_removed(self, node_id: int) -> None:
+        if node_id != self._config.node_id:
+            self.peers.forget(node_id)
+        elif hasattr(self, "session") and self.session.broker_epoch >= 0:
+            self.session.removed()
+            self._log.warning(
+                "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
+            )
 
     def _peer_refused(self, node_id: int) -> None:
         """Nobody listens at the peer's address. Only if it holds no connection to us either is its process gone."""

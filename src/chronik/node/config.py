@@ -96,11 +96,13 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 10_000
     producer_id_expiration_ms: int = 86_400_000
+    replica_lag_ms_max: int = 3_000
 
     connections_max: int = 10_000
     connection_idle_ms_max: int = 600_000
     frame_bytes_max: int = 100 * 1024 * 1024
     in_flight_bytes_max: int = 512 * 1024 * 1024
+    forward_bytes_max: int = 64 * 1024 * 1024
     in_flight_requests_max: int = 256
     fetch_bytes_max: int = 8 * 1024 * 1024
     fetch_sessions_max: int = 1_000
@@ -262,6 +264,8 @@ _AT_LEAST_ONE = (
     "connections_max",
     "frame_bytes_max",
     "in_flight_bytes_max",
+    "forward_bytes_max",
+    "replica_lag_ms_max",
     "in_flight_requests_max",
     "fetch_bytes_max",
     "executor_threads",

@@ -47,6 +47,7 @@ class ControllerClient:
         self._metadata = metadata
         self._peers = peers
         self._answer_here = answer_here
+        self._turn = 0
 
     async def call(self, call: Call, timeout_s: float = CALL_TIMEOUT_S, *, waits_for_image: bool = True) -> Result:
         """What the controller answers. KafkaError where it refuses, or where none answers in time (REQUEST_TIMED_OUT).
@@ -80,6 +81,9 @@ class ControllerClient:
             asked = hint if hint != NOBODY else self._metadata.controller_id
             hint = NOBODY
             reason = "no controller is known"
+            if asked == NOBODY:
+                # A node that belongs to no group yet, or no more, hears of no leader: others may know.
+                asked = self._next_peer()
             try:
                 reply: R | None = None
                 if asked == self._node_id:
@@ -90,7 +94,7 @@ class ControllerClient:
                 if reply is not None and reply.is_controller:
                     return reply
                 if reply is not None:
-                    reason = f"node {asked} is not the controller any more"
+                    reason = f"node {asked} is not the controller"
                     hint = reply.controller_id if reply.controller_id != asked else NOBODY
             except (ClientError, MalformedRequest) as error:
                 reason = str(error)
@@ -98,6 +102,14 @@ class ControllerClient:
                 raise KafkaError(ErrorCode.request_timed_out, f"the controller could not be asked: {reason}")
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
+
+    def _next_peer(self) -> int:
+        """The connected peers in turn."""
+        connected = [peer for peer in self._peers.known() if self._peers.is_connected(peer)]
+        if not connected:
+            return NOBODY
+        self._turn += 1
+        return connected[self._turn % len(connected)]
 
     async def image_has(self, version: int, deadline_s: float) -> None:
         """Waits until this node's own image is at least as new; REQUEST_TIMED_OUT where that takes too long."""

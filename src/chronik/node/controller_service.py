@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
-from chronik.metadata.commands import AllocateProducerIds, Command
+from chronik.metadata.commands import AllocateProducerIds, Command, UnregisterBroker
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
 from chronik.metadata.events import Event, ProducerIdsAllocated
 from chronik.metadata.image import ClusterImage
@@ -28,8 +28,9 @@ from chronik.node.internal_api import (
 )
 from chronik.node.metadata_log import NotController
 from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.raft.membership import Promote, Remove
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished, Refused, RoleChanged, RoleKind
+from chronik.raft.ready import LeaderEstablished, Reason, Refused, RoleChanged, RoleKind
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -200,6 +201,49 @@ class ControllerService:
                 ErrorCode.invalid_registration,
                 f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
             )
+
+    # -- who leaves ----------------------------------------------------------------------------------------------------
+
+    async def remove_node(self, node_id: int) -> None:
+        """A node leaves for good: its registration goes, then its vote, which a learner gets first.
+
+        INVALID_REQUEST while it has replicas. Where the node is this one, another becomes the controller, who is to be
+        asked again.
+        """
+        metadata, raft = self._member.metadata, self._member.raft
+        membership, registered = raft.node.membership, metadata.image.brokers.get(node_id)
+        member = membership.member(node_id)
+        if member is None and registered is None:
+            raise KafkaError(ErrorCode.broker_id_not_registered, f"node {node_id} is not in this cluster")
+        if node_id == self._broker.node_id:
+            refused = raft.transfer_leadership()
+            if refused is not None:
+                raise KafkaError(ErrorCode.invalid_request, f"node {node_id} cannot leave: {refused.detail}")
+            raise NotController(-1)
+        if registered is not None:
+            await metadata.propose(UnregisterBroker(node_id, registered.epoch))
+        if member is None:
+            return
+        if member.is_voter:
+            learners = [other for other in membership.members if not other.is_voter]
+            if learners:
+                await self._have_member(Promote(learners[0].node_id))
+        await self._have_member(Remove(node_id))
+
+    async def _have_member(self, change: Promote | Remove) -> None:
+        """Proposes a change of the membership until it is in force and committed."""
+        raft = self._member.raft
+        while self._controller is not None:
+            member = raft.node.membership.member(change.node_id)
+            is_in_force = member is None if isinstance(change, Remove) else member is not None and member.is_voter
+            if is_in_force and not raft.is_changing_members:
+                return
+            if not is_in_force:
+                outcome = raft.propose_membership(change)
+                if isinstance(outcome, Refused) and outcome.reason is Reason.INVALID:
+                    raise KafkaError(ErrorCode.invalid_request, outcome.detail)
+            await asyncio.sleep(DUE_INTERVAL_MS / 1000)
+        raise NotController(self._member.metadata.controller_id)
 
     # -- who follows the image -----------------------------------------------------------------------------------------
 

@@ -11,37 +11,32 @@ A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from chronik.client.connection import Connection as PeerConnection
-from chronik.client.errors import ClientError
+from chronik.metadata.image import NO_LEADER, PartitionImage, TopicImage
 from chronik.node.connection import Connection
-from chronik.wire.api import ApiKey
+from chronik.node.pipe import Pipe
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
-from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-from chronik.wire.produce import (
-    ProducePartitionResponse,
-    ProduceRequest,
-    ProduceTopic,
-    produce_request_buffers,
-    read_produce_response,
-)
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.produce import ProducePartitionResponse
 
 if TYPE_CHECKING:
-    import asyncio
-
     from chronik.node.broker import Broker
     from chronik.node.partition import Waiter
 
-PURPOSE = "produce"
-VERSION = 13
-CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.05
 BROKEN_S = 1.0
 """So long after a failure a batch may come that its sender sent before it knew of the failure."""
+
+UNANSWERED_TIMEOUT_MS = 5_000
+"""A batch with acks=0 is tried for so long at least, whatever its request says about a wait for nothing."""
+
+SEQUENCES = 1 << 31
+"""Sequences wrap here; of two, the later one lies less than half of it ahead."""
 
 NOT_APPENDED = frozenset(
     {
@@ -57,24 +52,23 @@ NOT_APPENDED = frozenset(
 
 
 class ForwardedBatch:
-    """One batch on its way. `respond` fills the response and wakes its request; it is called once."""
+    """One batch on its way. Invariant: once `is_over`, its request has its outcome, and nothing more of it is sent."""
 
     __slots__ = (
-        "_deadline_s",
         "_forwarding",
         "acks",
         "append_here",
         "connection",
+        "deadline_s",
+        "group",
         "header",
-        "index",
         "is_over",
         "is_sent",
         "lane",
+        "leader",
         "number",
         "records",
         "response",
-        "timeout_ms",
-        "topic",
         "topic_id",
         "waiter",
     )
@@ -82,49 +76,52 @@ class ForwardedBatch:
     def __init__(
         self,
         forwarding: Forwarding,
+        lane: Lane,
+        number: int,
         connection: Connection,
-        topic: str,
+        group: object,
         topic_id: UUID,
         response: ProducePartitionResponse,
         records: memoryview,
         acks: int,
-        timeout_ms: int,
-        append_here: Callable[[ForwardedBatch], None],
+        deadline_s: float,
+        append_here: Callable[[memoryview], None],
         waiter: Waiter,
     ) -> None:
         self._forwarding = forwarding
+        self.lane = lane
+        self.number = number
         self.connection = connection
-        self.topic = topic
+        self.group = group
         self.topic_id = topic_id
-        self.index = response.partition
         self.response = response
         # Of its own: the connection's buffer is used again.
         self.records = memoryview(bytearray(records))
+        self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
         self.acks = acks
-        self.timeout_ms = timeout_ms
+        self.deadline_s = deadline_s
         self.append_here = append_here
         self.waiter = waiter
-        self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
-        self.number = 0
+        self.leader = NO_LEADER
         self.is_sent = False
         self.is_over = False
-        self.lane: Lane
 
     def deadline_passed(self) -> None:
         self._forwarding.timed_out(self)
 
 
 class Lane:
-    """The batches of one connection for one partition, oldest first.
+    """The batches of one connection for one partition.
 
-    Invariant: `open` counts those that were sent to `leader` and are not answered; `queue` holds those after them.
+    Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "leader", "open", "queue")
+    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue")
 
-    def __init__(self) -> None:
-        self.leader = -1
-        self.open = 0
+    def __init__(self, key: tuple[UUID, int]) -> None:
+        self.key = key
+        self.leader = NO_LEADER
+        self.open: dict[ForwardedBatch, None] = {}
         self.queue: deque[ForwardedBatch] = deque()
         self.broken: BatchHeader | None = None
         self.broken_s = 0.0
@@ -134,21 +131,30 @@ class Lane:
     def is_idle(self) -> bool:
         return not self.open and not self.queue
 
-    def is_healed_by(self, header: BatchHeader | None, now_s: float) -> bool:
-        """Whether a batch may go after the failure: it is the failed one again, or one that has nothing to do with it."""
+    def break_at(self, header: BatchHeader | None, now_s: float) -> None:
+        """This batch failed: later ones must not get ahead of it. Only an idempotent producer says which these are."""
+        if header is None or header.producer_id < 0:
+            return
+        if self.broken is None or not _is_after(header, self.broken):
+            self.broken = header
+            self.broken_s = now_s
+
+    def refuses(self, header: BatchHeader | None, now_s: float) -> bool:
+        """Whether a batch comes after one that failed and was not sent again."""
         failed = self.broken
-        if failed is None or now_s - self.broken_s > BROKEN_S:
-            return True
-        if failed.producer_id < 0 or header is None:
-            return self.is_idle
-        if (header.producer_id, header.producer_epoch) != (failed.producer_id, failed.producer_epoch):
-            return True
-        # Sequences wrap at 2^31: the later one of two lies less than half of that ahead.
-        return (header.base_sequence - failed.base_sequence) % (1 << 31) in (0, *range(1 << 30, 1 << 30))
+        if failed is None or header is None:
+            return False
+        if now_s - self.broken_s <= BROKEN_S:
+            if header.producer_id != failed.producer_id:
+                return False
+            if _is_after(header, failed):
+                return True
+        self.broken = None
+        return False
 
 
 class Forwarding:
-    """Owned by the loop. Invariant: `in_flight_bytes` is what all lanes hold of batches that are not answered."""
+    """Owned by the loop. Invariant: `in_flight_bytes` is what the lanes hold of batches that are not over."""
 
     def __init__(self, broker: Broker, bytes_max: int) -> None:
         self.in_flight_bytes = 0
@@ -157,5 +163,284 @@ class Forwarding:
         self._bytes_max = bytes_max
         self._number = 0
         self._lanes: dict[Connection, dict[tuple[UUID, int], Lane]] = {}
-        self._held: dict[Connection, None] = {}
         self._pipes: dict[int, Pipe] = {}
+        self._due: list[ForwardedBatch] = []
+        self._held: dict[Connection, None] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    # -- what Produce asks ---------------------------------------------------------------------------------------------
+
+    def is_busy(self, connection: Connection, topic_id: UUID, index: int) -> bool:
+        """Whether earlier batches of the lane decide what becomes of the next: it must take the same way."""
+        lanes = self._lanes.get(connection)
+        return lanes is not None and (topic_id, index) in lanes
+
+    def can_forward(self, connection: Connection, partition: PartitionImage | None, acks: int) -> bool:
+        """Whether there is somewhere to send a batch that this node cannot append itself."""
+        if partition is None or connection.peer_id is not None or not self._broker.config.forwarding:
+            return False
+        if acks == 0:
+            return True
+        # A node that is about to go sends producers away while it still can: they would find out by a broken connection.
+        return not self._broker.is_leaving and partition.leader not in (NO_LEADER, self._broker.node_id)
+
+    def forward(
+        self,
+        connection: Connection,
+        group: object,
+        topic: TopicImage,
+        response: ProducePartitionResponse,
+        records: memoryview,
+        acks: int,
+        timeout_ms: int,
+        append_here: Callable[[memoryview], None],
+        waiter: Waiter,
+    ) -> None:
+        """Takes over one batch; `waiter` is called once, with `response` filled or the error.
+
+        Batches of one `group` (a request) for one leader travel together. `append_here` appends where this node has
+        come to lead meanwhile: then the waiter is its to call, and what it raises is the outcome.
+        """
+        lane = self._lane(connection, topic.id, response.partition)
+        timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
+        self._number += 1
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        batch = ForwardedBatch(
+            self,
+            lane,
+            self._number,
+            connection,
+            group,
+            topic.id,
+            response,
+            records,
+            acks,
+            deadline_s,
+            append_here,
+            waiter,
+        )
+        self._hold(batch)
+        self._broker.deadlines.add(timeout_ms, batch)
+        if lane.refuses(batch.header, self._loop.time()):
+            self._refuse(batch, "a batch before it failed")
+            return
+        lane.queue.append(batch)
+        self._drain(lane)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Waits until every batch has its outcome, those that nobody waits for included."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
+        except TimeoutError:
+            return
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def _lane(self, connection: Connection, topic_id: UUID, index: int) -> Lane:
+        lanes = self._lanes.get(connection)
+        if lanes is None:
+            lanes = self._lanes[connection] = {}
+            connection.when_closed(self, lambda: self._connection_closed(connection))
+        lane = lanes.get((topic_id, index))
+        if lane is None:
+            lane = lanes[(topic_id, index)] = Lane((topic_id, index))
+        return lane
+
+    def _connection_closed(self, connection: Connection) -> None:
+        """What it sent still goes on; nobody is told the outcome."""
+        self._lanes.pop(connection, None)
+        self._held.pop(connection, None)
+
+    def _drain(self, lane: Lane) -> None:
+        """Routes what waits, as long as its turn has come."""
+        while lane.queue:
+            leader = self._leader(lane.key)
+            if lane.open and leader != lane.leader:
+                # What is open at another leader has to be decided first.
+                return
+            batch = lane.queue[0]
+            if leader == self._broker.node_id:
+                lane.queue.popleft()
+                self._append_here(batch)
+                if lane.queue and lane.queue[0] is batch:
+                    return
+            elif leader != NO_LEADER:
+                lane.queue.popleft()
+                lane.leader = batch.leader = leader
+                lane.open[batch] = None
+                self._send_soon(batch)
+            elif batch.acks == 0:
+                self._drain_later(lane)
+                return
+            else:
+                lane.queue.popleft()
+                self._refuse(batch, "the partition has no leader")
+
+    def _leader(self, key: tuple[UUID, int]) -> int:
+        topic = self._broker.image.topic_by_id(key[0])
+        partition = None if topic is None else topic.partition(key[1])
+        return NO_LEADER if partition is None else partition.leader
+
+    def _append_here(self, batch: ForwardedBatch) -> None:
+        try:
+            batch.append_here(batch.records)
+        except KafkaError as error:
+            if batch.acks == 0 and error.code in NOT_APPENDED:
+                self._again(batch)
+            else:
+                self._finish(batch, error)
+            return
+        self._let_go(batch)
+
+    def _drain_later(self, lane: Lane) -> None:
+        if not lane.is_scheduled:
+            lane.is_scheduled = True
+            self._loop.call_later(RETRY_S, self._drain_scheduled, lane)
+
+    def _drain_scheduled(self, lane: Lane) -> None:
+        lane.is_scheduled = False
+        self._drain(lane)
+
+    def _again(self, batch: ForwardedBatch) -> None:
+        """Surely not appended, and nobody to tell: back to its place in the queue."""
+        lane = batch.lane
+        lane.open.pop(batch, None)
+        batch.is_sent = False
+        at = next((at for at, other in enumerate(lane.queue) if other.number > batch.number), len(lane.queue))
+        lane.queue.insert(at, batch)
+        self._drain_later(lane)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _send_soon(self, batch: ForwardedBatch) -> None:
+        if not self._due:
+            self._loop.call_soon(self._send_due)
+        self._due.append(batch)
+
+    def _send_due(self) -> None:
+        due, self._due = self._due, []
+        groups: dict[tuple[int, object], list[ForwardedBatch]] = {}
+        for batch in due:
+            groups.setdefault((batch.leader, batch.group), []).append(batch)
+        for (leader, _), batches in groups.items():
+            self._broker.metrics.produce_forwarded += 1
+            pipe = self._pipes.get(leader)
+            if pipe is None:
+                pipe = self._pipes[leader] = Pipe(self._broker, self, leader)
+            pipe.send(batches)
+
+    def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
+        """The leader's outcome of one batch."""
+        if batch.is_over:
+            return
+        if answer.error_code in NOT_APPENDED:
+            if batch.acks == 0:
+                self._again(batch)
+            else:
+                self._refuse(batch, f"node {batch.leader} does not lead any more")
+            return
+        response = batch.response
+        if answer.error_code:
+            self._finish(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
+            return
+        response.base_offset = answer.base_offset
+        response.log_append_time_ms = answer.log_append_time_ms
+        response.log_start_offset = answer.log_start_offset
+        self._finish(batch, None)
+
+    def not_sent(self, batch: ForwardedBatch, reason: str) -> None:
+        """The leader could not be reached."""
+        if batch.is_over:
+            return
+        if batch.acks == 0:
+            self._again(batch)
+        else:
+            self._refuse(batch, reason)
+
+    def in_doubt(self, batch: ForwardedBatch, reason: str) -> None:
+        """It was sent, and no answer comes: it may be appended or not."""
+        if not batch.is_over:
+            self._break(batch)
+            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
+
+    def timed_out(self, batch: ForwardedBatch) -> None:
+        if batch.is_sent:
+            self.in_doubt(batch, "the leader did not answer within the request's timeout")
+        else:
+            self._refuse(batch, "the leader was not reached within the request's timeout")
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, batch: ForwardedBatch, reason: str) -> None:
+        """Surely not appended: the producer may send it elsewhere."""
+        self._break(batch)
+        self._broker.metrics.not_leader += 1
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
+
+    def _break(self, batch: ForwardedBatch) -> None:
+        """Those behind a batch that failed must not get ahead of it: what was not sent yet fails too."""
+        if batch.acks == 0:
+            return
+        lane = batch.lane
+        lane.break_at(batch.header, self._loop.time())
+        for other in [*lane.open, *lane.queue]:
+            if other.number > batch.number and not other.is_sent and not other.is_over:
+                self._broker.metrics.not_leader += 1
+                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
+
+    def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
+        waiter = batch.waiter
+        self._let_go(batch)
+        waiter(error)
+
+    def _let_go(self, batch: ForwardedBatch) -> None:
+        if batch.is_over:
+            return
+        batch.is_over = True
+        lane = batch.lane
+        lane.open.pop(batch, None)
+        if batch in lane.queue:
+            lane.queue.remove(batch)
+        self.in_flight_bytes -= len(batch.records)
+        batch.records = memoryview(b"")
+        if self.in_flight_bytes == 0:
+            self._settled.set()
+        self._release()
+        if lane.queue:
+            self._drain_later_now(lane)
+        elif lane.is_idle and lane.broken is None:
+            lanes = self._lanes.get(batch.connection)
+            if lanes is not None:
+                lanes.pop(lane.key, None)
+
+    def _drain_later_now(self, lane: Lane) -> None:
+        """In the next turn of the loop: this one may be in the middle of the lane."""
+        if not lane.is_scheduled:
+            lane.is_scheduled = True
+            self._loop.call_soon(self._drain_scheduled, lane)
+
+    # -- the bound -----------------------------------------------------------------------------------------------------
+
+    def _hold(self, batch: ForwardedBatch) -> None:
+        """Over the bound a connection is not read on until others have got rid of theirs."""
+        self.in_flight_bytes += len(batch.records)
+        self._settled.clear()
+        connection = batch.connection
+        if self.in_flight_bytes > self._bytes_max and connection not in self._held:
+            self._held[connection] = None
+            connection.hold()
+
+    def _release(self) -> None:
+        while self._held and self.in_flight_bytes <= self._bytes_max:
+            connection = next(iter(self._held))
+            del self._held[connection]
+            self._loop.call_soon(connection.release)
+
+
+def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
+    """Whether a batch of the same producer comes later than another."""
+    if (header.producer_id, header.producer_epoch) != (other.producer_id, other.producer_epoch):
+        return False
+    return 0 < (header.base_sequence - other.base_sequence) % SEQUENCES < SEQUENCES // 2

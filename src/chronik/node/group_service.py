@@ -298,7 +298,8 @@ class GroupService:
         """The broker that coordinates a group: the leader of its partition."""
         await self.ensure_topic()
         image = self._broker.image
-        partition = image.partition(OFFSETS_TOPIC, group_partition(group_id, self._coordinator.partition_count))
+        topic = image.topic(OFFSETS_TOPIC)
+        partition = None if topic is None else topic.partition(group_partition(group_id, len(topic.partitions)))
         leader = None if partition is None else image.brokers.get(partition.leader)
         if leader is None:
             raise KafkaError(ErrorCode.coordinator_not_available, "the group's partition has no leader")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 REQUESTS_MAX = 4096
 """So many requests of one peer may wait for their answers, fetches and batches of all its clients among them."""
 
+FRAME_SLACK_BYTES = 1024 * 1024
+
 KAFKA_APIS = (
     ApiKey.PRODUCE,
     ApiKey.FETCH,
@@ -34,6 +36,7 @@ KAFKA_APIS = (
 )
 """What peers ask for in Kafka's own protocol: forwarded batches, and what replicas need."""
 
+NEEDS_LOGS = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
 BEFORE_HELLO = (InternalKey.HELLO, ApiKey.API_VERSIONS)
 
 
@@ -42,6 +45,8 @@ class InternalServer(Server):
 
     def __init__(self, broker: Broker, apis: dict[int, Api]) -> None:
         super().__init__(broker, {**{key: apis[key] for key in KAFKA_APIS}, **{api.key: api for api in INTERNAL_APIS}})
+        # A forwarded request may be longer than the client's by some bytes of its own.
+        self.frame_bytes_max += FRAME_SLACK_BYTES
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
         # Kept apart: what nodes ask each other is no client's request.
@@ -54,8 +59,13 @@ class InternalServer(Server):
         """The gauge counts clients."""
 
     def run_request(self, connection: Connection, frame: memoryview) -> None:
-        if connection.peer_id is None and int.from_bytes(frame[:2], "big") not in BEFORE_HELLO:
+        key = int.from_bytes(frame[:2], "big")
+        if connection.peer_id is None and key not in BEFORE_HELLO:
             raise MalformedRequest("a request of a node that has not said HELLO")
+        if key in NEEDS_LOGS and not self.broker.has_opened_logs:
+            # It has just started: the peer tries again in a moment.
+            connection.close()
+            return
         super().run_request(connection, frame)
 
     async def run_call(self, call: Call, reply: Reply) -> None:

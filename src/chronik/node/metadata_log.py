@@ -1,8 +1,8 @@
 """The ordered, durable log of metadata commands, and the image that results from it.
 
 `MetadataLog` is the seam: whoever wants metadata changed proposes a command and gets the events once it is agreed on
-and applied here. `RaftMetadataLog` orders the commands by Raft; a node alone is a Raft group of one. Only the controller,
-the leader of that group, takes proposals: it checks each one against the image that all earlier ones lead to.
+and applied here. `RaftMetadataLog` orders the commands by Raft; a node alone is a Raft group of one. Only the
+controller, the leader of that group, takes proposals: it checks each one against the image that all before it lead to.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ WAITING_COMMANDS_MAX = 10_000
 """Beyond this many waiting commands a proposal is refused rather than queued."""
 
 PROPOSAL_TIMEOUT_S = 30.0
+CLOSE_WAIT_S = 1.0
 
 Proposal: TypeAlias = Command | Callable[[ClusterImage], Command]
 Listener: TypeAlias = Callable[[ClusterImage, Sequence[Event]], None]
@@ -185,8 +186,11 @@ class RaftMetadataLog:
         return NotController(-1 if refused.leader is None else refused.leader)
 
     async def close(self) -> None:
-        """Nothing is proposed or applied any more; whoever waits is told that the outcome is open."""
+        """Takes no more proposals and finishes those it took, if that is soon; then nothing is applied any more."""
         self._is_closed = True
+        waiting = [each.done for each in self._waiting.values() if not each.done.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=CLOSE_WAIT_S)
         self._is_controller = False
         await self._raft.close()
         self._fail_waiting(KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still be done"))

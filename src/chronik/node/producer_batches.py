@@ -8,6 +8,7 @@ from chronik.node.topic_settings import TopicSettings
 from chronik.wire.batch import TRANSACTIONAL, BatchHeader, Record, decode_batch, encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 
+KEY_NEEDED = "a compacted topic takes no record without a key"
 DECODED_RECORDS_MAX = 100_000
 DECODED_BYTES_PER_BYTE_MAX = 16
 
@@ -26,8 +27,11 @@ def check_producer_batch(
         oldest_ms = min(header.base_timestamp, header.max_timestamp)
         if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
             raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
-    if settings.is_compacted and any(record.key is None for record in _decoded(settings, records, start, header)):
-        raise KafkaError(ErrorCode.invalid_record, "a compacted topic takes no record without a key")
+    if settings.is_compacted:
+        decoded = _decoded(settings, records, start, header)
+        keyless = [(at, KEY_NEEDED) for at, record in enumerate(decoded) if record.key is None]
+        if keyless:
+            raise KafkaError(ErrorCode.invalid_record, KEY_NEEDED, keyless)
 
 
 def recompressed(

@@ -82,9 +82,14 @@ class RaftService:
         self._timer_ms: int | None = None
         self._is_pump_due = False
         self._writing: asyncio.Task[None] | None = None
+        self._job: asyncio.Future[None] | None = None
         self._is_closed = False
         self.is_alone = _is_alone(node)
         """Whether this node is the only member: whatever it decides is agreed on."""
+        self.write_error: Exception | None = None
+        """Why the store does not take what it has to; None while it does."""
+        self.is_changing_members = False
+        """Whether the membership in force is not committed yet, as far as the events tell."""
         self._taken_ids: dict[int, None] = {}
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -99,7 +104,9 @@ class RaftService:
             self._timer.cancel()
         if self._writing is not None:
             self._writing.cancel()
-            await asyncio.wait([self._writing])
+        if self._job is not None:
+            # Not the task: that may have been cancelled, and the thread writes on all the same.
+            await asyncio.wait([self._job])
         await self._loop.run_in_executor(self._env.executor, self._store.close)
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
@@ -211,15 +218,18 @@ class RaftService:
         failed = False
         while True:
             try:
-                await self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
+                self._job = self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
+                await asyncio.shield(self._job)
                 break
             except Exception as error:
                 if not failed:
                     self._log.error("raft_write_failed", error=str(error), then="it is tried again every second")
                 failed = True
+                self.write_error = error
                 self._machine.write_failed(error)
             await asyncio.sleep(WRITE_RETRY_S)
         if failed:
+            self.write_error = None
             self._log.info("raft_write_recovered")
             self._machine.write_recovered()
         self._writing = None
@@ -251,11 +261,13 @@ class RaftService:
                 self._log.info("controller_elected", term=term)
             case MembershipChanged(membership=membership, is_committed=True):
                 self._follow_members()
+                self.is_changing_members = False
                 voters = [member.node_id for member in membership.voters]
                 learners = [member.node_id for member in membership.members if not member.is_voter]
                 self._log.info("members_changed", voters=voters, learners=learners)
             case MembershipChanged():
                 self._follow_members()
+                self.is_changing_members = True
             case NodeIdTaken(node_id=node_id) if node_id not in self._taken_ids:
                 self._taken_ids[node_id] = None
                 self._log.error(

@@ -61,9 +61,10 @@ class Truncate(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    """Nothing here is left at the leader: go on, empty, at `offset`, with the answer's batches if it has any."""
+    """Nothing here is left at the leader: go on, empty, at `offset`, with the answer's batches up to `end_offset`."""
 
     offset: int
+    end_offset: int
     below_watermark: bool = False
 
 
@@ -110,9 +111,9 @@ class PartitionFollower:
         self.high_watermark = min(self.high_watermark, log_end_offset)
         self._leaders_watermark = min(self._leaders_watermark, self.high_watermark)
 
-    def started_over(self, log_start_offset: int, log_end_offset: int) -> None:
+    def started_over(self, decision: StartOver) -> None:
         """The log begins anew where the leader's starts: what lies below was committed."""
-        self.high_watermark = max(min(self.high_watermark, log_end_offset), log_start_offset)
+        self.high_watermark = max(min(self.high_watermark, decision.end_offset), decision.offset)
 
     def answered(self, answer: Answer, own: OwnLog) -> Decision:
         """What to do with an answer that has no error but that of its range."""
@@ -135,7 +136,7 @@ class PartitionFollower:
         start = answer.log_start_offset
         is_empty = own.log_start_offset == own.log_end_offset
         if start > own.log_end_offset or (is_empty and 0 <= start != own.log_end_offset):
-            return StartOver(start, start < self.high_watermark)
+            return StartOver(start, start, start < self.high_watermark)
         return AskAgain(f"offset {answer.fetch_offset} is out of a range that starts at {start}")
 
     def _records(self, batches: Sequence[FetchedBatch], own: OwnLog) -> Decision:
@@ -143,7 +144,8 @@ class PartitionFollower:
         if first.base_offset < own.log_end_offset:
             if own.log_start_offset == own.log_end_offset and first.next_offset > own.log_end_offset:
                 # The leader's log starts inside this batch, which comes whole.
-                return self._continues(batches, first.base_offset, NO_EPOCH) or StartOver(first.base_offset)
+                start_over = StartOver(first.base_offset, batches[-1].next_offset)
+                return self._continues(batches, first.base_offset, NO_EPOCH) or start_over
             return AskAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
         return self._continues(batches, own.log_end_offset, own.last_epoch) or Append()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from chronik.replication.isr import InSyncReplicas, Outcome
+from chronik.replication.isr import InSyncReplicas
 
 UNKNOWN: Final = -1
 NEVER_MS: Final = -(1 << 60)
@@ -15,11 +15,15 @@ JOIN_WAIT_MS_MAX: Final = 1_000
 
 
 class ProposedIsr(NamedTuple):
-    """What the controller is asked to commit: replicas with their broker epochs (KIP-903), -1 where not known."""
+    """What the controller is asked to commit: replicas with their broker epochs (KIP-903), -1 where not known.
+
+    `hand_over_to` is who shall lead from then on, -1 where this node goes on.
+    """
 
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
+    hand_over_to: int = -1
 
 
 class Replica:
@@ -182,9 +186,7 @@ class PartitionLeader:
             self._note_joining(replica, now_ms, live)
         return self._advance()
 
-    def partition_changed(
-        self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int
-    ) -> bool:
+    def partition_changed(self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int) -> bool:
         """The metadata says so, for this leader epoch."""
         before = self._isr.committed
         if not self._isr.committed_as(isr, partition_epoch):
@@ -201,10 +203,9 @@ class PartitionLeader:
         self._count()
         return self._advance()
 
-    def proposal_ended(self, partition_epoch: int, outcome: Outcome, now_ms: int) -> bool:
-        if self._isr.ended(partition_epoch, outcome, now_ms):
-            self._count()
-        return self._advance()
+    def proposal_ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
+        """The answer to a proposal came, or will not."""
+        self._isr.ended(partition_epoch, is_committed, now_ms)
 
     def advanced(self) -> bool:
         """Nothing happened but time: `check_isr` may have stopped waiting for somebody."""
@@ -232,8 +233,9 @@ class PartitionLeader:
     ) -> ProposedIsr | None:
         """What to propose to the controller now, if anything; from here on it counts as proposed.
 
-        To be asked now and then, and when a replica may join; call `counted` or `advanced` after it. `heard_ms` says when each node last fetched at all: one that is at the end and still asks is caught up, even if
-        it need not name a partition in which nothing happens.
+        To be asked now and then, and when a replica may join; then ask `advanced`, since it may stop waiting for one
+        that wanted to. `heard_ms` says when each node last fetched at all: one that is at the end and still asks is
+        caught up, even if it need not name a partition in which nothing happens.
         """
         for replica in self._others.values():
             if replica.end >= log_end_offset:
@@ -247,14 +249,31 @@ class PartitionLeader:
             for replica in self.replicas
             if self.may_join(replica, live) and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
-        if tuple(isr) == self._isr.committed and self._isr.is_settled:
+        is_unchanged = tuple(isr) == self._isr.committed
+        if is_unchanged and self._isr.is_settled:
             return None
-        self._isr.propose(isr)
+        # One that only settles what failed before says nothing new of anybody.
+        return self._propose(isr, {} if is_unchanged else live)
+
+    def propose_hand_over(self, to: int, now_ms: int, live: Mapping[int, int]) -> ProposedIsr | None:
+        """Give the leadership to a replica that has everything; None while another proposal is open."""
+        if not self._isr.may_propose(now_ms) or to not in self._isr.committed or to not in live:
+            return None
+        return self._propose(self._isr.committed, {})._replace(hand_over_to=to)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing was proposed that may still become true."""
+        return self._isr.is_settled
+
+    def _propose(self, isr: Iterable[int], live: Mapping[int, int]) -> ProposedIsr:
+        members = tuple(isr)
+        self._isr.propose(members)
         self._count()
         return ProposedIsr(
             self.leader_epoch,
             self._isr.partition_epoch,
-            tuple((replica, self._broker_epoch_of(replica, live)) for replica in isr),
+            tuple((replica, self._broker_epoch_of(replica, live)) for replica in members),
         )
 
     def _lags(self, replica_id: int, now_ms: int) -> bool:
@@ -267,10 +286,10 @@ class PartitionLeader:
         return now_ms - max(replica.caught_up_ms, self._since_ms) > self._lag_ms_max
 
     def _broker_epoch_of(self, replica_id: int, live: Mapping[int, int]) -> int:
-        if replica_id == self.node_id:
-            return live[replica_id]
         replica = self._others.get(replica_id)
-        return UNKNOWN if replica is None else replica.broker_epoch
+        if replica is None:
+            return live.get(replica_id, UNKNOWN)
+        return replica.broker_epoch if live else UNKNOWN
 
     # A replica outside the ISR that keeps up is always one fetch behind a watermark that follows the leader alone; so
     # the watermark waits for it, briefly, or it could never join under load.

@@ -157,6 +157,10 @@ class DataFolder:
             return
         if found is not None:
             self.remove_log(topic, partition)()
+        if not self.disk.exists(self.log_path(topic, partition)):
+            # It begins here: what a former one had reached says nothing of it.
+            self.recovery_points.pop((topic, partition), None)
+            self.high_watermarks.pop((topic_id, partition), None)
         self.disk.mkdir(self.log_path(topic, partition))
         write_file_atomic(self.disk, path, f"{topic_id}\n".encode())
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")

@@ -71,6 +71,8 @@ def create_app(node: ServedNode) -> Starlette:
         found = None if image is None else image.topic(name)
         if found is None:
             return _json({"error": f"topic {name} does not exist here: see /api/topics"}, 404)
+        if not node.is_ready:
+            return _json({"error": "this node has not opened its logs yet: it is starting"}, 503)
         return _json(topic_view(node, found))
 
     return Starlette(

@@ -66,7 +66,7 @@ def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[
         "nodes": [
             {
                 "id": broker.id,
-                "state": "fenced" if broker.is_fenced else "alive",
+                "state": "fenced" if broker.is_fenced else "stopping" if broker.is_shutting_down else "alive",
                 "kafka": f"{broker.host}:{broker.port}",
                 "rack": broker.rack,
                 "epoch": broker.epoch,

@@ -1,0 +1,142 @@
+"""The pytest plugin, in a run of pytest of its own, as somebody's project would have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from tests.support.eventually import eventually
+
+from chronik.cli.node_process import inspect
+from chronik.testing.cluster import TestCluster
+
+RUN_TIMEOUT_S = 120.0
+
+SUITE = """
+from pathlib import Path
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+
+def put(cluster, topic, value):
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, acks="all")
+    producer.send(topic, value, partition=0).get(timeout=20)
+    producer.close()
+
+
+def read(cluster, topic, count):
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=10_000)
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    values = [next(consumer).value for _ in range(count)]
+    consumer.close()
+    return values
+
+
+def test_records_go_through_it(chronik_cluster):
+    topic = chronik_cluster.topic(partitions=1)
+    put(chronik_cluster, topic, b"one")
+    assert read(chronik_cluster, topic, 1) == [b"one"]
+    Path("pids").write_text(" ".join(str(node.process.pid) for node in chronik_cluster.nodes))
+
+
+def test_a_record_survives_the_death_of_its_leader(chronik_cluster):
+    topic = chronik_cluster.topic(partitions=1)
+    put(chronik_cluster, topic, b"before")
+    leader = chronik_cluster.leader(topic)
+    chronik_cluster.kill(leader)
+    if len(chronik_cluster.nodes) == 1:
+        chronik_cluster.start(leader)
+    put(chronik_cluster, topic, b"after")
+    assert read(chronik_cluster, topic, 2) == [b"before", b"after"]
+
+
+def test_a_node_may_be_left_paused_or_stopped(chronik_cluster):
+    last = chronik_cluster.nodes[-1].id
+    chronik_cluster.pause(last)
+    chronik_cluster.resume(last)
+    chronik_cluster.stop(last)
+
+
+def test_every_test_finds_all_nodes_up_and_no_topics(chronik_cluster):
+    assert all(node.is_ready for node in chronik_cluster.nodes)
+    admin = KafkaAdminClient(bootstrap_servers=chronik_cluster.bootstrap)
+    assert [name for name in admin.list_topics() if not name.startswith("__")] == []
+    admin.close()
+"""
+
+
+def pytest_command(folder: Path, suite: str, nodes: int) -> list[str]:
+    (folder / "test_suite.py").write_text(suite)
+    (folder / "pytest.ini").write_text(f"[pytest]\nchronik_nodes = {nodes}\n")
+    is_installed = any(found.name == "chronik" for found in entry_points(group="pytest11"))
+    plugin = [] if is_installed else ["-p", "chronik.testing.plugin"]
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_suite.py"]
+
+
+def is_gone(pid: int) -> bool:
+    found = inspect(pid)
+    return found is None or found[0] == "Z"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Path, nodes: int) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = subprocess.run(
+        pytest_command(tmp_path, SUITE, nodes),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == nodes
+    assert all(is_gone(pid) for pid in pids)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_nodes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    suite = """
+from pathlib import Path
+import signal
+
+def test_that_never_ends(chronik_cluster):
+    Path("pid.new").write_text(str(chronik_cluster.nodes[0].process.pid))
+    Path("pid.new").rename("pid")
+    signal.pause()
+"""
+    with subprocess.Popen(
+        pytest_command(tmp_path, suite, 1),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    ) as run:
+        pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60.0))
+        run.send_signal(signal.SIGKILL)
+    eventually(lambda: is_gone(pid), what=f"node process {pid} is gone")
+
+
+def test_a_cluster_for_one_test_works_without_the_plugin() -> None:
+    with TestCluster(1) as cluster:
+        topic = cluster.topic(partitions=2, retention_ms="60000")
+        assert cluster.leader(topic, 1) == 1
+        assert cluster.controller == 1
+        (node,) = cluster.nodes
+        cluster.kill(1)
+        assert node.process.state is None
+        cluster.heal()
+        assert node.is_ready
+        cluster.tidy()
+        folder = Path(node.folder)
+    assert not folder.exists()
