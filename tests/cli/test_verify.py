@@ -132,9 +132,10 @@ def run_with(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         logs.append(DamagedLog(damage, report))
         return logs[0]
 
-    prepared = Prepared("t", "127.0.0.1:9092", {0: 1, 1: 2, 2: 3}, {0: 0, 1: 0, 2: 0})
+    prepared = Prepared("t", "127.0.0.1:9092", "127.0.0.1:9092", {0: 1, 1: 2, 2: 3}, {0: 0, 1: 0, 2: 0})
     monkeypatch.setattr(verify_run, "with_cluster", lambda *_: prepared)
     monkeypatch.setattr(verify_run, "_delete", lambda *_: None)
+    monkeypatch.setattr(verify_run, "end_offsets", lambda *_: logs[0].end_offsets())
     monkeypatch.setattr(verify_run, "open_sender", open_sender)
     monkeypatch.setattr(verify_run, "open_reader", lambda *_: logs[0])
     return verify_run.run(Experiment(messages=900, timeout_s=0.2), "127.0.0.1:9092")

@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
-from chronik.cli.verify_clients import Report, open_reader, open_sender
-from chronik.cli.verify_run import number_of, record
+from chronik.cli.verify_clients import Reader, Report, open_reader, open_sender
+from chronik.cli.verify_run import end_offsets, number_of, record
 
 SLICE_S = 0.01
 POLL_S = 0.1
@@ -107,7 +106,7 @@ class FailoverStream:
         except BaseException as error:
             self._failure = error
 
-    def _read_all(self, reader: Any) -> None:
+    def _read_all(self, reader: Reader) -> None:
         last_s = time.monotonic()
         while time.monotonic() - last_s < IDLE_S_MAX:
             batch = reader.poll(POLL_S)
@@ -117,6 +116,6 @@ class FailoverStream:
             if batch:
                 last_s = time.monotonic()
             elif self._sent_all.is_set() and self._account.missing == 0:
-                ends = reader.end_offsets()
+                ends = end_offsets(self._bootstrap, self._topic)
                 if ends is not None and all(self._account.next_offset(p) >= end for p, end in ends.items()):
                     return

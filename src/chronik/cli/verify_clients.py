@@ -55,9 +55,6 @@ class Reader(Protocol):
 
     def poll(self, timeout_s: float) -> Sequence[Read]: ...
 
-    def end_offsets(self) -> dict[int, int] | None:
-        """The end of each partition as a reader may see it; None where that cannot be had now."""
-
     def close(self) -> None: ...
 
 
@@ -118,7 +115,6 @@ class KafkaPythonReader:
         from kafka import KafkaConsumer, TopicPartition
         from kafka.errors import KafkaError
 
-        self._error = KafkaError
         with _reaching(bootstrap, KafkaError):
             self._consumer = KafkaConsumer(
                 bootstrap_servers=bootstrap.split(","),
@@ -127,22 +123,14 @@ class KafkaPythonReader:
                 auto_offset_reset="earliest",
                 max_poll_records=max_records,
             )
-        self._partitions = [TopicPartition(topic, partition) for partition in starts]
-        self._consumer.assign(self._partitions)
-        for partition in self._partitions:
+        partitions = [TopicPartition(topic, partition) for partition in starts]
+        self._consumer.assign(partitions)
+        for partition in partitions:
             self._consumer.seek(partition, starts[partition.partition])
-        self.end_offsets()  # connects to the leaders: the first fetch is then measured as a fetch
 
     def poll(self, timeout_s: float) -> Sequence[Read]:
         polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         return [Read(r.partition, r.offset, r.key) for records in polled.values() for r in records]
-
-    def end_offsets(self) -> dict[int, int] | None:
-        try:
-            ends = self._consumer.end_offsets(self._partitions)
-        except self._error:
-            return None
-        return {partition.partition: int(offset) for partition, offset in ends.items()}
 
     def close(self) -> None:
         self._consumer.close(autocommit=False)
@@ -194,9 +182,8 @@ class ConfluentSender:
 
 class ConfluentReader:
     def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
-        from confluent_kafka import Consumer, KafkaException, TopicPartition
+        from confluent_kafka import Consumer, TopicPartition
 
-        self._error = KafkaException
         self._max_records = max_records
         self._consumer: Any = Consumer(
             client_settings(
@@ -204,8 +191,7 @@ class ConfluentReader:
             )
         )
         _reach_confluent(self._consumer, topic, bootstrap)
-        self._partitions = [TopicPartition(topic, partition, offset) for partition, offset in starts.items()]
-        self._consumer.assign(self._partitions)
+        self._consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
 
     def poll(self, timeout_s: float) -> Sequence[Read]:
         # `consume` waits until it has as many as asked for: the first one is waited for, the others are there or not.
@@ -214,15 +200,6 @@ class ConfluentReader:
             return []
         messages = [first, *(self._consumer.consume(self._max_records - 1, 0) if self._max_records > 1 else ())]
         return [Read(m.partition(), m.offset(), m.key()) for m in messages if m.error() is None]
-
-    def end_offsets(self) -> dict[int, int] | None:
-        try:
-            return {
-                partition.partition: self._consumer.get_watermark_offsets(partition, REACH_TIMEOUT_S)[1]
-                for partition in self._partitions
-            }
-        except self._error:
-            return None
 
     def close(self) -> None:
         self._consumer.close()

@@ -20,6 +20,7 @@ from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError
 
 POLL_S = 0.5
+END_OFFSETS_TIMEOUT_S = 10.0
 SERVE_EVERY_RECORDS = 500
 ACKED_MEANS = {
     "0": "sent: with acks=0 no broker confirms a record, so this is what the client handed to the network",
@@ -48,6 +49,9 @@ class Prepared:
 
     topic: str
     bootstrap: str
+    """What the clients are told."""
+    brokers: str
+    """All of them, to ask when one is down."""
     leaders: dict[int, int]
     starts: dict[int, int] = field(default_factory=dict)
 
@@ -83,6 +87,7 @@ async def _look(cluster: Cluster, topic: str, experiment: Experiment, bootstrap:
     return Prepared(
         topic,
         one if experiment.bootstrap_from == "one" else addresses,
+        addresses,
         leaders,
         {partition: found.offset for partition, found in ends.items()},
     )
@@ -125,7 +130,7 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
         experiment.client, prepared.bootstrap, prepared.topic, prepared.starts, experiment.max_poll_records
     )
     try:
-        timeline = _consume(reader, experiment, account, prepared.starts)
+        timeline = _consume(reader, experiment, account, prepared)
     finally:
         reader.close()
     return figures(experiment, prepared, account, timeline, produce_s)
@@ -149,7 +154,7 @@ def _produce(sender: Sender, experiment: Experiment, account: Account) -> None:
         bar.update(account.acked, f"{account.acked:,} of {experiment.messages:,} acknowledged")
 
 
-def _consume(reader: Reader, experiment: Experiment, account: Account, starts: dict[int, int]) -> Timeline:
+def _consume(reader: Reader, experiment: Experiment, account: Account, prepared: Prepared) -> Timeline:
     """Reads until everything acknowledged was read and no partition has more, or nothing came for the timeout."""
     started_s = last_s = time.monotonic()
     timeline = Timeline(experiment.partitions, started_s)
@@ -165,18 +170,31 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, starts: d
             if batch:
                 last_s = now_s
                 bar.update(account.consumed, f"{account.consumed:,} of {account.acked:,} read")
-            if account.missing == 0 and _at_the_end(reader, account, starts):
+            if account.missing == 0 and _at_the_end(account, prepared):
                 break
     timeline.end(now_s, account.incomplete())
     return timeline
 
 
-def _at_the_end(reader: Reader, account: Account, starts: dict[int, int]) -> bool:
+def _at_the_end(account: Account, prepared: Prepared) -> bool:
     """Whether nothing is left to read: a second copy of a record would lie behind all that was expected."""
-    ends = reader.end_offsets()
+    ends = end_offsets(prepared.brokers, prepared.topic)
     if ends is None:
         return False
+    starts = prepared.starts
     return all(max(account.next_offset(partition), starts[partition]) >= end for partition, end in ends.items())
+
+
+def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
+    """The end of each partition as a reader may see it; None where that cannot be had now.
+
+    Not asked of the client under test: after a change of leader, kafka-python 3.0 asks the old one for half a minute.
+    """
+    try:
+        ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), END_OFFSETS_TIMEOUT_S)
+    except (KafkaError, ClientError):
+        return None
+    return {partition: found.offset for partition, found in ends.items()}
 
 
 def number_of(read: Read) -> int | None:

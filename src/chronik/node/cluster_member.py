@@ -130,7 +130,7 @@ class ClusterMember:
             self._broker.env.random,
             int(self._loop.time() * 1000),
             address=self.identity.internal,
-            seeds={peer.id: peer.internal for peer in config.peers},
+            seeds=[peer.id for peer in config.peers],
             founders=founders(config),
         )
 

@@ -182,7 +182,7 @@ class Forwarding:
             return False
         if acks == 0:
             return True
-        # A node that is about to go sends producers away while it still can: they would find out by a broken connection.
+        # A node that is about to go sends producers away while it can: else a broken connection would tell them.
         return not self._broker.is_leaving and partition.leader not in (NO_LEADER, self._broker.node_id)
 
     def forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, TypeAlias
 
 from chronik.metadata.image import PartitionImage
@@ -342,6 +343,11 @@ class Partition(PartitionState):
             before = self.leader.high_watermark
             self.leader.configured(settings.min_insync_replicas)
             self.watermark_checked(before)
+
+    def require_in_sync(self, replicas: int) -> None:
+        """min.insync.replicas in effect has changed with the replicas."""
+        if replicas != self.settings.min_insync_replicas:
+            self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
 
     def _check_enough_after(self) -> None:
         """Nothing is committed while too few are in sync: who waits for that is told so, and may try again."""

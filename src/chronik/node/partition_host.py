@@ -25,6 +25,7 @@ from chronik.metadata.events import (
     TopicDeleted,
 )
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.min_insync import min_insync_replicas
 from chronik.node.checkpoints import Checkpoints, recovery_points_of, watermarks_of
 from chronik.node.cluster_links import ALONE, ClusterLinks
 from chronik.node.config import NodeConfig
@@ -200,6 +201,10 @@ class PartitionHost:
         is_mine = self._config.node_id in changed.replicas
         hosted = self.partitions.get((event.topic, changed.partition))
         if hosted is not None and hosted.topic_id == event.topic_id and is_mine:
+            topic = image.topic_by_id(event.topic_id)
+            if topic is not None and isinstance(event, ReplicasChanged):
+                # Before the ISR of the same image: a newer ISR under an older minimum could commit too early.
+                hosted.require_in_sync(min_insync_replicas(image, topic, changed))
             hosted.apply(changed)
         if not isinstance(event, ReplicasChanged):
             return

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
@@ -61,8 +62,13 @@ class SqliteRaftStore:
 
     def load(self) -> StoredState:
         with self._file.reading() as connection:
-            store_id = self._store_id(connection)
-            return StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
+            try:
+                store_id = self._store_id(connection)
+                stored = StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
+            except (ValueError, TypeError, struct.error) as error:
+                raise sqlite3.DatabaseError(f"a row cannot be read: {error}") from error
+            _check_end(stored, _last_position(connection))
+            return stored
 
     def persist(self, persist: Persist) -> None:
         state = persist.hard_state
@@ -170,6 +176,13 @@ def _entries(connection: sqlite3.Connection) -> tuple[Entry, ...]:
     if entries and entries[0].index > first:
         raise sqlite3.DatabaseError(f"entry {first} is missing")
     return tuple(entries)
+
+
+def _check_end(stored: StoredState, last: int) -> None:
+    """Neither the snapshot nor what was known to be committed may reach beyond the log."""
+    expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
+    if last < expected:
+        raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
 
 
 def _last_snapshot(connection: sqlite3.Connection) -> int:

@@ -1,8 +1,8 @@
-"""How a node with an empty store finds its cluster, or founds it. The package's docstring has the whole story."""
+"""How a node that belongs to no cluster finds its own, or founds it. The package's docstring has the whole story."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from uuid import UUID
 
 from chronik.raft.entries import Entry, EntryKind
@@ -15,12 +15,12 @@ GENESIS_TERM = 1
 
 
 class Introduction:
-    """Says hello while the store is empty; the founder makes the first entry once all founding voters are empty too.
+    """Says hello while this node has no cluster; the founder makes the first entry once all founders have none.
 
     Invariant: `_blank` holds peers that told *this* store that theirs was empty.
     """
 
-    def __init__(self, state: RaftState, seeds: Mapping[int, str], founders: tuple[int, ...]) -> None:
+    def __init__(self, state: RaftState, seeds: Sequence[int], founders: tuple[int, ...]) -> None:
         self._state = state
         self._seeds = seeds
         self._founders = founders
@@ -30,17 +30,27 @@ class Introduction:
 
     @property
     def deadline_ms(self) -> int | None:
-        return self._next_hello_ms if self._state.is_blank else None
+        """When the next hello is due.
+
+        A learner that hears no leader says hello too: the change that made it one may have been taken back.
+        """
+        state = self._state
+        if state.is_blank:
+            return self._next_hello_ms
+        if state.may_campaign:
+            return None
+        return max(self._next_hello_ms, state.heard_ms + state.settings.election_timeout_ms)
 
     def tick(self) -> bool:
         """Says hello when that is due; tells whether this node has founded the cluster just now."""
         state = self._state
-        if not state.is_blank or state.now_ms < self._next_hello_ms:
+        deadline_ms = self.deadline_ms
+        if deadline_ms is None or state.now_ms < deadline_ms:
             return False
         self._next_hello_ms = state.now_ms + state.settings.hello_interval_ms
-        for seed in sorted(self._seeds):
-            if seed != state.node_id:
-                state.send(seed, None, Hello(state.node_id, state.store_id, state.address))
+        known = [member.node_id for member in state.membership.members]
+        for target in sorted({*self._seeds, *known} - {state.node_id}):
+            state.send(target, None, Hello(state.node_id, state.store_id, state.address))
         return self._found()
 
     def is_ghost(self, message: Message) -> bool:

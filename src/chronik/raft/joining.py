@@ -54,12 +54,13 @@ class Joiners:
             self._joiners[hello.node_id] = Joiner(change, self._state.now_ms)
 
     def suggest_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
-        """None where there is nothing to do, or where the leader may not change anything now."""
-        state = self._state
-        membership = state.membership
-        if not leader.is_established or state.members.index > state.commit_index:
-            return None
+        """None where there is nothing to do, or where it may not be done now."""
+        change = self._next_change(leader, voters_max)
+        return change if change is not None and leader.refusal(change) is None else None
+
+    def _next_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
         self._forget_old()
+        membership = self._state.membership
         asking = [change for change in self._asking() if not leader.is_in_use(change.node_id, change.store)]
         for change in asking:
             if membership.member(change.node_id) is not None:
@@ -71,10 +72,11 @@ class Joiners:
         return asking[0] if asking else None
 
     def _asking(self) -> list[AddLearner]:
-        """Those who are not members with the store that they have now."""
+        """Those who are not members with the store that they have now, nor have been removed with it."""
         changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
-        members = [(member.node_id, member.store) for member in self._state.membership.members]
-        return [change for change in changes if (change.node_id, change.store) not in members]
+        membership = self._state.membership
+        known = [member.store for member in membership.members] + list(membership.removed)
+        return [change for change in changes if change.store not in known]
 
     def _forget_old(self) -> None:
         horizon_ms = self._state.now_ms - JOINER_HELLOS * self._state.settings.hello_interval_ms

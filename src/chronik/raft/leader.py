@@ -111,7 +111,7 @@ class Leader:
         return self._propose(EntryKind.COMMAND, data)
 
     def propose_membership(self, change: MembershipChange) -> ProposalId | Refused:
-        refusal = self._refusal(change)
+        refusal = self.refusal(change)
         if refusal is not None:
             return Refused(refusal, self._state.node_id)
         try:
@@ -122,7 +122,8 @@ class Leader:
         self._follow_membership()
         return proposal
 
-    def _refusal(self, change: MembershipChange) -> Reason | None:
+    def refusal(self, change: MembershipChange) -> Reason | None:
+        """Why the change may not be proposed now, whatever the membership says to it."""
         state = self._state
         if self._transfer is not None:
             return Reason.TRANSFERRING
@@ -140,7 +141,9 @@ class Leader:
 
     def is_caught_up(self, node_id: int) -> bool:
         """Whether the peer answers and has nearly all that is committed."""
-        progress = self.progress[node_id]
+        progress = self.progress.get(node_id)
+        if progress is None:
+            return False
         lag_entries = self._state.commit_index - progress.match_index
         return self._is_active(progress) and lag_entries <= self._state.settings.promotion_lag_entries_max
 

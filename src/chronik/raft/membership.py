@@ -54,10 +54,15 @@ class Remove(msgspec.Struct, frozen=True):
 MembershipChange: TypeAlias = AddLearner | Promote | Demote | Remove
 
 
+REMOVED_MAX = 100
+"""So many removed stores are remembered, the latest ones."""
+
+
 class Membership(msgspec.Struct, frozen=True):
-    """The members in the order of their node ids."""
+    """The members in the order of their node ids, and the stores that were removed, which do not join by themselves."""
 
     members: tuple[Member, ...] = ()
+    removed: tuple[UUID, ...] = ()
 
     def member(self, node_id: int) -> Member | None:
         return next((member for member in self.members if member.node_id == node_id), None)
@@ -86,27 +91,30 @@ class Membership(msgspec.Struct, frozen=True):
         if isinstance(change, AddLearner):
             if member is not None and member.store == change.store:
                 raise MembershipError(f"node {change.node_id} is a member already")
-            return self._with(Member(change.node_id, change.store, False, change.address))
+            return self._with(Member(change.node_id, change.store, False, change.address), change.node_id)
         if member is None:
             raise MembershipError(f"node {change.node_id} is not a member")
         if isinstance(change, Promote):
             if member.is_voter:
                 raise MembershipError(f"node {change.node_id} is a voter already")
-            return self._with(msgspec.structs.replace(member, is_voter=True))
+            return self._with(msgspec.structs.replace(member, is_voter=True), change.node_id)
         if isinstance(change, Demote):
             if not member.is_voter:
                 raise MembershipError(f"node {change.node_id} is a learner already")
-            return self._with(msgspec.structs.replace(member, is_voter=False))
-        return self._checked([each for each in self.members if each.node_id != change.node_id])
+            return self._with(msgspec.structs.replace(member, is_voter=False), change.node_id)
+        return self._with(None, change.node_id)
 
-    def _with(self, member: Member) -> Membership:
-        return self._checked([each for each in self.members if each.node_id != member.node_id] + [member])
-
-    @staticmethod
-    def _checked(members: list[Member]) -> Membership:
-        if not any(member.is_voter for member in members):
+    def _with(self, member: Member | None, node_id: int) -> Membership:
+        """The membership with `member` in the place of whoever had the node id."""
+        members = [each for each in self.members if each.node_id != node_id]
+        removed = [each.store for each in self.members if each.node_id == node_id]
+        if member is not None:
+            members.append(member)
+        if not any(each.is_voter for each in members):
             raise MembershipError("the last voter has to stay")
-        return Membership(tuple(sorted(members, key=lambda member: member.node_id)))
+        stores = [each.store for each in members]
+        gone = [store for store in (*self.removed, *removed) if store not in stores]
+        return Membership(tuple(sorted(members, key=lambda each: each.node_id)), tuple(gone[-REMOVED_MAX:]))
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -98,7 +98,7 @@ class TimeoutNow(msgspec.Struct, frozen=True, tag="timeout_now"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A node with an empty store says that it is there; who does not lead passes it on to who does."""
+    """A node that belongs to no cluster says that it is there; who does not lead passes it on to who does."""
 
     node_id: int
     store: UUID

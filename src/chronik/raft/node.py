@@ -1,6 +1,6 @@
 """One Raft node: events go in with their time, a `Ready` comes out.
 
-node = RaftNode(1, store.load(), settings, random, now_ms, seeds={1: "a:1", 2: "b:1", 3: "c:1"}, founders=(1, 2, 3))
+node = RaftNode(1, store.load(), settings, random, now_ms, seeds=(1, 2, 3), founders=(1, 2, 3))
 node.step(message, now_ms)                 # a message of a peer
 node.propose(command, now_ms)              # a ProposalId, or Refused
 node.tick(now_ms)                          # not later than next_deadline_ms()
@@ -11,7 +11,7 @@ while (ready := node.ready()) is not None:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from chronik.raft.candidate import Candidate
@@ -63,12 +63,12 @@ class RaftNode:
         now_ms: int,
         *,
         address: str = "",
-        seeds: Mapping[int, str] | None = None,
+        seeds: Sequence[int] = (),
         founders: Sequence[int] = (),
     ) -> None:
-        """`seeds` are the nodes to say hello to while the store is empty; `founders` vote first, none to join only."""
+        """`seeds` are the nodes to say hello to; `founders` are the first voters, none for a node that only joins."""
         self._state = state = RaftState(node_id, stored, settings, random, now_ms, address)
-        self._introduction = Introduction(state, seeds or {}, tuple(founders))
+        self._introduction = Introduction(state, seeds, tuple(founders))
         self._joiners = Joiners(state)
         self._role: Follower | Candidate | Leader = Follower(state)
         self._told = RoleChanged(RoleKind.FOLLOWER, state.term, None)

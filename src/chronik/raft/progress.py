@@ -102,8 +102,10 @@ class Progress:
             if index > self.match_index:
                 self.start(Mode.PROBE)
         elif self.mode is Mode.PROBE and index == self.next_index - 1:
-            self.next_index = max(self.match_index + 1, min(index, agreed_index + 1))
-            self.is_probe_sent = False
+            next_index = max(self.match_index + 1, min(index, agreed_index + 1))
+            # A peer that has lost what it once had gets nowhere; it must not be asked as fast as it can answer.
+            self.is_probe_sent = next_index == self.next_index
+            self.next_index = next_index
 
     def chunk_taken(self, index: int, next_offset: int) -> None:
         """The peer has the snapshot's bytes before `next_offset`."""
