@@ -27,7 +27,7 @@ async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Excep
     """The log of node 1, ready for proposals; a new one has its cluster's id."""
     loop = asyncio.get_running_loop()
     stored = await loop.run_in_executor(env.executor, store.load)
-    node = RaftNode(1, stored, SETTINGS, env.random, int(loop.time() * 1000), seeds={}, founders=(1,))
+    node = RaftNode(1, stored, SETTINGS, env.random, int(loop.time() * 1000), seeds=(), founders=(1,))
     log = RaftMetadataLog(loop, silent_logger())
     endpoint: dict[int, Endpoint] = {}
     identity = Identity(1, UUID(int=1), "127.0.0.1:1")

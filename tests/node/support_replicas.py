@@ -381,9 +381,7 @@ class Cluster:
         """A new process of the node, let in at once."""
         incarnation = UUID(int=self.image.version + 1000)
         self.commit(
-            RegisterBroker(
-                broker_id=node_id, incarnation=incarnation, host="h", port=1, rack=self._racks.get(node_id)
-            )
+            RegisterBroker(broker_id=node_id, incarnation=incarnation, host="h", port=1, rack=self._racks.get(node_id))
         )
         if self.image.brokers[node_id].is_fenced:
             self.commit(UnfenceBroker(node_id, self.image.brokers[node_id].epoch))

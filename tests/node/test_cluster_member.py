@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,8 +230,8 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
         assert learners(four) == [4]
         assert four.image.cluster_id == one.image.cluster_id
         for broker in (one, two, three):
-            await until(lambda broker=broker: broker.peers.is_connected(4))
-            await until(lambda broker=broker: 4 in broker.image.brokers)
+            await until(partial(lambda broker: broker.peers.is_connected(4), broker))
+            await until(partial(lambda broker: 4 in broker.image.brokers, broker))
         await nodes.kill(four)
         back = await nodes.start(4, nodes.config(4, peers=[3]))
         assert learners(back) == [4]
@@ -273,8 +274,8 @@ def test_a_voter_that_leaves_for_good_gives_its_vote_to_a_learner(tmp_path: Path
         assert code is ErrorCode.none
         remaining = sorted(broker.node_id for broker in others)
         for broker in others:
-            await until(lambda broker=broker: voters(broker) == remaining)
-            await until(lambda broker=broker: sorted(broker.image.brokers) == remaining)
+            await until(partial(lambda broker: voters(broker) == remaining, broker))
+            await until(partial(lambda broker: sorted(broker.image.brokers) == remaining, broker))
         await until(lambda: nodes.events(leaving.node_id, "removed_from_cluster"))
         await nodes.stop(leaving)
         for broker in others:

@@ -80,6 +80,7 @@ class Scene:
 
     def __init__(self, bytes_max: int = 1 << 20) -> None:
         loop = asyncio.get_running_loop()
+        self.hosted = SimpleNamespace(hands_over_to=-1)
         self.leaders: dict[int, FakeLeader] = {2: FakeLeader(2), 3: FakeLeader(3)}
         self.refused = False
         self.deadlines = Deadlines(loop)
@@ -91,6 +92,7 @@ class Scene:
             metrics=SimpleNamespace(produce_forwarded=0, not_leader=0),
             deadlines=self.deadlines,
             image=ClusterImage(),
+            partition=lambda topic, index: self.hosted,
             peers=SimpleNamespace(open_connection=self._open, connection=self._connect),
         )
         self.forwarding = Forwarding(cast(Broker, self.broker), bytes_max)
@@ -126,6 +128,8 @@ class Scene:
             outcome.set_result(response)
 
         def append_here(kept: memoryview) -> None:
+            if self.hosted.hands_over_to >= 0:
+                raise KafkaError(ErrorCode.not_leader_or_follower, "handing over")
             self.appended_here.append(bytes(kept))
             waiter(None)
 
@@ -404,20 +408,40 @@ def test_what_a_closed_connection_had_sent_still_goes_on() -> None:
     play(story)
 
 
+def test_a_batch_that_comes_while_this_node_hands_over_waits_for_the_next_leader() -> None:
+    async def story(scene: Scene) -> None:
+        scene.lead(OWN)
+        client = cast(Connection, scene.client)
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        scene.hosted.hands_over_to = 3
+        assert scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        outcomes = [scene.produce(plain(b"1")), scene.produce(plain(b"2"))]
+        await asyncio.sleep(0.05)
+        scene.lead(3)
+        while len(scene.leaders[3].sent) < 2:
+            await asyncio.sleep(0.01)
+        assert [batches[0][1] for batches, _ in scene.leaders[3].sent] == [plain(b"1"), plain(b"2")]
+        scene.leaders[3].answer(0)
+        scene.leaders[3].answer(1)
+        assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
+        assert scene.appended_here == []
+
+    play(story)
+
+
 def test_a_request_is_forwarded_once_only_and_not_by_a_node_that_is_about_to_stop() -> None:
     async def story(scene: Scene) -> None:
         client = cast(Connection, scene.client)
-        partition = scene.topic.partitions[0]
-        assert scene.forwarding.can_forward(client, partition, -1)
+        assert scene.forwarding.can_forward(client, scene.topic, 0, -1)
         scene.client.peer_id = 3
-        assert not scene.forwarding.can_forward(client, partition, -1)
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
         scene.client.peer_id = None
         scene.broker.is_leaving = True
-        assert not scene.forwarding.can_forward(client, partition, -1)
-        assert scene.forwarding.can_forward(client, partition, 0)
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        assert scene.forwarding.can_forward(client, scene.topic, 0, 0)
         scene.broker.is_leaving = False
         scene.broker.config.forwarding = False
-        assert not scene.forwarding.can_forward(client, partition, -1)
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
 
     play(story)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -45,7 +46,7 @@ def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         for broker in brokers:
-            await until(lambda broker=broker: all(map(broker.peers.is_connected, broker.peers.known())))
+            await until(partial(lambda broker: all(map(broker.peers.is_connected, broker.peers.known())), broker))
             assert broker.peers.known() == [other.node_id for other in brokers if other is not broker]
         assert len({broker.image.cluster_id for broker in brokers}) == 1
 
@@ -57,11 +58,11 @@ def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_i
         one, two, three = await nodes.start_all()
         await nodes.kill(three)
         for broker in (one, two):
-            await until(lambda broker=broker: broker.peers.state(3) is PeerState.REFUSED, timeout_s=1.0)
+            await until(partial(lambda broker: broker.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0)
             assert not broker.greeter.is_present(3)
         await nodes.start(3)
         for broker in (one, two):
-            await until(lambda broker=broker: broker.peers.is_connected(3), timeout_s=1.0)
+            await until(partial(lambda broker: broker.peers.is_connected(3), broker), timeout_s=1.0)
 
     play(tmp_path, story)
 
@@ -189,7 +190,7 @@ def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path)
         # It reads nothing any more, as a stopped process or a cut network would look.
         for connection in two.internal_server._connections:
             connection._transport.pause_reading()  # type: ignore[union-attr]
-        await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=8.0)
+        await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=12.0)
         await until(lambda: one.peers.is_connected(2), timeout_s=8.0)
 
     play(tmp_path, story)

@@ -60,7 +60,7 @@ class Broker:
         self.node_id = config.node_id
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
-        self.is_ready = False
+        self._is_serving = False
         self.has_opened_logs = False
         self.is_leaving = False
         """Whether others are taking over what this node leads, since it is about to stop."""
@@ -107,6 +107,7 @@ class Broker:
         self.metadata = self.member.metadata
         self._closers.append(self.member.close)
         await self.member.open()
+        self._closers.append(self._close_internal_server)
         await self.internal_server.serve()
         self.producer_ids = ProducerIds(self.controller_client, self.node_id)
         await self._while_sound(self.member.join(self._settled))
@@ -134,7 +135,7 @@ class Broker:
         await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
         self._closers.append(self._leave)
-        self.is_ready = True
+        self._is_serving = True
         self.log.info(
             "ready",
             kafka=str(config.advertised_kafka(self.server.port)),
@@ -169,7 +170,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
-        self.is_ready = False
+        self._is_serving = False
         while self._closers:
             await self._closers.pop()()
 
@@ -186,7 +187,7 @@ class Broker:
 
     async def _leave(self) -> None:
         """While it still serves, others take over what it leads."""
-        self.is_ready = False
+        self._is_serving = False
         self.is_leaving = True
         if self.failure is None:
             await self.member.leave()
@@ -231,6 +232,11 @@ class Broker:
     @property
     def raft(self) -> RaftService:
         return self.member.raft
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients are served: started, not stopping, and not cut off from the controller."""
+        return self._is_serving and self.lease_is_valid()
 
     def lease_is_valid(self) -> bool:
         """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""

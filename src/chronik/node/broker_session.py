@@ -134,7 +134,11 @@ class BrokerSession:
     async def _beat(self) -> None:
         while True:
             self._poked.clear()
-            await self._heartbeat()
+            try:
+                await self._heartbeat()
+            except Exception:
+                # Whatever it was, without heartbeats this broker would be taken for dead.
+                self._log.exception("heartbeat_failed")
             interval_s = LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S
             try:
                 async with asyncio.timeout(interval_s):
@@ -163,9 +167,6 @@ class BrokerSession:
                 self._on_replaced(error)
             elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
                 await self._register_again(error)
-            return
-        except Exception:
-            self._log.exception("heartbeat_failed")
             return
         self._answered_s = self._loop.time()
         self._lease_until_s = max(self._lease_until_s, sent_s + result.lease_ms / 1000)

@@ -12,15 +12,14 @@ A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from chronik.metadata.image import NO_LEADER, PartitionImage, TopicImage
+from chronik.metadata.image import NO_LEADER, TopicImage
 from chronik.node.connection import Connection
+from chronik.node.lanes import ForwardedBatch, Lane
 from chronik.node.pipe import Pipe
-from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import ProducePartitionResponse
 
@@ -28,15 +27,9 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
     from chronik.node.partition import Waiter
 
-RETRY_S = 0.05
-BROKEN_S = 1.0
-"""So long after a failure a batch may come that its sender sent before it knew of the failure."""
-
+RETRY_S = 0.02
 UNANSWERED_TIMEOUT_MS = 5_000
 """A batch with acks=0 is tried for so long at least, whatever its request says about a wait for nothing."""
-
-SEQUENCES = 1 << 31
-"""Sequences wrap here; of two, the later one lies less than half of it ahead."""
 
 NOT_APPENDED = frozenset(
     {
@@ -49,108 +42,6 @@ NOT_APPENDED = frozenset(
     }
 )
 """With these a node says that it does not lead, and has appended nothing."""
-
-
-class ForwardedBatch:
-    """One batch on its way. Invariant: once `is_over`, its request has its outcome, and nothing more of it is sent."""
-
-    __slots__ = (
-        "_forwarding",
-        "acks",
-        "append_here",
-        "connection",
-        "deadline_s",
-        "group",
-        "header",
-        "is_over",
-        "is_sent",
-        "lane",
-        "leader",
-        "number",
-        "records",
-        "response",
-        "topic_id",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        forwarding: Forwarding,
-        lane: Lane,
-        number: int,
-        connection: Connection,
-        group: object,
-        topic_id: UUID,
-        response: ProducePartitionResponse,
-        records: memoryview,
-        acks: int,
-        deadline_s: float,
-        append_here: Callable[[memoryview], None],
-        waiter: Waiter,
-    ) -> None:
-        self._forwarding = forwarding
-        self.lane = lane
-        self.number = number
-        self.connection = connection
-        self.group = group
-        self.topic_id = topic_id
-        self.response = response
-        # Of its own: the connection's buffer is used again.
-        self.records = memoryview(bytearray(records))
-        self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
-        self.acks = acks
-        self.deadline_s = deadline_s
-        self.append_here = append_here
-        self.waiter = waiter
-        self.leader = NO_LEADER
-        self.is_sent = False
-        self.is_over = False
-
-    def deadline_passed(self) -> None:
-        self._forwarding.timed_out(self)
-
-
-class Lane:
-    """The batches of one connection for one partition.
-
-    Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
-    """
-
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue")
-
-    def __init__(self, key: tuple[UUID, int]) -> None:
-        self.key = key
-        self.leader = NO_LEADER
-        self.open: dict[ForwardedBatch, None] = {}
-        self.queue: deque[ForwardedBatch] = deque()
-        self.broken: BatchHeader | None = None
-        self.broken_s = 0.0
-        self.is_scheduled = False
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.open and not self.queue
-
-    def break_at(self, header: BatchHeader | None, now_s: float) -> None:
-        """This batch failed: later ones must not get ahead of it. Only an idempotent producer says which these are."""
-        if header is None or header.producer_id < 0:
-            return
-        if self.broken is None or not _is_after(header, self.broken):
-            self.broken = header
-            self.broken_s = now_s
-
-    def refuses(self, header: BatchHeader | None, now_s: float) -> bool:
-        """Whether a batch comes after one that failed and was not sent again."""
-        failed = self.broken
-        if failed is None or header is None:
-            return False
-        if now_s - self.broken_s <= BROKEN_S:
-            if header.producer_id != failed.producer_id:
-                return False
-            if _is_after(header, failed):
-                return True
-        self.broken = None
-        return False
 
 
 class Forwarding:
@@ -176,14 +67,22 @@ class Forwarding:
         lanes = self._lanes.get(connection)
         return lanes is not None and (topic_id, index) in lanes
 
-    def can_forward(self, connection: Connection, partition: PartitionImage | None, acks: int) -> bool:
-        """Whether there is somewhere to send a batch that this node cannot append itself."""
+    def can_forward(self, connection: Connection, topic: TopicImage, index: int, acks: int) -> bool:
+        """Whether there is somewhere to send a batch that this node cannot append itself, or will be in a moment."""
+        partition = topic.partition(index)
         if partition is None or connection.peer_id is not None or not self._broker.config.forwarding:
             return False
         if acks == 0:
             return True
+        if partition.leader == self._broker.node_id:
+            return self._is_handing_over(topic.name, index)
         # A node that is about to go sends producers away while it can: else a broken connection would tell them.
-        return not self._broker.is_leaving and partition.leader not in (NO_LEADER, self._broker.node_id)
+        return not self._broker.is_leaving and partition.leader != NO_LEADER
+
+    def _is_handing_over(self, topic: str, index: int) -> bool:
+        """Whether this node still leads by the image, and another is about to."""
+        hosted = self._broker.partition(topic, index)
+        return hosted is not None and hosted.hands_over_to != NO_LEADER
 
     def forward(
         self,
@@ -219,6 +118,7 @@ class Forwarding:
             deadline_s,
             append_here,
             waiter,
+            topic.name,
         )
         self._hold(batch)
         self._broker.deadlines.add(timeout_ms, batch)
@@ -287,10 +187,12 @@ class Forwarding:
         try:
             batch.append_here(batch.records)
         except KafkaError as error:
-            if batch.acks == 0 and error.code in NOT_APPENDED:
+            if error.code not in NOT_APPENDED:
+                self._finish(batch, error)
+            elif batch.acks == 0 or self._is_handing_over(batch.topic, batch.response.partition):
                 self._again(batch)
             else:
-                self._finish(batch, error)
+                self._refuse(batch, error.message)
             return
         self._let_go(batch)
 
@@ -437,10 +339,3 @@ class Forwarding:
             connection = next(iter(self._held))
             del self._held[connection]
             self._loop.call_soon(connection.release)
-
-
-def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
-    """Whether a batch of the same producer comes later than another."""
-    if (header.producer_id, header.producer_epoch) != (other.producer_id, other.producer_epoch):
-        return False
-    return 0 < (header.base_sequence - other.base_sequence) % SEQUENCES < SEQUENCES // 2

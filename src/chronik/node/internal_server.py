@@ -26,6 +26,8 @@ REQUESTS_MAX = 4096
 """So many requests of one peer may wait for their answers, fetches and batches of all its clients among them."""
 
 FRAME_SLACK_BYTES = 1024 * 1024
+IDLE_S_MAX = 24 * 60 * 60.0
+"""Peers do not ask for much while all is quiet; a batch that meets a connection just being closed would be in doubt."""
 
 KAFKA_APIS = (
     ApiKey.PRODUCE,
@@ -47,6 +49,7 @@ class InternalServer(Server):
         super().__init__(broker, {**{key: apis[key] for key in KAFKA_APIS}, **{api.key: api for api in INTERNAL_APIS}})
         # A forwarded request may be longer than the client's by some bytes of its own.
         self.frame_bytes_max += FRAME_SLACK_BYTES
+        self.idle_s_max = IDLE_S_MAX
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
         # Kept apart: what nodes ask each other is no client's request.
@@ -72,7 +75,18 @@ class InternalServer(Server):
         reply.send((encode(await self.broker.controller.answer(call)),))
 
     async def run_envelope(self, envelope: Envelope, request: Request, reply: Reply) -> None:
-        reply.send((encode(await self.broker.envelopes.open(envelope, request)),))
+        try:
+            answer = await self.broker.envelopes.open(envelope, request)
+        except MalformedRequest as error:
+            self.refused(request.connection, str(error))
+            request.connection.close()
+            return
+        except Exception:
+            # Not even the error could be said: whoever asked must not wait for an answer that never comes.
+            self.broker.log.exception("envelope_failed", api=envelope.api_key, version=envelope.api_version)
+            request.connection.abort()
+            return
+        reply.send((encode(answer),))
 
 
 def _hello(broker: Broker, request: Request, reply: Reply) -> None:

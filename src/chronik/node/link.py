@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 1.0
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 GREET_INTERVAL_S = 1.0
-SILENCE_S_MAX = 2.0
+SILENCE_S_MAX = 4.0
 """A peer that leaves a HELLO unanswered for so long is given up, and so is what was sent to it."""
 
 QUEUED_MESSAGES_MAX = 64

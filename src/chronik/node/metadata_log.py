@@ -195,7 +195,9 @@ class RaftMetadataLog:
         await self._raft.close()
         self._fail_waiting(KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still be done"))
         for _, waiter in self._version_waiters:
-            waiter.cancel()
+            if not waiter.done():
+                waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
+                waiter.exception()  # retrieved: whoever waited may be gone
 
     # -- what Raft tells -----------------------------------------------------------------------------------------------
 

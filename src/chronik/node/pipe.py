@@ -14,7 +14,8 @@ from chronik.wire.produce import ProduceRequest, ProduceTopic, produce_request_b
 
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
-    from chronik.node.forwarding import ForwardedBatch, Forwarding
+    from chronik.node.forwarding import Forwarding
+    from chronik.node.lanes import ForwardedBatch
 
 PURPOSE = "produce"
 VERSION = 13

@@ -161,6 +161,12 @@ class ReplicaFetcher:
         if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
             self._position(followed)
 
+    def name_all(self) -> None:
+        """Say again where each partition stands: to a leader that has forgotten it, or under a new broker epoch."""
+        for followed in self._followed.values():
+            if followed.named_in != NOT_NAMED:
+                self._position(followed)
+
     def close(self) -> None:
         for followed in self._followed.values():
             self._drop(followed)
@@ -215,9 +221,7 @@ class ReplicaFetcher:
 
     def connected(self) -> None:
         self._forgotten.clear()
-        for followed in self._followed.values():
-            if followed.named_in != NOT_NAMED:
-                self._position(followed)
+        self.name_all()
 
     def named(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
         topics: dict[UUID, FetchTopic] = {}

@@ -37,7 +37,7 @@ from chronik.wire.fetch import (
 if TYPE_CHECKING:
     from chronik.node.partition import Partition
 
-WATERMARK_DELAY_S = 0.003
+WATERMARK_DELAY_S = 0.002
 WAIT_MS_MAX = 10_000
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 

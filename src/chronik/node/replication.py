@@ -111,7 +111,12 @@ class Replication:
             if broker.may_join_isr or broker.id == self._node_id
         }
         own = image.brokers.get(self._node_id)
-        self._broker_epoch = -1 if own is None else own.epoch
+        epoch = -1 if own is None else own.epoch
+        if epoch != self._broker_epoch:
+            # Whoever leads counts what was said under this epoch only.
+            self._broker_epoch = epoch
+            for fetcher in self._fetchers.values():
+                fetcher.name_all()
 
     def role_changed(self, partition: Partition) -> None:
         """Follow the partition's leader, or watch its replicas."""

@@ -56,6 +56,7 @@ class Server:
         self.broker = broker
         self.loop = broker.loop
         self.frame_bytes_max = broker.config.frame_bytes_max
+        self.idle_s_max = broker.config.connection_idle_ms_max / 1000
         self.pipelined_requests_max = broker.config.in_flight_requests_max
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
@@ -193,7 +194,7 @@ class Server:
             self._log.warning("connections_refused", count=self._refusals_logged)
         self._refusals_logged = 0
         now_s = self.loop.time()
-        oldest_s = now_s - self.broker.config.connection_idle_ms_max / 1000
+        oldest_s = now_s - self.idle_s_max
         if self._over_budget:
             # Others wait for the room that this frame holds; a peer that stopped in the middle may not keep it.
             for connection in list(self._connections):

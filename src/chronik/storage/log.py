@@ -252,6 +252,8 @@ class Log(LogWriter):
         self._remove_last(0)
         self._active = self._segments.begin(new_start_offset)
         self.disk.sync_dir(self.folder)
+        # There is nothing that could be lost, whether the log goes on above or below where it was.
+        self.synced_end_offset = new_start_offset
         self._truncated()
 
     def _remove_last(self, first: int) -> None:

@@ -41,7 +41,7 @@ def create_app(node: ServedNode) -> Starlette:
     async def readyz(request: Request) -> Response:
         if node.is_ready:
             return PlainTextResponse("ready\n")
-        return PlainTextResponse("starting\n", status_code=503)
+        return PlainTextResponse("not serving: starting, stopping or cut off from the controller\n", status_code=503)
 
     async def metrics(request: Request) -> Response:
         # Prometheus' library is imported, and the text is put together, off the loop: both would hold up requests.

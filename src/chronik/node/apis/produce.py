@@ -106,7 +106,7 @@ def _append_or_forward(
         except KafkaError as error:
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
                 raise
-            if not forwarding.can_forward(connection, topic.partition(response.partition), acks):
+            if not forwarding.can_forward(connection, topic, response.partition, acks):
                 raise
     assert topic is not None
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(pending.request)
