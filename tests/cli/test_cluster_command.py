@@ -242,6 +242,10 @@ def test_nodes_are_introduced_to_each_other(tmp_path: Path) -> None:
         {"id": 3, "internal": f"127.0.0.1:{port - 3998}"},
     ]
     assert {own["default_replication_factor"] for own in written} == {3}
+    cluster.move_to(port + 1)
+    assert [node.kafka.port for node in cluster.nodes] == [port + 1, port + 2, port + 3]
+    assert cluster.nodes[0].config.peers[0].internal == f"127.0.0.1:{port - 3998}"
+    cluster.move_to(port)
     fourth = cluster.add()
     assert (fourth.id, fourth.kafka.port) == (4, port + 3)
     assert all(len(node.config.peers) == 3 for node in cluster.nodes)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.metadata.test_replay import commands
 
 from chronik.metadata.apply import apply
-from chronik.metadata.commands import Command
+from chronik.metadata.commands import Assignment, Command, CreateTopic
 from chronik.metadata.difference import events_between
 from chronik.metadata.events import (
     BrokerFenced,
@@ -112,10 +113,6 @@ def test_events_between_two_images_lead_from_one_to_the_other(before: list[Comma
 
 
 def test_a_topic_made_again_under_its_name_is_deleted_first() -> None:
-    from uuid import UUID
-
-    from chronik.metadata.commands import Assignment, CreateTopic
-
     first = applied(ClusterImage(), [CreateTopic("a", UUID(int=1), (Assignment((1,), (1,)),))])
     second = applied(ClusterImage(), [CreateTopic("a", UUID(int=2), (Assignment((1,), (1,)),))])
     kinds = [type(event) for event in events_between(first, second)]

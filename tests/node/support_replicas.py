@@ -63,7 +63,7 @@ from chronik.wire.fetch import (
 TOPIC = "orders"
 TOPIC_ID = UUID(int=77)
 TIMEOUT_S = 10.0
-FETCH_VERSION = 17
+FETCH_VERSION = 18
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:

@@ -16,7 +16,8 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.metadata.commands import AllocateProducerIds
 from chronik.node.broker import Broker
 from chronik.node.cluster_member import founders
-from chronik.node.config import ConfigError, NodeConfig
+from chronik.node.config import ConfigError, NodeConfig, Peer
+from chronik.node.internal_api import CreateTopicCall
 from chronik.node.metadata_log import NotController
 from chronik.node.sqlite_file import StoreError
 from chronik.storage.errors import DataFolderError
@@ -93,8 +94,6 @@ def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(
 
 def test_the_first_three_or_five_nodes_vote() -> None:
     def of(own: int, *others: int) -> tuple[int, ...]:
-        from chronik.node.config import Peer
-
         return founders(NodeConfig(node_id=own, peers=tuple(Peer(other, f"h:{other + 1}") for other in others)))
 
     assert of(1) == (1,)
@@ -325,8 +324,6 @@ def test_every_broker_gets_producer_ids_of_its_own_from_the_controller(tmp_path:
 
 def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
-        from chronik.node.internal_api import CreateTopicCall
-
         await nodes.start_all()
         for broker in nodes.brokers.values():
             with pytest.raises(KafkaError) as raised:

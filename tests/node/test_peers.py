@@ -19,7 +19,18 @@ from chronik.node import cluster_member
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, NodeConfig, Peer, check
 from chronik.node.endpoint import Endpoint
-from chronik.node.internal_api import VERSION, Hello, InternalKey, decode_hello_reply, encode
+from chronik.node.internal_api import (
+    VERSION,
+    AllocateProducerIdsCall,
+    Call,
+    CallReply,
+    Hello,
+    InternalKey,
+    ProducerIdsResult,
+    decode_call_reply,
+    decode_hello_reply,
+    encode,
+)
 from chronik.node.link import PeerState
 from chronik.wire.api import ApiKey
 
@@ -140,6 +151,32 @@ def test_nothing_is_answered_on_a_connection_that_has_not_said_hello(tmp_path: P
             with pytest.raises(ConnectionLost):
                 await connection.send(InternalKey.HELLO, VERSION, body)
         assert one.is_ready
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
+def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        going_on = asyncio.Event()
+        answer = one.controller.answer
+
+        async def slowly(call: Call) -> CallReply:
+            await going_on.wait()
+            return await answer(call)
+
+        monkeypatch.setattr(one.controller, "answer", slowly)
+        hello = encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
+        connection = await Connection.open("127.0.0.1", one.internal_server.port)
+        await connection.send(InternalKey.HELLO, VERSION, hello)
+        slow = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 10)))
+        async with asyncio.timeout(5):
+            await connection.send(InternalKey.HELLO, VERSION, hello)
+        assert not slow.done()
+        going_on.set()
+        async with asyncio.timeout(5):
+            assert decode_call_reply(await slow).result == ProducerIdsResult(0, 10)
+        connection.close()
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 

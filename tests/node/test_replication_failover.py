@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
@@ -302,6 +303,30 @@ def test_after_a_hand_over_of_unknown_outcome_nothing_is_served_until_it_is_sett
         await until(lambda: cluster[1].partition.leads)
         assert cluster.state.leader == 1
         assert cluster.state.partition_epoch == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_whose_log_fails_lets_another_lead(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        partition = cluster[1].partition
+        job = partition.log.sync_job
+
+        def failing() -> Any:
+            made = job()
+            if made is not None:
+                made.run = lambda: (_ for _ in ()).throw(OSError("the disk is broken"))  # type: ignore[method-assign]
+            return made
+
+        partition.log.sync_job = failing  # type: ignore[method-assign]
+        assert await error_of(cluster[1].produce(b"second")) is ErrorCode.kafka_storage_error
+        await until(lambda: cluster.state.leader in (2, 3))
+        leader = cluster[cluster.state.leader]
+        await until(lambda: leader.partition.leads)
+        # What could not be synced there was sent to the others, and nothing of it is lost.
+        assert leader.partition.log_end_offset == 2
 
     play(tmp_path, scenario)
 

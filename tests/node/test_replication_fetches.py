@@ -41,7 +41,7 @@ def replica_fetch(
     max_wait_ms: int = 0,
     names: bool = True,
 ) -> FetchRequest:
-    wanted = FetchPartition(0, leader_epoch, offset, last_epoch, 0, 1 << 20)
+    wanted = FetchPartition(0, leader_epoch, offset, last_epoch, 0, 1 << 20, high_watermark=3)
     return FetchRequest(
         replica_id=replica,
         replica_epoch=cluster.broker(replica).epoch if broker_epoch is None else broker_epoch,

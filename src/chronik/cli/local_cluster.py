@@ -132,7 +132,8 @@ class LocalCluster:
         ports = [port + index for index in range(len(self.nodes))]
         check_ports(ports)
         for node, own in zip(self.nodes, ports, strict=True):
-            node.change({"listen": _listen(own)})
+            # Without the peers' old addresses, one of which may be this node's new one.
+            node.change({"listen": _listen(own), "peers": None})
         self.introduce()
 
     def introduce(self) -> None:

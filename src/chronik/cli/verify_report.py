@@ -131,9 +131,9 @@ def print_matrix(found: dict[str, Any]) -> None:
         (row["name"], f"{row['consumed']}/{row['messages']}", row["success_rate"], f"{row['difference']:+.1f}")
         for row in found["comparison"]
     ]
-    title = (
-        "The same experiment (acks=1, one bootstrap address, 60 s, 500 per poll, 3 partitions) on the earlier system"
-    )
-    names = ("earlier run", "consumed", "success %", "this run is ahead by")
+    first = found["comparison"][0]
+    compared.append(("this cluster", "", round(first["success_rate"] + first["difference"], 1), ""))
+    title = "acks=1, one bootstrap address, 60 s, 500 per poll, 3 partitions: the earlier system, and this cluster"
+    names = ("system", "consumed", "success %", "this cluster is ahead by")
     print_table(title, names, compared, names[1:])
     print(f"{found['verdict']}: {found['passed']} of {len(found['runs'])} runs complete, {found['missing']:,} missing")

@@ -40,7 +40,7 @@ class Brokers:
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
             values = {
-                "timeout": within.left_ms,
+                "timeout": within.for_broker_ms,
                 "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
             }
             response = await connection.call(
@@ -58,7 +58,7 @@ class Brokers:
 
         async def attempt(within: Deadline) -> dict[Partition, Move]:
             connection = await self._cluster.controller(within)
-            values = {"timeout": within.left_ms, "topics": None}
+            values = {"timeout": within.for_broker_ms, "topics": None}
             response = await connection.call(ApiKey.LIST_PARTITION_REASSIGNMENTS, values, timeout_s=within.left_s)
             _raise_for(response, "listing moves")
             return {

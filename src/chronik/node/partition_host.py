@@ -132,7 +132,8 @@ class PartitionHost:
         self.replication.close()
         self.replica_sessions.close()
         await self._syncer.settled()
-        closing = KafkaError(ErrorCode.not_leader_or_follower, "the node is stopping")
+        # Whether what waits was replicated is not known here: it must not be taken for not appended.
+        closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
         watermarks = watermarks_of(partitions)
         self.partitions.clear()

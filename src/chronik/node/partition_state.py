@@ -46,6 +46,9 @@ class Replicating(Protocol):
     def counted(self, partition: Partition) -> None:
         """The follower's copy counts as written up to its end."""
 
+    def log_failed(self, partition: Partition) -> None:
+        """The log can be read but not written any more, until the node starts anew."""
+
 
 class PartitionState:
     """The part of a `Partition` that does nothing: its state, and questions about it. Owned by the loop."""

@@ -164,8 +164,9 @@ class ReplicaSession:
             self._by_partition[partition] = entry
         partition.listen(self)
         entry.is_open = entry.diverging is None
-        if wanted.high_watermark != HIGH_WATERMARK_NOT_SENT:
-            entry.told = (wanted.high_watermark, wanted.log_start_offset)
+        # What it was told before may have come at a moment when it could not use it.
+        is_stated = wanted.high_watermark != HIGH_WATERMARK_NOT_SENT
+        entry.told = (wanted.high_watermark if is_stated else -1, wanted.log_start_offset)
         if entry.diverging is not None or partition.log_end_offset > wanted.fetch_offset:
             self._ready[entry] = None
         elif entry.told != (partition.high_watermark, partition.log_start_offset):

@@ -241,6 +241,16 @@ class Replication:
             self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
             self._check(partition)
 
+    def log_failed(self, partition: Partition) -> None:
+        """Another replica in sync should lead: this node cannot take records for it any more."""
+        leader = partition.leader
+        if leader is None or self._is_closed:
+            return
+        for replica in leader.in_sync_replicas:
+            if replica != self._node_id and replica in self.live:
+                self.hand_over([(partition, leader.leader_epoch, replica)])
+                return
+
     def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
         if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:
             partition.keep()

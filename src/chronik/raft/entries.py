@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -12,6 +13,10 @@ from chronik.raft.membership import Membership
 
 ENTRY_OVERHEAD_BYTES = 32
 """What an entry costs beside its data, on the wire and in memory, when sizes are bounded."""
+
+
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number that a peer or a store may give: not negative, and within what SQLite can hold."""
 
 
 class RaftError(Exception):
@@ -29,8 +34,8 @@ class EntryKind(IntEnum):
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the log. Index and term together name it: no other entry of the cluster has both."""
 
-    index: int
-    term: int
+    index: Natural
+    term: Natural
     kind: EntryKind
     data: bytes
 

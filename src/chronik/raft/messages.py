@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.raft.entries import Entry
+from chronik.raft.entries import Entry, Natural
 from chronik.raft.membership import Membership
 
 FORMAT = 1
@@ -29,8 +29,8 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
     `is_transfer`: the leader itself asked for this election, so that hearing from it is no reason to refuse.
     """
 
-    last_index: int
-    last_term: int
+    last_index: Natural
+    last_term: Natural
     is_pre_vote: bool = False
     is_transfer: bool = False
 
@@ -45,10 +45,10 @@ class VoteReply(msgspec.Struct, frozen=True, tag="vote_reply"):
 class Append(msgspec.Struct, frozen=True, tag="append"):
     """The entries that follow the one named by `prev_index` and `prev_term`."""
 
-    prev_index: int
-    prev_term: int
+    prev_index: Natural
+    prev_term: Natural
     entries: tuple[Entry, ...]
-    commit: int
+    commit: Natural
 
 
 class AppendReply(msgspec.Struct, frozen=True, tag="append_reply"):
@@ -58,39 +58,39 @@ class AppendReply(msgspec.Struct, frozen=True, tag="append_reply"):
     term here is `hint_term`.
     """
 
-    index: int
+    index: Natural
     is_rejected: bool = False
-    hint_index: int = 0
-    hint_term: int = 0
+    hint_index: Natural = 0
+    hint_term: Natural = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """`round` counts the leader's broadcasts; its answer proves who led after the round began."""
 
-    commit: int
-    round: int
+    commit: Natural
+    round: Natural
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, tag="heartbeat_reply"):
-    round: int
+    round: Natural
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, tag="snapshot_chunk"):
     """Bytes `offset` and on of the snapshot after entry `index`, which is `size_bytes` in all."""
 
-    index: int
-    index_term: int
+    index: Natural
+    index_term: Natural
     membership: Membership
-    size_bytes: int
-    offset: int
+    size_bytes: Natural
+    offset: Natural
     data: bytes
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, tag="snapshot_reply"):
     """The next chunk is to start at `next_offset`. A snapshot that is whole and durable is answered by AppendReply."""
 
-    index: int
-    next_offset: int
+    index: Natural
+    next_offset: Natural
 
 
 class TimeoutNow(msgspec.Struct, frozen=True, tag="timeout_now"):
@@ -100,7 +100,7 @@ class TimeoutNow(msgspec.Struct, frozen=True, tag="timeout_now"):
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A node that belongs to no cluster says that it is there; who does not lead passes it on to who does."""
 
-    node_id: int
+    node_id: Natural
     store: UUID
     address: str = ""
     is_relayed: bool = False
@@ -130,11 +130,11 @@ Body: TypeAlias = (
 class Message(msgspec.Struct, frozen=True):
     """One message between two stores. `target_store` is None only where the sender cannot know it yet."""
 
-    source: int
+    source: Natural
     source_store: UUID
-    target: int
+    target: Natural
     target_store: UUID | None
-    term: int
+    term: Natural
     body: Body
 
 
@@ -152,4 +152,9 @@ def decode_message(data: bytes) -> Message:
         raise ValueError(f"a Raft message of {len(data)} bytes is too large")
     if not data or data[0] != FORMAT:
         raise ValueError(f"a Raft message of format {data[0] if data else 'none'}, this version reads {FORMAT}")
-    return _decoder.decode(memoryview(data)[1:])
+    message = _decoder.decode(memoryview(data)[1:])
+    if isinstance(message.body, Append):
+        for index, entry in enumerate(message.body.entries, message.body.prev_index + 1):
+            if entry.index != index:
+                raise ValueError(f"an append with entry {entry.index} where {index} should be")
+    return message

@@ -10,14 +10,17 @@ from chronik.raft.state import RaftState
 
 
 def answer_vote_request(state: RaftState, message: Message, request: VoteRequest) -> bool:
-    """Grants or refuses; tells whether a vote was given, as against a pre-vote. The answer waits for the disk."""
+    """Grants or refuses; tells whether a vote was given, as against a pre-vote."""
     is_newer = message.term > state.term
     is_free = state.vote in (None, message.source) and state.leader is None
     may_vote = (request.is_pre_vote and is_newer) or (message.term == state.term and is_free)
     is_granted = may_vote and state.log.is_up_to_date(request.last_index, request.last_term)
-    if is_granted and not request.is_pre_vote:
-        state.vote = message.source
     reply = VoteReply(is_granted, request.is_pre_vote)
-    term = message.term if is_granted else state.term
-    state.send_after(message.source, message.source_store, reply, term=term)
-    return is_granted and not request.is_pre_vote
+    if is_granted and request.is_pre_vote:
+        # It binds nobody, so there is nothing to wait for.
+        state.send(message.source, message.source_store, reply, term=message.term)
+        return False
+    if is_granted:
+        state.vote = message.source
+    state.send_after(message.source, message.source_store, reply)
+    return is_granted

@@ -157,13 +157,22 @@ class DataFolder:
             return
         if found is not None:
             self.remove_log(topic, partition)()
-        if not self.disk.exists(self.log_path(topic, partition)):
-            # It begins here: what a former one had reached says nothing of it.
-            self.recovery_points.pop((topic, partition), None)
-            self.high_watermarks.pop((topic_id, partition), None)
+        data = f"{topic_id}\n".encode()
+        if self.disk.exists(self.log_path(topic, partition)):
+            write_file_atomic(self.disk, path, data)
+            self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+            return
+        # It begins here: what a former one had reached says nothing of it.
+        self.recovery_points.pop((topic, partition), None)
+        self.high_watermarks.pop((topic_id, partition), None)
         self.disk.mkdir(self.log_path(topic, partition))
-        write_file_atomic(self.disk, path, f"{topic_id}\n".encode())
-        self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+        file = self.disk.open(path, create=True)
+        try:
+            file.pwrite(data, 0)
+            file.datasync()
+        finally:
+            file.close()
+        # The names become durable with the log's first records: that sync covers its folder and the one around it.
 
     def recovery_points_job(self, points: Mapping[TopicPartition, int]) -> Callable[[], None]:
         """Write each log's synced end; run it in a thread, one at a time."""
