@@ -29,6 +29,8 @@ from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OPEN_AT_ONCE = 64
+REOPEN = "reopen"
+"""Among the events: try again to open the logs that could not be opened."""
 
 
 class PartitionHost:
@@ -59,7 +61,8 @@ class PartitionHost:
         self._metrics = metrics
         self._log = log.bind(component="storage")
         self._defaults = topic_defaults(config, metadata.image)
-        self._events: asyncio.Queue[Event | asyncio.Future[None]] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | asyncio.Future[None] | str] = asyncio.Queue()
+        self._unopened: dict[tuple[str, int], tuple[TopicImage, PartitionImage]] = {}
         self._follower: asyncio.Task[None] | None = None
 
     # -- start and stop ------------------------------------------------------------------------------------------------
@@ -133,8 +136,10 @@ class PartitionHost:
             except Exception:
                 self._log.exception("metadata_event_failed", event_type=type(event).__name__)
 
-    async def _carry_out(self, event: Event) -> None:
+    async def _carry_out(self, event: Event | str) -> None:
         match event:
+            case str():
+                await self._open_many(self._still_wanted())
             case TopicCreated(topic=topic):
                 await self._open_many([(topic, partition) for partition in topic.partitions])
             case PartitionsCreated(topic=topic, partitions=added):
@@ -185,7 +190,9 @@ class PartitionHost:
         for (topic, partition), setting, log in zip(wanted, settings, opened, strict=True):
             if isinstance(log, Exception):
                 self._log.error("log_open_failed", topic=topic.name, partition=partition.partition, error=repr(log))
+                self._unopened[(topic.name, partition.partition)] = (topic, partition)
                 continue
+            self._unopened.pop((topic.name, partition.partition), None)
             if log.recovery is not None:
                 self._report_recovery(topic.name, partition.partition, log.recovery)
             log.start_epoch(partition.leader_epoch)
@@ -232,6 +239,19 @@ class PartitionHost:
 
         await self._loop.run_in_executor(self._env.executor, remove)
 
+    def _still_wanted(self) -> list[tuple[TopicImage, PartitionImage]]:
+        """Of what could not be opened, that which the image still has, as it is there now."""
+        image = self._metadata.image
+        wanted = []
+        for (name, index), (topic, _) in list(self._unopened.items()):
+            found = image.topic_by_id(topic.id)
+            partition = None if found is None else found.partition(index)
+            if found is None or partition is None or (name, index) in self.partitions:
+                del self._unopened[(name, index)]
+            else:
+                wanted.append((found, partition))
+        return wanted
+
     async def sync_all(self) -> None:
         """Have every log on disk as far as it goes now."""
         for partition in self.partitions.values():
@@ -241,6 +261,9 @@ class PartitionHost:
 
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
+        if self._unopened:
+            # The disk may be well again.
+            self._events.put_nowait(REOPEN)
         await self.sync_all()
         job = self.folder.recovery_points_job(_recovery_points(self.partitions.values()))
         await self._loop.run_in_executor(self._env.executor, job)

@@ -49,7 +49,12 @@ async def create_topic(broker: Broker, topic: NewTopic | str, *, by_broker: bool
         lambda image: plan_topic(image, broker.config, broker.env, new, by_broker=by_broker)
     )
     await broker.applied()
-    return next(event.topic for event in events if isinstance(event, TopicCreated))
+    created = next(event.topic for event in events if isinstance(event, TopicCreated))
+    if any(broker.partition(created.name, partition.partition) is None for partition in created.partitions):
+        raise KafkaError(
+            ErrorCode.kafka_storage_error, f"{created.name} was created, but not every log of it could be opened yet"
+        )
+    return created
 
 
 def plan_topic(
