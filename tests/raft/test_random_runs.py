@@ -18,7 +18,7 @@ from tests.raft.oracle import Violation
 from chronik.raft.entries import RaftError
 
 PLANS = {"faulty": FAULTY, "changing": CHANGING, "handed over": HANDED_OVER, "losing": LOSING, "restless": RESTLESS}
-SEEDS = 12
+SEEDS = 8
 SOAK_SEEDS = 1_000
 
 

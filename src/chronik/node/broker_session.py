@@ -205,7 +205,11 @@ class BrokerSession:
         while self.applied_version < self._metadata.version:
             version, has_news = self._metadata.version, self._has_news
             self._has_news = False
-            await self._settled()
+            try:
+                await self._settled()
+            except Exception:
+                self._log.exception("image_not_followed", version=version)
+                break
             self.applied_version = version
             if has_news or self._is_fenced is not False:
                 self._poked.set()

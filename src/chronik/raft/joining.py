@@ -11,6 +11,7 @@ is missing; a learner that has caught up gets a vote while there are too few; a 
 from __future__ import annotations
 
 from typing import NamedTuple
+from uuid import UUID
 
 from chronik.raft.leader import Leader
 from chronik.raft.membership import AddLearner, MembershipChange, Promote
@@ -26,27 +27,31 @@ JOINER_HELLOS = 5
 
 
 class Joiner(NamedTuple):
-    """A node with an empty store that has said hello to this leader."""
+    """A node that belongs to no cluster and has said hello to this leader."""
 
     change: AddLearner
     heard_ms: int
 
 
 class Joiners:
-    """The nodes that asked lately."""
+    """The nodes that asked lately, and those whose id was taken, so that each is reported once."""
 
-    __slots__ = ("_joiners", "_state")
+    __slots__ = ("_joiners", "_state", "_taken")
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
         self._joiners: dict[int, Joiner] = {}
+        self._taken: dict[UUID, None] = {}
 
     def clear(self) -> None:
         self._joiners.clear()
+        self._taken.clear()
 
     def hello(self, hello: Hello, leader: Leader) -> None:
         if leader.is_in_use(hello.node_id, hello.store):
-            self._state.events.append(NodeIdTaken(hello.node_id, hello.store))
+            if hello.store not in self._taken and len(self._taken) < JOINERS_MAX:
+                self._taken[hello.store] = None
+                self._state.events.append(NodeIdTaken(hello.node_id, hello.store))
             return
         self._forget_old()
         if hello.node_id in self._joiners or len(self._joiners) < JOINERS_MAX:

@@ -152,7 +152,10 @@ class RaftNode:
             self._go(self._role.tick())
 
     def step(self, message: Message, now_ms: int) -> None:
-        """A message of a peer. What is not meant for this store, or out of date, has no effect."""
+        """A message of a peer. What is not meant for this store, or out of date, has no effect.
+
+        `now_ms` must have been read after the message came in: the leader's lease rests on it.
+        """
         self._set_time(now_ms)
         state = self._state
         if message.target != state.node_id or message.source == state.node_id:
