@@ -273,7 +273,8 @@ class Partition(PartitionState):
             return
         known, self.image = self.image, image
         is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
-        if not is_same_role and image.leader == self.node_id:
+        # A leader outside of the ISR may lack committed records: the controller names none, and none is accepted.
+        if not is_same_role and image.leader == self.node_id and self.node_id in image.isr:
             self._lead(image)
         elif not is_same_role:
             self._follow(image)
