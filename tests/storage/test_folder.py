@@ -7,7 +7,7 @@ import pytest
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import DataFolder, RecoveryPoint
 
 
 def opened(path: Path, node_id: int = 1) -> DataFolder:
@@ -77,20 +77,25 @@ def test_only_a_clean_shutdown_leaves_the_marker_and_only_for_one_start(tmp_path
 def opened_and_closed(path: Path, *, clean: bool) -> bool:
     folder = opened(path)
     if clean:
-        folder.record_clean_shutdown({("topic", 0): 5})
+        folder.record_clean_shutdown({("topic", 0): RecoveryPoint(UUID(int=1), 5)})
     folder.close()
     return folder.was_clean
 
 
 def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    points = {("a.topic-with_signs", 3): 17, ("b", 0): 1 << 40}
+    points = {
+        ("a.topic-with_signs", 3): RecoveryPoint(UUID(int=1), 17),
+        ("b", 0): RecoveryPoint(UUID(int=2), 1 << 40),
+    }
     folder.recovery_points_job(points)()
     folder.close()
     again = opened(tmp_path)
     assert again.recovery_points == points
+    assert again.recovery_point("b", 0, UUID(int=2)) == 1 << 40
+    assert again.recovery_point("b", 0, UUID(int=3)) is None
     again.close()
-    (tmp_path / "data" / "recovery-points").write_text("0\n2\na 0 1\n")
+    (tmp_path / "data" / "recovery-points").write_text("1\n2\na 0 1\n")
     assert opened(tmp_path).recovery_points == {}
 
 

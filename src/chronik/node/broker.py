@@ -272,6 +272,14 @@ class Broker:
             self.metrics.not_leader += 1
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
+    def has_opened(self, topic: TopicImage) -> bool:
+        """Whether every log of the topic that belongs on this node is open."""
+        return all(
+            self.partition(topic.name, partition.partition) is not None
+            for partition in topic.partitions
+            if self.node_id in partition.replicas
+        )
+
     async def _settled(self) -> None:
         if self.has_opened_logs:
             await self.host.settled()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from chronik.node.environment import Environment
-from chronik.storage.folder import DataFolder, TopicIdPartition, TopicPartition
+from chronik.storage.folder import DataFolder, RecoveryPoint, TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
     from chronik.node.partition import Partition
@@ -36,7 +36,7 @@ class Checkpoints:
         self._lock = asyncio.Lock()
         self._asked = 0
         self._written = 0
-        self._last_points: Mapping[TopicPartition, int] | None = None
+        self._last_points: Mapping[TopicPartition, RecoveryPoint] | None = None
         self._last_watermarks: Mapping[TopicIdPartition, int] | None = None
 
     async def write(self) -> None:
@@ -64,20 +64,23 @@ class Checkpoints:
         self._lowered[(partition.topic, partition.index)] = offset
         await self.write()
 
-    def _points(self) -> dict[TopicPartition, int]:
+    def _points(self) -> dict[TopicPartition, RecoveryPoint]:
         points = recovery_points_of(self._partitions.values())
         for key, offset in list(self._lowered.items()):
             partition = self._partitions.get(key)
             if partition is not None and partition.jobs.is_exclusive:
-                points[key] = min(points[key], offset)
+                points[key] = points[key]._replace(offset=min(points[key].offset, offset))
             else:
                 # The cut is over, and the log says itself where it ends.
                 del self._lowered[key]
         return points
 
 
-def recovery_points_of(partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
-    return {(partition.topic, partition.index): partition.log.synced_end_offset for partition in partitions}
+def recovery_points_of(partitions: Iterable[Partition]) -> dict[TopicPartition, RecoveryPoint]:
+    return {
+        (partition.topic, partition.index): RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
+        for partition in partitions
+    }
 
 
 def watermarks_of(partitions: Iterable[Partition]) -> dict[tuple[UUID, int], int]:

@@ -99,6 +99,7 @@ class PartitionHost:
         )
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
         self._work: asyncio.Queue[Work] = asyncio.Queue()
+        self._unopened: dict[tuple[str, int], UUID] = {}
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
 
@@ -280,7 +281,7 @@ class PartitionHost:
                             self.folder.log_path(topic.name, index),
                             config,
                             now_ms,
-                            recovery_point=self.folder.recovery_points.get((topic.name, index)),
+                            recovery_point=self.folder.recovery_point(topic.name, index, topic.id),
                             clean=self.folder.was_clean,
                         )
                     )
@@ -292,7 +293,9 @@ class PartitionHost:
         for (topic, index), log in zip(wanted, opened, strict=True):
             if isinstance(log, Exception):
                 self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(log))
+                self._unopened[(topic.name, index)] = topic.id
                 continue
+            self._unopened.pop((topic.name, index), None)
             if log.recovery is not None:
                 self._report_recovery(topic.name, index, log.recovery)
             self._opened(topic, index, log)
@@ -362,6 +365,15 @@ class PartitionHost:
         image = None if topic is None else topic.partition(hosted.index)
         return image is not None and self._config.node_id in image.replicas
 
+    def _reopen(self) -> None:
+        """Try again what could not be opened, where the image still gives it to this node."""
+        unopened, self._unopened = self._unopened, {}
+        for (_, index), topic_id in unopened.items():
+            topic = self._metadata.image.topic_by_id(topic_id)
+            partition = None if topic is None else topic.partition(index)
+            if topic is not None and partition is not None:
+                self._take_on(topic, (partition,))
+
     async def sync_all(self) -> None:
         """Have every log on disk as far as it goes now."""
         for partition in self.partitions.values():
@@ -371,6 +383,8 @@ class PartitionHost:
 
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
+        # The disk may be well again.
+        self._reopen()
         await self.sync_all()
         await self._checkpoints.write()
 

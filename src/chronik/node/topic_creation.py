@@ -60,7 +60,12 @@ async def create_topic(broker: Broker, topic: NewTopic | str, *, by_broker: bool
         lambda image: plan_topic(image, broker.config, broker.env, new, by_broker=by_broker)
     )
     await broker.applied_everywhere()
-    return next(event.topic for event in events if isinstance(event, TopicCreated))
+    created = next(event.topic for event in events if isinstance(event, TopicCreated))
+    if not broker.has_opened(created):
+        raise KafkaError(
+            ErrorCode.kafka_storage_error, f"{created.name} was created, but not every log of it could be opened yet"
+        )
+    return created
 
 
 def plan_topic(

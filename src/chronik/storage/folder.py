@@ -3,23 +3,23 @@
 meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start
-recovery-points      text: version, count, then a line for each log: topic, partition, offset
+recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
 high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "TopicIdPartition", "TopicPartition"]
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
 
 FORMAT_VERSION: Final = 1
-POINTS_VERSION: Final = "0"
+POINTS_VERSION: Final = "1"
 
 META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
@@ -32,6 +32,13 @@ DELETED_SUFFIX: Final = ".deleted"
 
 TopicPartition = tuple[str, int]
 TopicIdPartition = tuple[UUID, int]
+
+
+class RecoveryPoint(NamedTuple):
+    """Below `offset` a log of this topic was durable. By id: a topic made again under the name has another log."""
+
+    topic_id: UUID
+    offset: int
 
 
 class FolderMeta(NamedTuple):
@@ -52,7 +59,7 @@ class DataFolder:
         lock: File,
         meta: FolderMeta,
         was_clean: bool,
-        recovery_points: dict[TopicPartition, int],
+        recovery_points: dict[TopicPartition, RecoveryPoint],
         high_watermarks: dict[TopicIdPartition, int] | None = None,
     ) -> None:
         self.disk = disk
@@ -174,15 +181,19 @@ class DataFolder:
             file.close()
         # The names become durable with the log's first records: that sync covers its folder and the one around it.
 
-    def recovery_points_job(self, points: Mapping[TopicPartition, int]) -> Callable[[], None]:
+    def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
+        """How far the log of this very topic was known to be durable."""
+        point = self.recovery_points.get((topic, partition))
+        return point.offset if point is not None and point.topic_id == topic_id else None
+
+    def recovery_points_job(self, points: Mapping[TopicPartition, RecoveryPoint]) -> Callable[[], None]:
         """Write each log's synced end; run it in a thread, one at a time."""
         data = _encode_points(points)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
 
     def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
         """Write each log's watermark; run it in a thread, one at a time."""
-        named = {(str(topic_id), partition): offset for (topic_id, partition), offset in watermarks.items()}
-        data = _encode_points(named)
+        data = _encode_watermarks(watermarks)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
 
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
@@ -203,7 +214,7 @@ class DataFolder:
         return remove
 
     def record_clean_shutdown(
-        self, points: Mapping[TopicPartition, int], watermarks: Mapping[TopicIdPartition, int] | None = None
+        self, points: Mapping[TopicPartition, RecoveryPoint], watermarks: Mapping[TopicIdPartition, int] | None = None
     ) -> None:
         """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
         self.recovery_points_job(points)()
@@ -238,26 +249,41 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
         ) from error
 
 
-def _encode_points(points: Mapping[TopicPartition, int]) -> bytes:
-    lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(points.items())]
-    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
+    return _encode_lines(f"{topic} {partition} {at.topic_id} {at.offset}" for (topic, partition), at in points.items())
 
 
-def _decode_points(data: bytes) -> dict[TopicPartition, int]:
+def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     """Empty where the file is missing or damaged: recovery then relies on the logs' own snapshots."""
     try:
-        version, count, *lines = data.decode().splitlines()
-        points = {
-            (topic, int(partition)): int(offset) for topic, partition, offset in (line.split(" ") for line in lines)
+        return {
+            (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
+            for topic, partition, topic_id, offset in _decode_lines(data)
         }
     except ValueError:
         return {}
-    return points if version == POINTS_VERSION and int(count) == len(lines) else {}
+
+
+def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
+    return _encode_lines(f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
 
 
 def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
     """Empty where the file is missing or damaged: replicas then learn the watermark from their leader."""
     try:
-        return {(UUID(topic_id), partition): offset for (topic_id, partition), offset in _decode_points(data).items()}
+        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _decode_lines(data)}
     except ValueError:
         return {}
+
+
+def _encode_lines(entries: Iterable[str]) -> bytes:
+    lines = sorted(entries)
+    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+
+
+def _decode_lines(data: bytes) -> list[list[str]]:
+    """The fields of each line. Raises ValueError unless the file is whole."""
+    version, count, *lines = data.decode().splitlines()
+    if version != POINTS_VERSION or int(count) != len(lines):
+        raise ValueError("the file is of another version, or cut off")
+    return [line.split(" ") for line in lines]

@@ -1,0 +1,59 @@
+"""A log that cannot be opened is no success, and is opened when the disk is well again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chronik.node.broker import Broker
+from chronik.node.config import Listen, NodeConfig
+from chronik.node.environment import Environment
+from chronik.observe.logging import silent_logger
+from chronik.observe.metrics import Metrics
+from chronik.storage.disk import RealDisk
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+class SickDisk(RealDisk):
+    """Makes no folder for logs while it is sick."""
+
+    is_sick = False
+
+    def mkdir(self, path: str) -> None:
+        if self.is_sick and "/logs/" in path:
+            raise OSError(errno.EIO, "sick")
+        super().mkdir(path)
+
+
+def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(tmp_path: Path) -> None:
+    disk = SickDisk()
+
+    async def story() -> None:
+        with ThreadPoolExecutor(4) as executor:
+            config = NodeConfig(
+                data_dir=str(tmp_path / "node"),
+                listen=Listen(kafka="127.0.0.1:0", http="127.0.0.1:0", internal="127.0.0.1:0"),
+                recovery_point_interval_ms=20,
+            )
+            environment = Environment(disk, Random(1), executor, lambda: 0)
+            broker = Broker(config, environment, Metrics(), silent_logger())
+            await broker.start()
+            disk.is_sick = True
+            with pytest.raises(KafkaError) as failed:
+                await broker.create_missing_topic("orders")
+            assert failed.value.code is ErrorCode.kafka_storage_error
+            with pytest.raises(KafkaError) as refused:
+                broker.require_partition("orders", 0)
+            assert refused.value.code is ErrorCode.not_leader_or_follower
+            disk.is_sick = False
+            async with asyncio.timeout(10):
+                while broker.partition("orders", 0) is None:
+                    await asyncio.sleep(0.01)
+            await broker.stop()
+
+    asyncio.run(story())
