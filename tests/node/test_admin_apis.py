@@ -16,7 +16,7 @@ import pytest
 from tests.node.support_raft import lone_log
 
 from chronik.metadata.commands import CreateTopic, RegisterBroker
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.api import Api, Request
 from chronik.node.apis import (
@@ -81,6 +81,9 @@ class FakeBroker:
     async def applied(self) -> None:
         if self.stuck is not None:
             await self.stuck.wait()
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        return True
 
     async def applied_everywhere(self) -> None:
         await self.applied()

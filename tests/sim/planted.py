@@ -38,7 +38,7 @@ def watermark_is_the_log_end() -> Iterator[None]:
 
     def appended_and_seen(partition: Partition, size_bytes: int) -> None:
         appended(partition, size_bytes)
-        partition._wake_fetches(size_bytes)
+        partition._waits.wake_fetches(partition, size_bytes)
 
     end = property(lambda partition: partition.log.log_end_offset)
     with patch.object(Partition, "visible_end_offset", end), patch.object(Partition, "_appended", appended_and_seen):

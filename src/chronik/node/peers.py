@@ -133,7 +133,14 @@ class Peers:
             task = self.loop.create_task(self.open(node_id, link.endpoint, purpose, timeout_s))
             task.add_done_callback(_retrieve)
             self._data[(node_id, purpose)] = task
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if task.cancelled() and (asking is None or not asking.cancelling()):
+                # It was the connection that was given up, not who asked for it.
+                raise Unreachable(f"node {node_id} was given up meanwhile") from None
+            raise
 
     def open_connection(self, node_id: int, purpose: str) -> Connection | None:
         """The same, if it is open already."""

@@ -9,13 +9,13 @@ from collections import deque
 from chronik.node.broker import Broker
 from chronik.node.config import Listen, NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.metadata_store import MetadataStoreError
+from chronik.node.sqlite_file import StoreError
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.errors import DataFolderError
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host, Process
-from chronik.testing.sim.metadata_store import DiskMetadataStore
+from chronik.testing.sim.raft_store import DiskRaftStore
 from chronik.wire.errors import ErrorCode, KafkaError
 
 LOG_LINES_KEPT = 200
@@ -70,13 +70,13 @@ class SimNode:
             self.world.random(f"{process.name}:node"),
             process.executor,
             clock.wall_ms,
-            lambda path: DiskMetadataStore(disk, path),
+            lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
         self.broker = Broker(self.config, env, Metrics(), logger)
         try:
             await self.broker.start()
-        except (OSError, DataFolderError, MetadataStoreError, KafkaError) as error:
+        except (OSError, DataFolderError, StoreError, KafkaError) as error:
             if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:
                 raise
             # A program that cannot use its disk says so and exits; whoever started it tries again.

@@ -10,10 +10,11 @@ from time import perf_counter
 
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.single_node import SingleNode
+from chronik.testing.sim.three_nodes import ThreeNodes
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
-SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode,)}
+SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode, ThreeNodes)}
 DEFAULT_SCENARIO = SingleNode.name
 
 
