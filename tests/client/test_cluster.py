@@ -173,3 +173,23 @@ def test_an_assignment_is_read_from_the_consumer_protocols_bytes() -> None:
     assert read_assignment(encoded) == (("t", 0), ("t", 7))
     for cut in range(len(encoded) - 4):
         assert read_assignment(encoded[:cut]) == ()
+
+
+def test_a_brokers_word_outlives_the_answer_that_came_too_late() -> None:
+    async def work() -> None:
+        async with FakeBroker() as broker:
+            answers = iter([ErrorCode.request_timed_out])
+            broker.handlers[ApiKey.METADATA] = lambda _: metadata(broker)
+
+            def create(request: Any) -> Mapping[str, Any] | None:
+                error = next(answers, None)
+                return None if error is None else {"topics": [{"name": "t", "error_code": error}]}
+
+            broker.handlers[ApiKey.CREATE_TOPICS] = create
+            async with Cluster([broker.address], timeout_s=0.5) as cluster:
+                with pytest.raises(KafkaError) as raised:
+                    await Topics(cluster).create("t", 1, 1, {})
+            assert raised.value.code == ErrorCode.request_timed_out
+            assert broker.times_asked(ApiKey.CREATE_TOPICS) == 2
+
+    run(work)

@@ -14,7 +14,7 @@ from uuid import UUID
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.events import Event
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.group_service import GroupService
@@ -127,6 +127,14 @@ class FakeBroker:
 
     async def delete_topic(self, name: str) -> None:
         await self.metadata.propose(DeleteTopic(name, self.image.require_topic(name).id))
+
+    is_controller = True
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        return True
+
+    async def applied_everywhere(self) -> None:
+        await self.applied()
 
     async def applied(self) -> None:
         await asyncio.sleep(0)

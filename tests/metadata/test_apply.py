@@ -13,21 +13,31 @@ from chronik.metadata.commands import (
     AlterConfigs,
     Assignment,
     ChangePartition,
+    ChangePartitions,
     Command,
     CreateCluster,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    FenceBroker,
+    PartitionChange,
     RegisterBroker,
+    ShutDownBroker,
+    TopicChanges,
+    UnfenceBroker,
 )
 from chronik.metadata.events import (
+    BrokerFenced,
     BrokerRegistered,
+    BrokerShuttingDown,
+    BrokerUnfenced,
     ConfigChanged,
     Event,
     IsrChanged,
     LeaderChanged,
     PartitionsCreated,
     ProducerIdsAllocated,
+    ReplicasChanged,
     TopicCreated,
     TopicDeleted,
 )
@@ -201,3 +211,109 @@ def test_a_change_of_one_topic_shares_all_others_with_the_image_before() -> None
     after, _ = apply(image, AlterConfigs("topic", "topic-7", {"retention.ms": "5"}))
     assert all(after.topics[name] is topic for name, topic in image.topics.items() if name != "topic-7")
     assert after.names_by_id is image.names_by_id
+
+
+def test_a_registration_takes_its_changes_first_and_bumps_what_the_broker_still_leads() -> None:
+    image, _ = applied(
+        RegisterBroker(1, UUID(int=10), "a", 9092),
+        CreateTopic("orders", ORDERS, (ON_ALL, ON_ALL)),
+    )
+    moved = PartitionChange(0, 0, 2, (2, 3))
+    again, _ = apply(
+        image, RegisterBroker(1, UUID(int=11), "a", 9092, changes=(TopicChanges(ORDERS, (moved,)),), starts_fenced=True)
+    )
+    found = again.topics["orders"].partitions
+    assert [(each.leader, each.isr, each.leader_epoch) for each in found] == [(2, (2, 3), 1), (1, (1, 2, 3), 1)]
+    assert again.brokers[1].is_fenced and again.brokers[1].status_version == again.version
+
+
+def test_a_registration_is_refused_as_a_whole_when_one_of_its_changes_has_become_stale() -> None:
+    stale = TopicChanges(ORDERS, (PartitionChange(0, 7, 2, (2, 3)),))
+    refused(
+        ErrorCode.invalid_update_version,
+        CreateTopic("orders", ORDERS, (ON_ALL,)),
+        RegisterBroker(1, UUID(int=11), "a", 9092, changes=(stale,)),
+    )
+    unknown = TopicChanges(PAYMENTS, (PartitionChange(0, 0, 2, (2, 3)),))
+    refused(ErrorCode.unknown_topic_or_partition, RegisterBroker(1, UUID(int=11), "a", 9092, changes=(unknown,)))
+
+
+def test_a_broker_is_fenced_and_unfenced_under_its_epoch_only() -> None:
+    register = RegisterBroker(1, UUID(int=10), "a", 9092)
+    refused(ErrorCode.stale_broker_epoch, register, FenceBroker(1, 7))
+    refused(ErrorCode.broker_id_not_registered, register, FenceBroker(2, 1))
+    image, events = applied(register, FenceBroker(1, 1))
+    assert image.brokers[1].is_fenced and image.brokers[1].status_version == 2
+    assert events == [BrokerFenced(image.brokers[1])]
+    assert image.live_brokers() == []
+    image, events = apply(image, UnfenceBroker(1, 1))
+    assert events == [BrokerUnfenced(image.brokers[1])]
+    image, events = apply(image, ShutDownBroker(1, 1))
+    assert events == [BrokerShuttingDown(image.brokers[1])]
+    assert (image.live_brokers(), image.staying_brokers()) == ([image.brokers[1]], [])
+    image, _ = apply(image, RegisterBroker(1, UUID(int=10), "a", 9092))
+    assert image.brokers[1].is_shutting_down, "the same process that asks again is what it was"
+    image, _ = apply(image, RegisterBroker(1, UUID(int=11), "a", 9092))
+    assert not image.brokers[1].is_shutting_down
+
+
+def test_of_many_changes_those_that_became_stale_are_passed_over() -> None:
+    created = CreateTopic("orders", ORDERS, (ON_ALL, ON_ALL))
+    fits, stale = PartitionChange(0, 0, 2, (2, 3), (1,)), PartitionChange(1, 4, 2, (2, 3))
+    gone = TopicChanges(PAYMENTS, (PartitionChange(0, 0, 2, (2, 3)),))
+    image, events = applied(created, ChangePartitions((gone, TopicChanges(ORDERS, (fits, stale, fits)))))
+    first, second = image.topics["orders"].partitions
+    assert (first.leader, first.isr, first.eligible, first.partition_epoch) == (2, (2, 3), (1,), 1)
+    assert second.leader == 1
+    assert events == [LeaderChanged("orders", ORDERS, first), IsrChanged("orders", ORDERS, first)]
+    refused(ErrorCode.invalid_update_version, created, ChangePartitions((gone, TopicChanges(ORDERS, (stale,)))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        PartitionChange(0, 0, 1, (2, 3)),
+        PartitionChange(0, 0, 4, (4,)),
+        PartitionChange(0, 0, 1, (1, 1)),
+        PartitionChange(0, 0, 1, (1, 2), (2,)),
+        PartitionChange(0, 0, 1, (1, 2), (9,)),
+        PartitionChange(0, 0, 1, (1, 2), (), (2, 3)),
+    ],
+)
+def test_a_change_that_would_break_what_must_hold_is_refused(change: PartitionChange) -> None:
+    refused(
+        ErrorCode.invalid_request,
+        CreateTopic("orders", ORDERS, (ON_ALL,)),
+        ChangePartitions((TopicChanges(ORDERS, (change,)),)),
+    )
+
+
+def test_the_last_known_leader_is_remembered_while_there_is_none() -> None:
+    image, _ = applied(
+        CreateTopic("orders", ORDERS, (ON_ALL,)),
+        ChangePartition(ORDERS, 0, 0, leader=2, isr=(2,)),
+        ChangePartition(ORDERS, 0, 1, leader=-1, isr=(2,)),
+        ChangePartition(ORDERS, 0, 2, leader=-1, isr=(2,), eligible=(3,)),
+    )
+    partition = image.topics["orders"].partitions[0]
+    assert (partition.last_known_leader, partition.leader_epoch) == (2, 2)
+    image, _ = apply(image, ChangePartition(ORDERS, 0, 3, leader=3, isr=(3,)))
+    assert image.topics["orders"].partitions[0].last_known_leader == -1
+
+
+def test_replicas_on_the_move_are_told_before_the_leader_is() -> None:
+    image, events = applied(
+        CreateTopic("orders", ORDERS, (ON_ALL,)),
+        ChangePartition(ORDERS, 0, 0, 4, (4, 2), replicas=(4, 2), adding=(), removing=()),
+    )
+    partition = image.topics["orders"].partitions[0]
+    assert events == [
+        ReplicasChanged("orders", ORDERS, partition, (4,), (1, 3)),
+        LeaderChanged("orders", ORDERS, partition),
+        IsrChanged("orders", ORDERS, partition),
+    ]
+
+
+def test_a_change_of_nothing_but_the_epoch_is_told_to_the_leader() -> None:
+    image, events = applied(CreateTopic("orders", ORDERS, (ON_ALL,)), ChangePartition(ORDERS, 0, 0, 1, (1, 2, 3)))
+    assert events == [IsrChanged("orders", ORDERS, image.topics["orders"].partitions[0])]

@@ -96,3 +96,11 @@ def test_values_are_read_by_type() -> None:
     assert TOPIC_CONFIGS["segment.bytes"].parse("1048576") == 1048576
     assert TOPIC_CONFIGS["min.cleanable.dirty.ratio"].parse("0.5") == 0.5
     assert TOPIC_CONFIGS["segment.bytes"].type is ConfigType.INT
+
+
+def test_what_the_controller_goes_by_cannot_be_set_for_one_broker_alone() -> None:
+    check_broker_configs({"min.insync.replicas": "2"})
+    check_broker_configs({"min.insync.replicas": None}, "1")
+    with pytest.raises(KafkaError) as raised:
+        check_broker_configs({"min.insync.replicas": "2"}, "1")
+    assert raised.value.code == ErrorCode.invalid_request

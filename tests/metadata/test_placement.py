@@ -60,3 +60,15 @@ def test_a_manual_assignment_names_live_brokers_once() -> None:
         with pytest.raises(KafkaError) as raised:
             assign_manually(image, replicas)
         assert raised.value.code == ErrorCode.invalid_replica_assignment
+
+
+def test_brokers_that_are_down_fill_up_what_the_others_cannot_carry_and_do_not_lead() -> None:
+    live, down = [broker(1), broker(2)], [broker(3, is_fenced=True), broker(4, is_fenced=True)]
+    placed = place_replicas(live, 4, 3, Random(1), spare=down)
+    assert all(set(assignment.isr) == {1, 2} for assignment in placed)
+    assert all(len(assignment.replicas) == 3 and assignment.replicas[:2] == assignment.isr for assignment in placed)
+    assert {assignment.replicas[2] for assignment in placed} == {3, 4}
+    assert all(len(assignment.replicas) == 2 for assignment in place_replicas(live, 4, 2, Random(1), spare=down))
+    for brokers, factor in ((live, 5), ([], 1)):
+        with pytest.raises(KafkaError):
+            place_replicas(brokers, 1, factor, Random(1), spare=down)

@@ -16,12 +16,19 @@ from chronik.metadata.commands import (
     AlterConfigs,
     Assignment,
     ChangePartition,
+    ChangePartitions,
     Command,
     CreateCluster,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    FenceBroker,
+    PartitionChange,
     RegisterBroker,
+    ShutDownBroker,
+    TopicChanges,
+    UnfenceBroker,
+    UnregisterBroker,
     decode_command,
     encode_command,
 )
@@ -41,6 +48,27 @@ def assignments(draw: st.DrawFn) -> Assignment:
 
 
 partitions = st.lists(assignments(), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def partition_changes(draw: st.DrawFn) -> PartitionChange:
+    replicas = tuple(draw(st.lists(brokers, min_size=1, max_size=3, unique=True)))
+    isr = replicas[: draw(st.integers(0, len(replicas)))]
+    return PartitionChange(
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 3)),
+        draw(st.sampled_from([-1, *isr])),
+        isr,
+        draw(st.sampled_from([(), replicas[len(isr) :]])),
+        draw(st.sampled_from([None, replicas])),
+        draw(st.sampled_from([None, (), replicas[-1:]])),
+        draw(st.sampled_from([None, ()])),
+    )
+
+
+topic_changes = st.lists(
+    st.builds(TopicChanges, ids, st.lists(partition_changes(), max_size=3).map(tuple)), max_size=2
+).map(tuple)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(CreateCluster, st.text(min_size=1, max_size=4)),
     st.builds(
@@ -59,6 +87,22 @@ commands: st.SearchStrategy[Command] = st.one_of(
         st.dictionaries(st.text(max_size=2), st.none() | st.text(max_size=2), max_size=2),
     ),
     st.builds(AllocateProducerIds, brokers, st.integers(1, 1000)),
+    st.builds(
+        RegisterBroker,
+        brokers,
+        ids,
+        st.just("h"),
+        st.just(1),
+        was_clean=st.booleans(),
+        durability=st.sampled_from(["synced", "replicated"]),
+        folder_id=st.none() | ids,
+        starts_fenced=st.booleans(),
+    ),
+    st.builds(FenceBroker, brokers, st.integers(1, 9), topic_changes),
+    st.builds(UnfenceBroker, brokers, st.integers(1, 9), topic_changes),
+    st.builds(ShutDownBroker, brokers, st.integers(1, 9), topic_changes),
+    st.builds(UnregisterBroker, brokers, st.integers(1, 9)),
+    st.builds(ChangePartitions, topic_changes),
 )
 
 
@@ -102,6 +146,10 @@ def test_the_image_keeps_its_invariants(sequence: list[Command]) -> None:
     for name, topic in image.topics.items():
         assert topic.name == name
         assert [partition.partition for partition in topic.partitions] == list(range(len(topic.partitions)))
+        for partition in topic.partitions:
+            assert set(partition.isr) <= set(partition.replicas)
+            assert partition.leader == -1 or partition.leader in partition.isr
+            assert not set(partition.eligible) & set(partition.isr)
 
 
 def test_a_command_of_a_later_version_with_one_more_field_is_read() -> None:
@@ -113,6 +161,53 @@ def test_a_command_of_an_earlier_version_with_fewer_fields_is_read() -> None:
     data = msgspec.msgpack.decode(encode_command(RegisterBroker(1, UUID(int=1), "h", 1, "r")))
     del data["rack"]
     assert decode_command(msgspec.msgpack.encode(data)) == RegisterBroker(1, UUID(int=1), "h", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        (
+            {
+                "type": "register_broker",
+                "broker_id": 1,
+                "incarnation": str(UUID(int=1)),
+                "host": "h",
+                "port": 1,
+                "rack": None,
+            },
+            RegisterBroker(1, UUID(int=1), "h", 1),
+        ),
+        (
+            {
+                "type": "change_partition",
+                "topic_id": str(UUID(int=1)),
+                "partition": 0,
+                "partition_epoch": 3,
+                "leader": 2,
+                "isr": [2, 1],
+            },
+            ChangePartition(UUID(int=1), 0, 3, 2, (2, 1)),
+        ),
+        (
+            {"type": "change_partitions", "changes": [[str(UUID(int=1)), [[0, 3, 2, [2, 1]]]]]},
+            ChangePartitions((TopicChanges(UUID(int=1), (PartitionChange(0, 3, 2, (2, 1)),)),)),
+        ),
+    ],
+)
+def test_commands_that_earlier_versions_wrote_are_read(old: dict[str, object], now: Command) -> None:
+    assert decode_command(msgspec.msgpack.encode(old)) == now
+
+
+def test_an_image_that_an_earlier_version_wrote_is_read() -> None:
+    partition = {"partition": 0, "leader": 1, "leader_epoch": 0, "replicas": [1], "isr": [1], "partition_epoch": 0}
+    topic = {"name": "a", "id": str(UUID(int=1)), "partitions": [partition], "configs": {}}
+    broker = {"id": 1, "epoch": 1, "host": "h", "port": 1, "incarnation": str(UUID(int=1)), "rack": None}
+    data = msgspec.msgpack.encode(
+        {"cluster_id": "c", "version": 2, "topics": {"a": topic}, "brokers": {1: {**broker, "is_fenced": False}}}
+    )
+    image = decode_image(data)
+    assert image.topics["a"].partitions[0].eligible == ()
+    assert image.brokers[1].may_join_isr
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard_of"}), b"\x80"])

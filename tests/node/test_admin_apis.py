@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
+from tests.node.support_raft import lone_log
 
 from chronik.metadata.commands import CreateTopic, RegisterBroker
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.api import Api, Request
 from chronik.node.apis import (
@@ -32,8 +33,8 @@ from chronik.node.apis import (
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.metadata_log import LocalMetadataLog
-from chronik.node.metadata_store import SqliteMetadataStore
+from chronik.node.metadata_log import RaftMetadataLog
+from chronik.node.raft_store import SqliteRaftStore
 from chronik.node.topic_creation import NewTopic, create_topic
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import silent_logger
@@ -55,7 +56,7 @@ class FakePartition:
         self.log = SimpleNamespace(size_bytes=1234)
         self.high_watermark = self.log_end_offset = 10
 
-    async def delete_records(self, offset: int) -> int:
+    async def delete_records(self, offset: int, wait_s: float) -> int:
         if offset > self.high_watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, "too far")
         return self.high_watermark if offset == -1 else offset
@@ -64,12 +65,14 @@ class FakePartition:
 class FakeBroker:
     """What the handlers see of a broker, with a real metadata log behind it."""
 
-    def __init__(self, config: NodeConfig, env: Environment, metadata: LocalMetadataLog) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
         self.config, self.env, self.metadata = config, env, metadata
         self.node_id = config.node_id
         self.log = silent_logger()
         self.loop = asyncio.get_running_loop()
         self.stuck: asyncio.Event | None = None
+        self.is_controller = True
+        self.controller_id = config.node_id
 
     @property
     def image(self) -> ClusterImage:
@@ -78,6 +81,12 @@ class FakeBroker:
     async def applied(self) -> None:
         if self.stuck is not None:
             await self.stuck.wait()
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        return True
+
+    async def applied_everywhere(self) -> None:
+        await self.applied()
 
     def partition(self, topic: str, index: int) -> FakePartition | None:
         if self.image.partition(topic, index) is None:
@@ -99,7 +108,7 @@ class FakeBroker:
 async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[FakeBroker]:
     with ThreadPoolExecutor(1) as executor:
         env = Environment(RealDisk(), Random(1), executor, lambda: 0)
-        metadata = await LocalMetadataLog.open(env, SqliteMetadataStore(str(tmp_path / "metadata.db")))
+        metadata = await lone_log(env, SqliteRaftStore(str(tmp_path / "metadata.db"), env.new_uuid))
         await metadata.propose(RegisterBroker(1, UUID(int=1), "127.0.0.1", 9092))
         yield FakeBroker(NodeConfig(data_dir=str(tmp_path), **settings), env, metadata)
         await metadata.close()

@@ -118,7 +118,7 @@ def test_a_wildcard_cannot_be_advertised() -> None:
 
 def test_a_bind_beyond_loopback_warns_and_keeps_http_on_loopback() -> None:
     config = load(flags={"listen.kafka": "192.0.2.7:9092"})
-    assert len(config.warnings()) == 1
+    assert len(config.warnings()) == 2
     assert config.http_endpoint == Endpoint("127.0.0.1", 6092)
 
 

@@ -13,14 +13,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.node import support_raft
+from tests.node.support_raft import lone_log
 
 from chronik.metadata.commands import AllocateProducerIds, AlterConfigs, Assignment, CreateTopic, DeleteTopic
 from chronik.metadata.events import Event, ProducerIdsAllocated, TopicCreated
 from chronik.metadata.image import ClusterImage
 from chronik.node import metadata_log
 from chronik.node.environment import Environment
-from chronik.node.metadata_log import LocalMetadataLog
-from chronik.node.metadata_store import MetadataStoreError, SqliteMetadataStore
+from chronik.node.metadata_log import NotController, RaftMetadataLog
+from chronik.node.raft_store import SqliteRaftStore
+from chronik.node.sqlite_file import StoreError
+from chronik.raft.ready import Persist, RoleChanged, RoleKind
+from chronik.raft.settings import RaftSettings
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -42,32 +47,43 @@ def topic(name: str, number: int = 1) -> CreateTopic:
     return CreateTopic(name, UUID(int=number), (Assignment((1,), (1,)),))
 
 
-class CountingStore(SqliteMetadataStore):
+def store_at(path: str) -> SqliteRaftStore:
+    return SqliteRaftStore(path, lambda: UUID(int=7))
+
+
+class CountingStore(SqliteRaftStore):
     """Counts its transactions, notes overlapping calls, and fails or waits where a test asks for it."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(path)
+        super().__init__(path, lambda: UUID(int=7))
         self.appended: list[int] = []
         self.failing = False
         self.gate: threading.Event | None = None
         self.inside = 0
         self.overlapped = False
 
-    def append(self, version: int, commands: Sequence[bytes]) -> None:
+    def persist(self, persist: Persist) -> None:
         self.inside += 1
         self.overlapped |= self.inside > 1
         if self.gate is not None:
             assert self.gate.wait(10)
         if self.failing:
             self.inside -= 1
-            raise MetadataStoreError("no space")
-        super().append(version, commands)
-        self.appended.append(len(commands))
+            raise StoreError("no space")
+        super().persist(persist)
+        if persist.entries:
+            self.appended.append(len(persist.entries))
         self.inside -= 1
 
 
+async def opened(env: Environment, path: str) -> RaftMetadataLog:
+    log = await lone_log(env, store_at(path))
+    assert isinstance(log, RaftMetadataLog)
+    return log
+
+
 async def reopened(env: Environment, path: str) -> ClusterImage:
-    log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+    log = await opened(env, path)
     image = log.image
     await log.close()
     return image
@@ -75,7 +91,7 @@ async def reopened(env: Environment, path: str) -> ClusterImage:
 
 def test_what_was_proposed_is_there_after_a_restart(env: Environment, path: str) -> None:
     async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+        log = await opened(env, path)
         events = await log.propose(topic("orders"))
         assert isinstance(events[0], TopicCreated)
         await log.propose(AlterConfigs("topic", "orders", {"retention.ms": "5"}))
@@ -86,30 +102,10 @@ def test_what_was_proposed_is_there_after_a_restart(env: Environment, path: str)
     asyncio.run(story())
 
 
-def test_an_answered_proposal_survives_a_process_that_never_closes_its_store(env: Environment, path: str) -> None:
-    async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        await log.propose(topic("orders"))
-        # Another connection sees what a restart after kill -9 would find in the files.
-        assert (await reopened(env, path)).topics.keys() == {"orders"}
-        await log.close()
-
-    asyncio.run(story())
-
-
-def test_an_empty_store_beside_logs_is_refused_and_stays_empty(env: Environment, path: str) -> None:
-    async def story() -> None:
-        for _ in range(2):
-            with pytest.raises(MetadataStoreError, match="is empty though there are logs"):
-                await LocalMetadataLog.open(env, SqliteMetadataStore(path), may_be_new=False)
-
-    asyncio.run(story())
-
-
 def test_the_cluster_id_is_made_once_and_looks_like_kafkas(env: Environment, path: str) -> None:
     async def story() -> None:
         first = await reopened(env, path)
-        second = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+        second = await opened(env, path)
         assert second.image.cluster_id == first.cluster_id
         assert len(first.cluster_id) == 22
         await second.close()
@@ -117,22 +113,10 @@ def test_the_cluster_id_is_made_once_and_looks_like_kafkas(env: Environment, pat
     asyncio.run(story())
 
 
-def test_a_store_of_another_cluster_is_refused(env: Environment, path: str) -> None:
-    async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path), cluster_id="ours")
-        assert log.image.cluster_id == "ours"
-        await log.close()
-        await (await LocalMetadataLog.open(env, SqliteMetadataStore(path), cluster_id="ours")).close()
-        with pytest.raises(MetadataStoreError):
-            await LocalMetadataLog.open(env, SqliteMetadataStore(path), cluster_id="theirs")
-
-    asyncio.run(story())
-
-
 def test_proposals_are_applied_in_order_and_share_transactions(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
-        log = await LocalMetadataLog.open(env, store)
+        log = await lone_log(env, store)
         seen: list[int] = []
 
         def listener(image: ClusterImage, events: Sequence[Event]) -> None:
@@ -155,7 +139,7 @@ def test_proposals_are_applied_in_order_and_share_transactions(env: Environment,
 def test_a_proposal_sees_those_before_it_that_are_not_yet_durable(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
-        log = await LocalMetadataLog.open(env, store)
+        log = await lone_log(env, store)
         store.gate = threading.Event()
         first = asyncio.create_task(log.propose(topic("orders", 1)))
         second = asyncio.create_task(log.propose(topic("orders", 2)))
@@ -179,7 +163,7 @@ def test_a_proposal_sees_those_before_it_that_are_not_yet_durable(env: Environme
 def test_a_refused_proposal_writes_nothing(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
-        log = await LocalMetadataLog.open(env, store)
+        log = await lone_log(env, store)
         version = log.image.version
         store.appended.clear()
 
@@ -196,32 +180,10 @@ def test_a_refused_proposal_writes_nothing(env: Environment, path: str) -> None:
     asyncio.run(story())
 
 
-def test_a_failed_write_fails_all_that_waits_and_the_next_proposal_starts_from_what_is_durable(
-    env: Environment, path: str
-) -> None:
-    async def story() -> None:
-        store = CountingStore(path)
-        log = await LocalMetadataLog.open(env, store)
-        before = log.image
-        store.failing = True
-        outcomes = await asyncio.gather(log.propose(topic("a", 1)), log.propose(topic("b", 2)), return_exceptions=True)
-        assert [outcome.code for outcome in outcomes if isinstance(outcome, KafkaError)] == [
-            ErrorCode.kafka_storage_error
-        ] * 2
-        assert log.image is before
-        store.failing = False
-        await log.propose(topic("a", 3))
-        assert log.image.topics.keys() == {"a"}
-        await log.close()
-        assert (await reopened(env, path)).topics["a"].id == UUID(int=3)
-
-    asyncio.run(story())
-
-
 def test_a_proposer_that_gives_up_does_not_take_its_command_back(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
-        log = await LocalMetadataLog.open(env, store)
+        log = await lone_log(env, store)
         store.gate = threading.Event()
         proposal = asyncio.create_task(log.propose(topic("orders")))
         await asyncio.sleep(0)
@@ -235,42 +197,23 @@ def test_a_proposer_that_gives_up_does_not_take_its_command_back(env: Environmen
     asyncio.run(story())
 
 
-def test_a_failing_listener_is_told_to_the_proposer_and_stops_nobody_else(env: Environment, path: str) -> None:
-    async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        seen: list[Event] = []
-
-        def broken(image: ClusterImage, events: Sequence[Event]) -> None:
-            if isinstance(events[0], TopicCreated):
-                raise RuntimeError("broken listener")
-
-        log.subscribe(broken)
-        log.subscribe(lambda image, events: seen.extend(events))
-        with pytest.raises(RuntimeError):
-            await log.propose(topic("orders"))
-        await log.propose(AllocateProducerIds(1, 1))
-        assert len(seen) == 2
-        await log.close()
-
-    asyncio.run(story())
-
-
 def test_a_long_log_is_replaced_by_a_snapshot(env: Environment, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_log, "SNAPSHOT_COMMANDS", 10)
+    monkeypatch.setattr(support_raft, "SETTINGS", RaftSettings(trailing_entries=5))
 
     async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+        log = await opened(env, path)
         for number in range(25):
             await log.propose(topic(f"topic-{number}", number))
         image = log.image
         await log.close()
         with sqlite3.connect(path) as connection:
-            (commands,) = connection.execute("SELECT count(*) FROM commands").fetchone()
+            (commands,) = connection.execute("SELECT count(*) FROM entries").fetchone()
             (snapshots,) = connection.execute("SELECT count(*) FROM snapshot").fetchone()
         connection.close()
-        assert commands < 10
+        assert commands <= 2 * 10
         assert snapshots == 1
-        again = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+        again = await opened(env, path)
         assert again.image == image
         await again.propose(topic("one-more", 100))
         await again.close()
@@ -279,30 +222,9 @@ def test_a_long_log_is_replaced_by_a_snapshot(env: Environment, path: str, monke
     asyncio.run(story())
 
 
-def test_a_full_disk_refuses_commands_until_there_is_room_again(env: Environment, path: str) -> None:
-    async def story() -> None:
-        store = SqliteMetadataStore(path)
-        log = await LocalMetadataLog.open(env, store)
-        connection = store._open()
-        connection.execute("PRAGMA max_page_count = 10")
-        large = AlterConfigs("broker", "", {"note": "x" * 100_000})
-        with pytest.raises(KafkaError) as raised:
-            await log.propose(large)
-        assert raised.value.code == ErrorCode.kafka_storage_error
-        assert "full" in raised.value.message
-        await log.propose(topic("small"))
-        connection.execute("PRAGMA max_page_count = 10000")
-        await log.propose(large)
-        image = log.image
-        await log.close()
-        assert await reopened(env, path) == image
-
-    asyncio.run(story())
-
-
 def test_a_closed_log_takes_no_proposals_and_finishes_those_it_took(env: Environment, path: str) -> None:
     async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
+        log = await opened(env, path)
         proposal = asyncio.create_task(log.propose(topic("orders")))
         await asyncio.sleep(0)
         await log.close()
@@ -313,70 +235,85 @@ def test_a_closed_log_takes_no_proposals_and_finishes_those_it_took(env: Environ
     asyncio.run(story())
 
 
-def _overwritten(path: str) -> None:
-    Path(path).write_bytes(b"not a database at all" * 500)
-
-
-def _cut(path: str) -> None:
-    data = Path(path).read_bytes()
-    Path(path).write_bytes(data[: len(data) // 2])
-
-
-def _executed(statement: str) -> Callable[[str], None]:
-    def run(path: str) -> None:
-        connection = sqlite3.connect(path)
-        connection.execute(statement)
-        connection.commit()
-        connection.close()
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _overwritten,
-        _cut,
-        _executed("UPDATE commands SET command = x'00' WHERE version = 2"),
-        _executed("DELETE FROM commands WHERE version = 2"),
-        _executed("UPDATE settings SET value = 99"),
-    ],
-    ids=["overwritten", "cut in half", "changed command", "missing command", "unknown format"],
-)
-def test_a_damaged_file_is_refused_in_one_line_that_names_it(
-    env: Environment, path: str, damage: Callable[[str], None]
+def test_a_failed_write_fails_all_that_waits_and_is_carried_out_when_the_store_takes_it_again(
+    env: Environment, path: str
 ) -> None:
     async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        for number in range(200):
-            await log.propose(topic(f"topic-{number}", number))
-        await log.close()
-        damage(path)
-        with pytest.raises(MetadataStoreError) as raised:
-            await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        assert path in str(raised.value)
-        assert "\n" not in str(raised.value)
-
-    asyncio.run(story())
-
-
-def test_a_folder_that_cannot_be_written_is_said_in_one_line(env: Environment, tmp_path: Path) -> None:
-    async def story() -> None:
-        with pytest.raises(MetadataStoreError):
-            await LocalMetadataLog.open(env, SqliteMetadataStore(str(tmp_path / "missing" / "metadata.db")))
-
-    asyncio.run(story())
-
-
-def test_a_store_that_is_ahead_of_the_log_is_not_written_over(env: Environment, path: str) -> None:
-    async def story() -> None:
-        log = await LocalMetadataLog.open(env, SqliteMetadataStore(path))
-        other = SqliteMetadataStore(path)
-        other.append(log.image.version + 1, [b"command of another writer"])
-        other.close()
+        store = CountingStore(path)
+        log = await lone_log(env, store)
+        before = log.image
+        store.failing = True
+        outcomes = await asyncio.gather(log.propose(topic("a", 1)), log.propose(topic("b", 2)), return_exceptions=True)
+        assert [outcome.code for outcome in outcomes if isinstance(outcome, KafkaError)] == [
+            ErrorCode.kafka_storage_error
+        ] * 2
+        assert log.image is before
         with pytest.raises(KafkaError) as raised:
+            await log.propose(topic("c", 3))
+        assert raised.value.code == ErrorCode.kafka_storage_error
+        store.failing = False
+        await asyncio.wait_for(log.applied(before.version + 2), 10)
+        await log.propose(topic("c", 4))
+        await log.close()
+        assert list((await reopened(env, path)).topics) == ["a", "b", "c"]
+
+    asyncio.run(story())
+
+
+def test_a_failing_listener_stops_neither_the_proposer_nor_the_others(env: Environment, path: str) -> None:
+    async def story() -> None:
+        log = await opened(env, path)
+        seen: list[Event] = []
+
+        def broken(image: ClusterImage, events: Sequence[Event]) -> None:
+            raise RuntimeError("broken listener")
+
+        log.subscribe(broken)
+        log.subscribe(lambda image, events: seen.extend(events))
+        await log.propose(topic("orders"))
+        await log.propose(AllocateProducerIds(1, 1))
+        assert len(seen) == 2
+        await log.close()
+
+    asyncio.run(story())
+
+
+def test_whoever_waits_for_a_version_goes_on_when_it_is_applied(env: Environment, path: str) -> None:
+    async def story() -> None:
+        log = await opened(env, path)
+        waiting = asyncio.create_task(log.applied(log.version + 2))
+        await log.propose(AllocateProducerIds(1, 1))
+        assert not waiting.done()
+        await log.propose(AllocateProducerIds(1, 1))
+        await asyncio.wait_for(waiting, 10)
+        await log.applied(log.version)
+        await log.close()
+
+    asyncio.run(story())
+
+
+def test_a_command_of_a_newer_version_stops_the_node_instead_of_being_skipped(env: Environment, path: str) -> None:
+    async def story() -> None:
+        fatal: list[Exception] = []
+        log = await lone_log(env, store_at(path), fatal.append)
+        version = log.version
+        log._raft.propose(b"\x81\xa4type\xabfrom_the_future")
+        async with asyncio.timeout(10):
+            while not fatal:
+                await asyncio.sleep(0.01)
+        assert "newer version" in str(fatal[0])
+        assert log.version == version
+        await log.close()
+
+    asyncio.run(story())
+
+
+def test_a_follower_refuses_proposals_and_names_the_controller(env: Environment, path: str) -> None:
+    async def story() -> None:
+        log = await opened(env, path)
+        log._raft_event(RoleChanged(RoleKind.FOLLOWER, 9, 2))
+        with pytest.raises(NotController):
             await log.propose(topic("orders"))
-        assert "restart the node" in raised.value.message
         await log.close()
 
     asyncio.run(story())

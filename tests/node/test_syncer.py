@@ -47,7 +47,11 @@ class FakePartition:
         self.done = 0
         self.failed: list[Exception] = []
 
-    def sync_done(self) -> None:
+    def sync_job(self) -> FakeJob | None:
+        return self.log.sync_job()
+
+    def synced(self, job: FakeJob) -> None:
+        self.log.synced(job)
         self.done += 1
 
     def sync_failed(self, job: FakeJob, error: Exception) -> None:

@@ -1,45 +1,284 @@
 """The watermark is what every in-sync replica counts as written, and it only rises."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.replication.leader import PartitionLeader
+from chronik.replication.leader import JOIN_WAIT_MS_MAX, PartitionLeader, ProposedIsr
+
+LAG_MS = 3_000
+LIVE = {1: 10, 2: 20, 3: 30}
+HEARD_MS = dict.fromkeys((1, 2, 3), 1 << 40)
+
+
+def leader_of(
+    isr: Sequence[int] = (1, 2, 3),
+    *,
+    replicas: Sequence[int] = (1, 2, 3),
+    end: int = 0,
+    watermark: int = 0,
+    min_insync: int = 1,
+    counted_end: int | None = None,
+    start: int = 0,
+) -> PartitionLeader:
+    return PartitionLeader(
+        1,
+        5,
+        replicas=replicas,
+        isr=isr,
+        partition_epoch=0,
+        min_insync_replicas=min_insync,
+        log_end_offset=end,
+        counted_end=end if counted_end is None else counted_end,
+        high_watermark=watermark,
+        log_start_offset=start,
+        now_ms=0,
+        lag_ms_max=LAG_MS,
+    )
+
+
+def fetched(
+    leader: PartitionLeader, replica: int, offset: int, *, end: int = 100, now_ms: int = 1, start: int = 0
+) -> bool:
+    return leader.replica_fetched(replica, LIVE[replica], offset, end, now_ms, LIVE, start)
 
 
 def test_watermark_follows_the_only_replica() -> None:
-    leader = PartitionLeader(1, 0, (1,), counted_end=5, high_watermark=0)
+    leader = leader_of((1,), replicas=(1,), end=5)
     assert leader.high_watermark == 5
-    assert leader.counted(1, 7)
+    assert leader.counted(7)
     assert leader.high_watermark == 7
 
 
 def test_watermark_waits_for_the_slowest_in_sync_replica() -> None:
-    leader = PartitionLeader(1, 0, (1, 2), counted_end=10, high_watermark=3)
+    leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=3)
     assert leader.high_watermark == 3
-    assert not leader.counted(1, 12)
-    assert leader.counted(2, 11)
+    assert not leader.counted(12)
+    assert fetched(leader, 2, 11)
     assert leader.high_watermark == 11
 
 
-def test_a_replica_outside_the_isr_moves_nothing() -> None:
-    leader = PartitionLeader(1, 0, (1,), counted_end=4, high_watermark=4)
-    assert not leader.counted(9, 100)
+def test_a_new_leader_commits_nothing_before_it_has_heard_from_every_replica_in_sync() -> None:
+    leader = leader_of(end=10, watermark=4)
+    fetched(leader, 2, 10)
+    assert leader.high_watermark == 4
+    assert not leader.has_reached_its_epoch
+    fetched(leader, 3, 10)
+    assert leader.high_watermark == 10
+    assert leader.has_reached_its_epoch
+
+
+def test_the_own_end_that_counts_is_the_synced_one() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10, counted_end=6, watermark=0)
+    fetched(leader, 2, 10)
+    assert leader.high_watermark == 6
+
+
+def test_a_node_that_is_no_replica_moves_nothing() -> None:
+    leader = leader_of((1,), replicas=(1,), end=4, watermark=4)
+    assert not leader.replica_fetched(9, 1, 100, 100, 0, {9: 1}, 0)
     assert leader.high_watermark == 4
 
 
 def test_a_leader_must_be_in_sync() -> None:
     with pytest.raises(ValueError, match="without being in sync"):
-        PartitionLeader(1, 0, (2,), counted_end=0, high_watermark=0)
+        leader_of((2,), end=0)
+
+
+def test_watermark_waits_for_a_replica_that_is_being_added_to_the_isr() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 2, 10, end=10)
+    fetched(leader, 3, 10, end=10)
+    proposed = leader.check_isr(10, 1, LIVE, HEARD_MS)
+    assert proposed == ProposedIsr(5, 0, ((1, 10), (2, 20), (3, 30)))
+    leader.counted(12)
+    fetched(leader, 2, 12, end=12)
+    assert leader.high_watermark == 10
+    fetched(leader, 3, 12, end=12)
+    assert leader.high_watermark == 12
+
+
+def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
+    leader = leader_of(end=10, watermark=0)
+    fetched(leader, 2, 10, end=10, now_ms=LAG_MS + 1)
+    proposed = leader.check_isr(10, LAG_MS + 2, LIVE, {})
+    assert proposed is not None
+    assert [replica for replica, _ in proposed.isr] == [1, 2]
+    leader.advanced()
+    assert leader.high_watermark == 0
+    leader.proposal_ended(0, True, LAG_MS + 3)
+    leader.advanced()
+    assert leader.high_watermark == 0
+    assert leader.partition_changed((1, 2, 3), (1, 2), 1, LAG_MS + 4)
+    assert leader.high_watermark == 10
+
+
+def test_watermark_stands_while_too_few_are_in_sync() -> None:
+    leader = leader_of((1,), end=5, watermark=2, min_insync=2)
+    assert not leader.has_enough_replicas
+    assert not leader.counted(9)
+    assert leader.high_watermark == 2
+    fetched(leader, 2, 9, end=9)
+    assert leader.partition_changed((1, 2, 3), (1, 2), 1, 2)
+    assert leader.high_watermark == 9
+
+
+def test_a_topic_with_fewer_replicas_than_min_insync_needs_all_it_has() -> None:
+    leader = leader_of((1,), replicas=(1,), end=5, min_insync=2)
+    assert leader.has_enough_replicas
+    assert leader.high_watermark == 5
+
+
+def test_a_replica_that_lost_its_end_holds_the_watermark_without_lowering_it() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10)
+    fetched(leader, 2, 10)
+    leader.counted(20)
+    assert leader.replica_fetched(2, 21, 6, 20, 2, LIVE, 0) is False
+    assert leader.high_watermark == 10
+    assert leader.counted_end_of(2) == 6
+
+
+def test_a_fetch_of_a_former_process_is_not_believed() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10)
+    leader.replica_fetched(2, 21, 4, 10, 1, LIVE, 0)
+    assert leader.is_stale(2, 20)
+    leader.replica_fetched(2, 20, 10, 10, 2, LIVE, 0)
+    assert leader.high_watermark == 4
+
+
+def test_a_replica_joins_only_with_all_that_is_committed_and_the_epochs_start() -> None:
+    leader = leader_of((1,), end=10, watermark=10)
+    fetched(leader, 2, 9)
+    assert not leader.may_join(2, LIVE)
+    fetched(leader, 2, 10)
+    assert leader.may_join(2, LIVE)
+    assert not leader.may_join(2, {1: 10})
+    assert not leader.may_join(2, {1: 10, 2: 21})
+
+
+def test_a_replica_that_keeps_up_can_join_a_leader_that_is_written_to_all_the_time() -> None:
+    leader = leader_of((1,), end=100, watermark=100)
+    end = 100
+    fetched(leader, 2, end, end=end)
+    for now_ms in range(2, 10):
+        end += 10
+        leader.counted(end)
+        if leader.may_join(2, LIVE):
+            return
+        fetched(leader, 2, end - 10, end=end, now_ms=now_ms)
+    pytest.fail("it is always one fetch behind")
+
+
+def test_the_watermark_does_not_wait_long_for_one_that_wanted_to_join_and_died() -> None:
+    leader = leader_of((1,), end=100, watermark=100)
+    fetched(leader, 2, 100, end=100, now_ms=10)
+    leader.counted(120)
+    assert leader.high_watermark == 100
+    leader.check_isr(120, 11 + JOIN_WAIT_MS_MAX, {1: 10}, {})
+    assert leader.advanced()
+    assert leader.high_watermark == 120
+
+
+def test_an_idle_replica_that_still_fetches_stays_in_sync() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10)
+    fetched(leader, 2, 10, end=10)
+    for now_ms in range(500, 60_000, 500):
+        assert leader.check_isr(10, now_ms, LIVE, {2: now_ms - 300}) is None
+    assert leader.check_isr(12, 60_500, LIVE, {2: 60_400}) is None
+    assert leader.check_isr(12, 60_000 + LAG_MS + 1_000, LIVE, {2: 60_400}) is not None
+
+
+def test_nobody_is_blamed_for_the_leaders_own_standstill() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10)
+    leader.stalled(60_000)
+    assert leader.check_isr(10, 60_000, LIVE, {}) is None
+    assert leader.check_isr(10, 60_001 + LAG_MS, LIVE, {}) is not None
+
+
+def test_a_failed_proposal_is_settled_by_another() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 2, 10, end=10)
+    fetched(leader, 3, 10, end=10)
+    assert leader.check_isr(10, 1, LIVE, HEARD_MS) is not None
+    leader.proposal_ended(0, False, 1)
+    without_3 = {1: 10, 2: 20}
+    settling = leader.check_isr(10, 1_000, without_3, HEARD_MS)
+    assert settling == ProposedIsr(5, 0, ((1, -1), (2, -1)))
+    assert 3 in leader.maximal_isr
+    leader.partition_changed((1, 2, 3), (1, 2), 1, 1_001)
+    assert leader.maximal_isr == (1, 2)
+
+
+def test_leadership_is_handed_over_to_a_member_of_the_isr_only() -> None:
+    leader = leader_of((1, 2), end=10)
+    assert leader.propose_hand_over(3, 0, LIVE) is None
+    assert leader.propose_hand_over(2, 0, {1: 10}) is None
+    assert leader.propose_hand_over(2, 0, LIVE) == ProposedIsr(5, 0, ((1, -1), (2, -1)), 2)
+    assert not leader.is_settled
+    assert leader.propose_hand_over(2, 0, LIVE) is None
+
+
+def test_a_member_that_is_no_replica_any_more_counts_until_it_has_left() -> None:
+    leader = leader_of((1, 2, 3), end=10)
+    leader.partition_changed((1, 2), (1, 2, 3), 1, 1)
+    fetched(leader, 2, 10)
+    assert leader.high_watermark == 0
+    leader.partition_changed((1, 2), (1, 2), 2, 1)
+    assert leader.high_watermark == 10
 
 
 @given(st.lists(st.tuples(st.sampled_from((1, 2, 3)), st.integers(0, 1000))))
 def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[int, int]]) -> None:
-    leader = PartitionLeader(1, 0, (1, 2, 3), counted_end=0, high_watermark=0)
-    ends = {1: 0, 2: 0, 3: 0}
+    leader = leader_of((1, 2, 3))
+    ends = {1: 0, 2: -1, 3: -1}
     for replica, end in reports:
         before = leader.high_watermark
-        rose = leader.counted(replica, end)
-        ends[replica] = max(ends[replica], end)
-        assert leader.high_watermark == min(ends.values())
+        if replica == 1:
+            rose = leader.counted(end)
+            ends[1] = max(ends[1], end)
+        else:
+            rose = fetched(leader, replica, end, end=1000)
+            ends[replica] = end
         assert rose == (leader.high_watermark > before)
+        assert leader.high_watermark >= before
+        assert leader.high_watermark <= max(before, min(ends.values()))
+
+
+def test_the_low_watermark_is_the_smallest_start_in_sync() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 3, 10, start=0)
+    assert not leader.deletes(6)
+    fetched(leader, 2, 10, start=4)
+    assert leader.deletes(6)
+    assert leader.low_watermark == 4
+    fetched(leader, 2, 10, start=9)
+    assert leader.deletes(6)
+    assert leader.low_watermark == 6
+    assert not leader.deletes(6)
+
+
+def test_the_low_watermark_stands_while_too_few_are_in_sync() -> None:
+    leader = leader_of((1,), end=10, watermark=10, min_insync=2)
+    assert not leader.deletes(6)
+    leader.configured(1)
+    assert leader.deletes(6)
+
+
+def test_one_that_still_has_deleted_records_does_not_join() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 2, 10, start=5)
+    assert leader.deletes(5)
+    fetched(leader, 3, 10, start=4)
+    assert not leader.may_join(3, LIVE)
+    fetched(leader, 3, 10, start=5)
+    assert leader.may_join(3, LIVE)
+
+
+def test_what_an_earlier_leader_deleted_is_not_brought_back_by_one_that_joins() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10, start=5)
+    fetched(leader, 3, 10, start=4)
+    assert not leader.may_join(3, LIVE)
+    fetched(leader, 3, 10, start=5)
+    assert leader.may_join(3, LIVE)

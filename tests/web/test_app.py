@@ -1,13 +1,18 @@
-"""Health, readiness and metrics over a real socket."""
+"""Health, readiness, metrics and the API over a real socket."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
 import pytest
 
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.observe.metrics import Metrics
 from chronik.web.app import create_app
 from chronik.web.server import WebServer, bind
@@ -19,6 +24,50 @@ class Node:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.is_ready = False
+        self.node_id = 2
+        self.image: ClusterImage
+        self.controller_id = -1
+        self.replicas: dict[tuple[str, int], Replica] = {}
+
+    def partition(self, topic: str, index: int) -> Replica | None:
+        return self.replicas.get((topic, index))
+
+
+@dataclass
+class Replica:
+    """A partition's log as this node has it."""
+
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    high_watermark: int = 0
+
+
+def broker(node_id: int, *, is_fenced: bool = False) -> BrokerImage:
+    return BrokerImage(node_id, 1, "127.0.0.1", 9091 + node_id, UUID(int=node_id), is_fenced=is_fenced)
+
+
+def three_nodes_one_of_them_fenced() -> ClusterImage:
+    orders = TopicImage(
+        "orders",
+        UUID(int=7),
+        (
+            PartitionImage(0, 1, 4, (1, 2, 3), (1, 2)),
+            PartitionImage(1, 2, 5, (2, 1), (2, 1)),
+            PartitionImage(2, -1, 6, (3,), (3,)),
+        ),
+        {"retention.ms": "1000"},
+    )
+    return ClusterImage(
+        cluster_id="c",
+        version=9,
+        topics={"orders": orders},
+        brokers={3: broker(3, is_fenced=True), 1: broker(1), 2: broker(2)},
+    )
+
+
+async def get_json(port: int, path: str) -> tuple[int, Any]:
+    status, body = await get(port, path)
+    return status, json.loads(body)
 
 
 async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
@@ -69,6 +118,74 @@ def test_what_is_not_there_is_404_and_nothing_can_be_changed() -> None:
     async def work(node: Node, port: int) -> None:
         assert (await get(port, "/nothing"))[0] == 404
         assert (await get(port, "/healthz", method="POST"))[0] == 405
+
+    served(work)
+
+
+def test_the_cluster_is_told_as_this_node_knows_it() -> None:
+    async def work(node: Node, port: int) -> None:
+        assert (await get_json(port, "/api/cluster"))[0] == 503
+        node.image = three_nodes_one_of_them_fenced()
+        node.controller_id = 1
+        status, view = await get_json(port, "/api/cluster")
+        assert status == 200
+        assert (view["node_id"], view["controller"], view["version"], view["cluster_id"]) == (2, 1, 9, "c")
+        assert [(known["id"], known["state"], known["kafka"]) for known in view["nodes"]] == [
+            (1, "alive", "127.0.0.1:9092"),
+            (2, "alive", "127.0.0.1:9093"),
+            (3, "fenced", "127.0.0.1:9094"),
+        ]
+        assert [(known["leaders"], known["replicas"], known["in_sync"]) for known in view["nodes"]] == [
+            (1, 2, 2),
+            (1, 2, 2),
+            (0, 2, 1),
+        ]
+        assert (view["partitions"], view["under_replicated"], view["leaderless"]) == (3, 1, 1)
+        assert (view["under_replicated_partitions"], view["leaderless_partitions"]) == (["orders-0"], ["orders-2"])
+
+    served(work)
+
+
+def test_a_node_that_knows_no_controller_says_null() -> None:
+    async def work(node: Node, port: int) -> None:
+        node.image = three_nodes_one_of_them_fenced()
+        assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
+
+    served(work)
+
+
+def test_topics_are_listed_and_described_with_this_nodes_offsets() -> None:
+    async def work(node: Node, port: int) -> None:
+        node.image = three_nodes_one_of_them_fenced()
+        node.replicas[("orders", 1)] = Replica(3, 10, 8)
+        (listed,) = (await get_json(port, "/api/topics"))[1]["topics"]
+        assert (listed["name"], listed["partitions"], listed["replication_factor"]) == ("orders", 3, 3)
+        assert (await get_json(port, "/api/topics/orders"))[0] == 503
+        node.is_ready = True
+        status, topic = await get_json(port, "/api/topics/orders")
+        assert (status, topic["name"], topic["id"], topic["node"]) == (200, "orders", str(UUID(int=7)), 2)
+        assert topic["configs"] == {"retention.ms": "1000"}
+        assert [partition["high_watermark"] for partition in topic["partitions"]] == [None, 8, None]
+        assert topic["partitions"][1] == {
+            "partition": 1,
+            "leader": 2,
+            "epoch": 5,
+            "replicas": [2, 1],
+            "isr": [2, 1],
+            "log_start_offset": 3,
+            "log_end_offset": 10,
+            "high_watermark": 8,
+        }
+
+    served(work)
+
+
+def test_a_topic_that_is_not_there_is_404_in_words() -> None:
+    async def work(node: Node, port: int) -> None:
+        node.image = three_nodes_one_of_them_fenced()
+        status, answer = await get_json(port, "/api/topics/payments")
+        assert status == 404
+        assert "payments" in answer["error"]
 
     served(work)
 

@@ -15,7 +15,7 @@ from chronik.client.errors import ClientError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
-COMMANDS = ("topic", "produce", "consume", "group", "bench", "demo")
+COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "bench", "demo")
 """Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
 
 HINTS = {
@@ -27,6 +27,10 @@ HINTS = {
     ErrorCode.invalid_replication_factor: "use at most as many replicas as there are brokers",
     ErrorCode.invalid_partitions: "a topic can only grow",
     ErrorCode.invalid_config: "see chronik topic describe for the names",
+    ErrorCode.request_timed_out: "a majority of the nodes may be down; see chronik cluster status",
+    ErrorCode.not_controller: "the cluster has no controller now; see chronik cluster status, and try again",
+    ErrorCode.leader_not_available: "the nodes that hold it may be down; see chronik cluster status",
+    ErrorCode.not_enough_replicas: "start the nodes that are down; see chronik cluster status",
 }
 
 

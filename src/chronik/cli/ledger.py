@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 from chronik.cli.errors import CliError
@@ -27,13 +28,32 @@ class RecordFile:
 
     def add(self, message: Any) -> None:
         """One delivered confluent-kafka message."""
-        key, value, headers = message.key(), message.value(), message.headers() or ()
+        self.write(
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.timestamp()[1],
+            message.key(),
+            message.value(),
+            message.headers() or (),
+        )
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
         line = {
-            "topic": message.topic(),
-            "partition": message.partition(),
-            "offset": message.offset(),
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
             "key": None if key is None else b64encode(key).decode(),
-            "timestamp_ms": message.timestamp()[1],
+            "timestamp_ms": timestamp_ms,
             "checksum": record_checksum(key, value, headers),
         }
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

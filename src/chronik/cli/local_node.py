@@ -1,105 +1,153 @@
-"""A node of one's own in a child process, on free ports in a temporary folder, gone when done."""
+"""One node of a cluster on this machine: its folder, its settings, its process and what it says over HTTP.
+
+DIR/node-N/node.toml     settings, written by `chronik cluster`, read by `chronik start --config`
+DIR/node-N/node.log      JSON lines
+DIR/node-N/node.pid      the process's number, in decimal
+DIR/node-N/...           the node's data folder
+"""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
-import selectors
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from types import TracebackType
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
 
 from chronik.cli.errors import CliError
+from chronik.cli.node_process import NodeProcess
+from chronik.node.config import ConfigError, NodeConfig, load
+from chronik.node.endpoint import Endpoint
 
-READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
-LOG_TAIL_BYTES = 2000
+HTTP_TIMEOUT_S = 2.0
+FOLDER_NAME = re.compile(r"node-(\d+)")
 
 
 class LocalNode:
-    """`chronik start` in a child process; use as a context."""
+    """A node with its settings in `folder`/node.toml. Reading its state never changes it."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="chronik-")
-        self._log_path = os.path.join(self._folder, "node.log")
-        self._process: subprocess.Popen[bytes] | None = None
-        kafka, http, internal = _free_ports(3)
-        self.bootstrap = f"127.0.0.1:{kafka}"
-        self.http = f"127.0.0.1:{http}"
-        self._internal = f"127.0.0.1:{internal}"
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.abspath(folder)
+        self.config_path = os.path.join(self.folder, "node.toml")
+        self.log_path = os.path.join(self.folder, "node.log")
+        self.process = NodeProcess(self.config_path, os.path.join(self.folder, "node.pid"), self.log_path)
+        self.config = self._load()
 
-    def __enter__(self) -> LocalNode:
-        # Settings of the caller's environment belong to another node.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
-        command = [sys.executable, "-m", "chronik.cli", "start", "--data-dir", os.path.join(self._folder, "node-1")]
-        command += ["--listen", self.bootstrap, "--http", self.http, "--internal", self._internal]
-        try:
-            with open(self._log_path, "wb") as log:
-                self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
-            self._wait_until_ready(self._process)
-        except BaseException:
-            self._remove()
-            raise
-        return self
+    def reload(self) -> None:
+        """Takes up what another process wrote to the settings."""
+        self.config = self._load()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        code = self._stop()
-        tail = self._log_tail()
-        self._remove()
-        if kind is None and code != 0:
-            raise CliError(f"the node did not stop cleanly (exit {code}); its log ends with: {tail}", 1)
+    @property
+    def id(self) -> int:
+        return self.config.node_id
 
-    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if selector.select(deadline_s - time.monotonic()) else b""
-        if b"ready" not in line:
-            raise CliError(f"the node did not start; its log ends with: {self._log_tail()}")
+    @property
+    def kafka(self) -> Endpoint:
+        return self.config.advertised_kafka()
 
-    def _stop(self) -> int | None:
-        """Asks politely first; the exit code."""
-        process = self._process
-        if process is None:
+    @property
+    def http(self) -> Endpoint:
+        return self.config.http_endpoint
+
+    @property
+    def internal(self) -> Endpoint:
+        return self.config.internal_endpoint
+
+    @property
+    def bootstrap(self) -> str:
+        return str(self.kafka)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a node has ever used the folder."""
+        return os.path.exists(os.path.join(self.folder, "meta.json"))
+
+    @property
+    def is_ready(self) -> bool:
+        return self.get("/readyz")[0] == 200
+
+    def cluster_view(self) -> dict[str, Any] | None:
+        """What this node knows of its cluster (`/api/cluster`); None where it does not answer."""
+        status, body = self.get("/api/cluster")
+        if status != 200:
             return None
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        return process.returncode
-
-    def _remove(self) -> None:
-        self._stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _log_tail(self) -> str:
         try:
-            with open(self._log_path, "rb") as log:
-                log.seek(max(0, os.path.getsize(self._log_path) - LOG_TAIL_BYTES))
-                return log.read().decode(errors="replace").strip() or "(nothing)"
-        except OSError:
-            return "(no log)"
+            view = json.loads(body)
+        except ValueError:
+            return None
+        return view if isinstance(view, dict) else None
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of one GET; status 0 where nobody answers."""
+        connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+            except (OSError, http.client.HTTPException):
+                return 0, b""
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Writes some settings anew and leaves the others; None removes one. The node reads them at its next start."""
+        with open(self.config_path, "rb") as opened:
+            now = tomllib.load(opened)
+        now.update(settings)
+        write_settings(self.folder, {name: value for name, value in now.items() if value is not None})
+        self.reload()
+
+    def _load(self) -> NodeConfig:
+        try:
+            return load(self.config_path)
+        except ConfigError as error:
+            raise CliError(str(error)) from None
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
+def nodes_in(folder: str) -> list[LocalNode]:
+    """The nodes with settings in a cluster's folder, by id."""
     try:
-        for made in sockets:
-            made.bind(("127.0.0.1", 0))
-        return [made.getsockname()[1] for made in sockets]
-    finally:
-        for made in sockets:
-            made.close()
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CliError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
+    paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
+    return sorted(
+        (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))),
+        key=lambda node: node.id,
+    )
+
+
+def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
+    """Writes `folder`/node.toml whole or not at all."""
+    path = os.path.join(folder, "node.toml")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path + ".new", "w", encoding="utf-8") as opened:
+            opened.write(to_toml(settings))
+        os.replace(path + ".new", path)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}; make it writable, or pass another --dir") from None
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML: plain keys first, then a table for each mapping and an array of tables for lists of them."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            tables += ["", f"[{_key(name)}]", to_toml(value).rstrip()]
+        elif isinstance(value, (list, tuple)) and all(isinstance(row, Mapping) for row in value):
+            for row in value:
+                tables += ["", f"[[{_key(name)}]]", to_toml(row).rstrip()]
+        else:
+            # JSON writes text, numbers, booleans and lists of them as TOML does.
+            lines.append(f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join([*lines, *tables, ""])
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

@@ -37,6 +37,12 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 
+def note(text: str) -> None:
+    """A line on standard error about work that goes on, for whoever watches; none in a pipe."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
 class Progress:
     """How much of some long work is done; `update` costs nothing where nobody watches."""
 

@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
-        from chronik.node.metadata_store import MetadataStoreError
+        from chronik.node.sqlite_file import StoreError
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.storage.errors import DataFolderError
     try:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             },
         )
         return run_loop(config)
-    except (ConfigError, DataFolderError, LogLevelError, MetadataStoreError) as error:
+    except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
         say(str(error))
     except CliError as error:
         say(str(error))
@@ -124,7 +124,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.broker import Broker
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
-        from chronik.node.metadata_store import MetadataStoreError
+        from chronik.node.sqlite_file import StoreError
         from chronik.observe.logging import make_logger
         from chronik.observe.metrics import Metrics
         from chronik.storage.disk import RealDisk
@@ -140,19 +140,22 @@ async def run_node(config: NodeConfig) -> int:
         web = WebServer(create_app(broker), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:
-            await broker.start()
+            if not await _unless(stop, broker.start()):
+                await web.stop()
+                log.info("stopped", detail="before it was ready")
+                return 0
         except BaseException as error:
             await web.stop()
             if isinstance(error, OSError):
                 raise CliError(_startup_line(error, config)) from None
-            if not isinstance(error, (ConfigError, DataFolderError, MetadataStoreError)):
+            if not isinstance(error, (ConfigError, DataFolderError, StoreError)):
                 log.exception("start_failed")
             raise
         for warning in config.warnings():
             log.warning("exposed", detail=warning)
         settle_garbage_collector()
         _announce(config, broker, http_socket)
-        await stop.wait()
+        failure = await _until(stop, broker)
         log.info("stopping")
         try:
             await broker.stop()
@@ -162,7 +165,33 @@ async def run_node(config: NodeConfig) -> int:
         finally:
             await web.stop()
         log.info("stopped")
+    if failure is not None:
+        raise CliError(f"the node stopped, since it cannot go on safely: {failure}", FAILED)
     return 0
+
+
+async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
+    """Runs the start, which may wait for other nodes; False where the signal to stop came first and ended it."""
+    starting = asyncio.create_task(start)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    await asyncio.wait([starting])
+    return False
+
+
+async def _until(stop: asyncio.Event, broker: Broker) -> Exception | None:
+    """Waits for the signal to stop, or for what the node cannot go on from."""
+    stopping = asyncio.create_task(stop.wait())
+    failing = asyncio.create_task(broker.failed())
+    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    failing.cancel()
+    return broker.failure
 
 
 def wall_ms() -> int:

@@ -42,6 +42,11 @@ class Deadline:
     def left_ms(self) -> int:
         return int(self.left_s * 1000)
 
+    @property
+    def for_broker_ms(self) -> int:
+        """What a broker may take: a little less, so that its own word on why it took so long still arrives."""
+        return self.left_ms - min(2000, self.left_ms // 5)
+
 
 class Cluster:
     """Connections to a cluster's brokers, opened when first needed. Owned by one loop; close it when done."""
@@ -191,18 +196,23 @@ class Cluster:
         give_up_on: frozenset[ErrorCode] = frozenset(),
         refresh: bool = True,
     ) -> _T:
-        """Runs `attempt` until it succeeds, fails for good, or the deadline has passed (then its last error)."""
+        """Runs `attempt` until it succeeds, fails for good, or the deadline has passed.
+
+        Then the error is the last that a broker gave, if any did: it tells more than an answer that came too late.
+        """
         within = deadline or Deadline(self.timeout_s)
         pause_s = RETRY_PAUSE_S
+        refusal: KafkaError | None = None
         while True:
             try:
                 return await attempt(within)
             except (KafkaError, Unreachable, ConnectionLost) as error:
                 if isinstance(error, KafkaError) and (error.code not in RETRIABLE or error.code in give_up_on):
                     raise
+                refusal = error if isinstance(error, KafkaError) else refusal
                 self._coordinators.clear()
                 if within.left_s <= pause_s or (isinstance(error, Unreachable) and self._layout is None):
-                    raise
+                    raise refusal or error from None
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
             if refresh:

@@ -14,7 +14,14 @@ from struct import Struct
 from typing import Any, cast
 
 from chronik import __version__
-from chronik.client.errors import BadAnswer, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
+from chronik.client.errors import (
+    BadAnswer,
+    ConnectionLost,
+    Refused,
+    RequestTimedOut,
+    Unreachable,
+    UnsupportedByBroker,
+)
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions, response_header_is_flexible
 from chronik.wire.errors import ErrorCode, MalformedRequest
@@ -49,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._versions: dict[int, tuple[int, int]] = {}
         self._transport: asyncio.WriteTransport | None = None
         self._closed: Exception | None = None
+        self._ended = asyncio.Event()
         self._correlation_id = 0
         self._waiting: dict[int, tuple[asyncio.Future[memoryview], int, int]] = {}
         self._places = asyncio.Semaphore(limits.in_flight_requests_max)
@@ -78,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
                 await loop.create_connection(lambda: made, host, port)
         except TimeoutError:
             raise Unreachable(f"no connection to {name} within {timeout_s:g} s") from None
+        except ConnectionRefusedError as error:
+            raise Refused(f"cannot connect to {name}: {_reason(error)}") from None
         except OSError as error:
             raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from None
         try:
@@ -90,6 +100,17 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def is_closed(self) -> bool:
         return self._closed is not None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the socket takes more bytes now."""
+        return self._closed is None and self._writable.is_set()
+
+    async def wait_closed(self) -> Exception:
+        """Returns when the connection has ended, with the reason."""
+        await self._ended.wait()
+        assert self._closed is not None
+        return self._closed
 
     @property
     def in_flight(self) -> int:
@@ -248,6 +269,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._closed = error
         self._writable.set()
+        self._ended.set()
         waiting, self._waiting = self._waiting, {}
         for future, _, _ in waiting.values():
             if not future.done():

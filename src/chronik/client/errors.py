@@ -13,6 +13,10 @@ class Unreachable(ClientError):
     """No connection could be made, so nothing was sent."""
 
 
+class Refused(Unreachable):
+    """The machine is there and says that nobody listens at the address: the broker's process is gone."""
+
+
 class ConnectionLost(ClientError):
     """The connection ended, or its answer did not come in time: what was sent may or may not have been carried out."""
 

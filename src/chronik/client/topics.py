@@ -66,7 +66,7 @@ class Topics:
 
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
-            values = {"topics": [topic], "timeout": within.left_ms, "validate_only": False}
+            values = {"topics": [topic], "timeout": within.for_broker_ms, "validate_only": False}
             response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=within.left_s)
             _raise_for(response.topics[0], f"topic {name}")
 
@@ -78,7 +78,7 @@ class Topics:
             values = {
                 "topics": [{"name": name, "topic_id": None}],
                 "topic_names": [name],
-                "timeout": within.left_ms,
+                "timeout": within.for_broker_ms,
             }
             response = await connection.call(ApiKey.DELETE_TOPICS, values, timeout_s=within.left_s)
             _raise_for(response.responses[0], f"topic {name}")
@@ -91,7 +91,7 @@ class Topics:
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
             topic = {"name": name, "count": partitions, "assignments": None}
-            values = {"topics": [topic], "timeout": within.left_ms, "validate_only": False}
+            values = {"topics": [topic], "timeout": within.for_broker_ms, "validate_only": False}
             response = await connection.call(ApiKey.CREATE_PARTITIONS, values, timeout_s=within.left_s)
             _raise_for(response.results[0], f"topic {name}")
 

@@ -13,38 +13,42 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from chronik.metadata.apply_brokers import (
+    fence_broker,
+    register_broker,
+    shut_down_broker,
+    unfence_broker,
+    unregister_broker,
+)
+from chronik.metadata.apply_partitions import change_partition, change_partitions, without_eligible
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfigs,
     Assignment,
     ChangePartition,
+    ChangePartitions,
     Command,
     CreateCluster,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    FenceBroker,
     RegisterBroker,
+    ShutDownBroker,
+    UnfenceBroker,
+    UnregisterBroker,
 )
 from chronik.metadata.events import (
-    BrokerRegistered,
     ClusterCreated,
     ConfigChanged,
     Event,
-    IsrChanged,
-    LeaderChanged,
     PartitionsCreated,
     ProducerIdsAllocated,
     TopicCreated,
     TopicDeleted,
 )
-from chronik.metadata.image import (
-    NO_CONTROLLER,
-    NO_LEADER,
-    BrokerImage,
-    ClusterImage,
-    PartitionImage,
-    TopicImage,
-)
+from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Applied: TypeAlias = tuple[ClusterImage, list[Event]]
@@ -58,7 +62,15 @@ def apply(image: ClusterImage, command: Command) -> Applied:
         case CreateCluster():
             changed, events = _create_cluster(image, command)
         case RegisterBroker():
-            changed, events = _register_broker(image, command)
+            changed, events = register_broker(image, command)
+        case FenceBroker():
+            changed, events = fence_broker(image, command)
+        case UnfenceBroker():
+            changed, events = unfence_broker(image, command)
+        case ShutDownBroker():
+            changed, events = shut_down_broker(image, command)
+        case UnregisterBroker():
+            changed, events = unregister_broker(image, command)
         case CreateTopic():
             changed, events = _create_topic(image, command)
         case DeleteTopic():
@@ -66,7 +78,9 @@ def apply(image: ClusterImage, command: Command) -> Applied:
         case CreatePartitions():
             changed, events = _create_partitions(image, command)
         case ChangePartition():
-            changed, events = _change_partition(image, command)
+            changed, events = change_partition(image, command)
+        case ChangePartitions():
+            changed, events = _change_partitions(image, command)
         case AlterConfigs():
             changed, events = _alter_configs(image, command)
         case AllocateProducerIds():
@@ -78,31 +92,6 @@ def _create_cluster(image: ClusterImage, command: CreateCluster) -> Applied:
     if image.cluster_id:
         raise KafkaError(ErrorCode.invalid_request, f"the cluster has the id {image.cluster_id} already")
     return msgspec.structs.replace(image, cluster_id=command.cluster_id), [ClusterCreated(command.cluster_id)]
-
-
-def _register_broker(image: ClusterImage, command: RegisterBroker) -> Applied:
-    known = image.brokers.get(command.broker_id)
-    restarted = known is not None and known.incarnation != command.incarnation
-    epoch = known.epoch if known is not None and not restarted else image.version + 1
-    broker = BrokerImage(
-        id=command.broker_id,
-        epoch=epoch,
-        host=command.host,
-        port=command.port,
-        incarnation=command.incarnation,
-        rack=command.rack,
-    )
-    events: list[Event] = [BrokerRegistered(broker)]
-    topics = image.topics
-    if restarted:
-        topics = _bump_epochs(image, command.broker_id, events)
-    controller_id = command.broker_id if image.controller_id == NO_CONTROLLER else image.controller_id
-    return (
-        msgspec.structs.replace(
-            image, brokers=_with(image.brokers, broker.id, broker), topics=topics, controller_id=controller_id
-        ),
-        events,
-    )
 
 
 def _create_topic(image: ClusterImage, command: CreateTopic) -> Applied:
@@ -151,46 +140,30 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> Applie
     return _with_topic(image, topic), [PartitionsCreated(topic, added)]
 
 
-def _change_partition(image: ClusterImage, command: ChangePartition) -> Applied:
-    topic = image.topic_by_id(command.topic_id)
-    partition = None if topic is None else topic.partition(command.partition)
-    if topic is None or partition is None:
-        raise KafkaError(
-            ErrorCode.unknown_topic_or_partition, f"no partition {command.partition} of topic id {command.topic_id}"
-        )
-    if partition.partition_epoch != command.partition_epoch:
-        raise KafkaError(
-            ErrorCode.invalid_update_version,
-            f"{topic.name}-{partition.partition} is at partition epoch {partition.partition_epoch}, "
-            f"not {command.partition_epoch}",
-        )
-    is_led_anew = command.leader != partition.leader
-    changed = msgspec.structs.replace(
-        partition,
-        leader=command.leader,
-        leader_epoch=partition.leader_epoch + int(is_led_anew),
-        isr=command.isr,
-        partition_epoch=partition.partition_epoch + 1,
-    )
-    events: list[Event] = []
-    if is_led_anew:
-        events.append(LeaderChanged(topic.name, topic.id, changed))
-    if command.isr != partition.isr:
-        events.append(IsrChanged(topic.name, topic.id, changed))
-    at = command.partition
-    partitions = (*topic.partitions[:at], changed, *topic.partitions[at + 1 :])
-    return _with_topic(image, msgspec.structs.replace(topic, partitions=partitions)), events
+def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applied:
+    after, events = change_partitions(image, command.changes, is_strict=False)
+    if not events:
+        raise KafkaError(ErrorCode.invalid_update_version, "every partition to be changed has moved on")
+    return after, events
 
 
 def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
+    events: list[Event] = []
+    # From here on a leader may commit with other replicas than before: who was eligible may lack what it commits.
+    is_other_minimum = MIN_INSYNC_REPLICAS in command.changes
     if command.resource == "topic":
         topic = image.require_topic(command.name)
         configs = _altered(topic.configs, command.changes)
-        after = _with_topic(image, msgspec.structs.replace(topic, configs=configs))
+        topic = msgspec.structs.replace(topic, configs=configs)
+        after = _with_topic(image, without_eligible(topic, events) if is_other_minimum else topic)
     else:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
         after = msgspec.structs.replace(image, broker_configs=_with(image.broker_configs, command.name, configs))
-    return after, [ConfigChanged(command.resource, command.name, configs, tuple(sorted(command.changes)))]
+        if is_other_minimum:
+            topics = {name: without_eligible(topic, events) for name, topic in image.topics.items()}
+            after = msgspec.structs.replace(after, topics=topics)
+    changed = ConfigChanged(command.resource, command.name, configs, tuple(sorted(command.changes)))
+    return after, [changed, *events]
 
 
 def _allocate_producer_ids(image: ClusterImage, command: AllocateProducerIds) -> Applied:
@@ -199,32 +172,6 @@ def _allocate_producer_ids(image: ClusterImage, command: AllocateProducerIds) ->
         msgspec.structs.replace(image, next_producer_id=first + command.count),
         [ProducerIdsAllocated(command.broker_id, first, command.count)],
     )
-
-
-def _bump_epochs(image: ClusterImage, broker_id: int, events: list[Event]) -> Mapping[str, TopicImage]:
-    """The topics with a new leader epoch wherever `broker_id` leads.
-
-    The new incarnation may have lost the tail of its log; under the old epoch one offset could name two records.
-    """
-    topics = dict(image.topics)
-    for topic in image.topics.values():
-        if not any(partition.leader == broker_id for partition in topic.partitions):
-            continue
-        partitions = tuple(
-            msgspec.structs.replace(
-                partition,
-                leader_epoch=partition.leader_epoch + 1,
-                partition_epoch=partition.partition_epoch + 1,
-            )
-            if partition.leader == broker_id
-            else partition
-            for partition in topic.partitions
-        )
-        topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
-        events += [
-            LeaderChanged(topic.name, topic.id, partition) for partition in partitions if partition.leader == broker_id
-        ]
-    return topics
 
 
 def _new_partitions(first: int, assignments: tuple[Assignment, ...]) -> tuple[PartitionImage, ...]:

@@ -15,6 +15,9 @@ from chronik.wire.errors import ErrorCode, KafkaError
 CLUSTER_DEFAULT = ""
 """The broker name whose configs hold for every broker."""
 
+CLUSTER_WIDE_CONFIGS = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
+"""The controller decides by these too: it cannot know what another broker alone goes by."""
+
 
 def _static(name: str, config_type: ConfigType, documentation: str) -> ConfigDefinition:
     return ConfigDefinition(name, config_type, None, documentation, is_dynamic=False)
@@ -85,9 +88,16 @@ BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
 )
 
 
-def check_broker_configs(configs: Mapping[str, str | None]) -> None:
-    """Raises INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at the start."""
+def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTER_DEFAULT) -> None:
+    """Raises INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at the start.
+
+    So is one that must be the same for all brokers, where `broker` names a single one.
+    """
     for name, text in configs.items():
+        if name in CLUSTER_WIDE_CONFIGS and broker != CLUSTER_DEFAULT and text is not None:
+            raise KafkaError(
+                ErrorCode.invalid_request, f"{name} cannot differ between brokers: set it for the topic or the cluster"
+            )
         if name in STATIC_BROKER_CONFIGS:
             raise KafkaError(
                 ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it where the node starts"

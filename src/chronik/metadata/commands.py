@@ -33,14 +33,82 @@ class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster"):
     cluster_id: str
 
 
+class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
+    """What one partition becomes, if `partition_epoch` is still its current one.
+
+    Encoded as a list, since thousands of them go into one command: a field may be added at the end, with a default.
+    `replicas`, `adding` and `removing` stay as they are where None.
+    """
+
+    partition: int
+    partition_epoch: int
+    leader: int
+    isr: tuple[int, ...]
+    eligible: tuple[int, ...] = ()
+    replicas: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+
+
+class TopicChanges(msgspec.Struct, frozen=True, array_like=True):
+    """The changed partitions of one topic."""
+
+    topic_id: UUID
+    partitions: tuple[PartitionChange, ...]
+
+
 class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
-    """A broker's process says that it is there. A new incarnation bumps the epoch of each partition that it leads."""
+    """A broker's process says that it is there. A new incarnation bumps the epoch of each partition it still leads.
+
+    `changes` come first, and all of them or the command is refused: they take a broker that may have lost records out
+    of every ISR before anyone can count on it. `starts_fenced`: it serves once it has been unfenced.
+    """
 
     broker_id: int
     incarnation: UUID
     host: str
     port: int
     rack: str | None = None
+    was_clean: bool = True
+    durability: str = ""
+    folder_id: UUID | None = None
+    internal: str = ""
+    starts_fenced: bool = False
+    changes: tuple[TopicChanges, ...] = ()
+
+
+class FenceBroker(msgspec.Struct, frozen=True, tag="fence_broker"):
+    """The broker is down, or out of reach: others lead in its place, as `changes` say.
+
+    Here and in the commands below, a change whose partition has moved on is passed over: the controller looks again.
+    """
+
+    broker_id: int
+    broker_epoch: int
+    changes: tuple[TopicChanges, ...] = ()
+
+
+class UnfenceBroker(msgspec.Struct, frozen=True, tag="unfence_broker"):
+    """The broker is there and up to date: it may lead and join ISRs."""
+
+    broker_id: int
+    broker_epoch: int
+    changes: tuple[TopicChanges, ...] = ()
+
+
+class ShutDownBroker(msgspec.Struct, frozen=True, tag="shut_down_broker"):
+    """The broker is about to stop cleanly: it gets nothing new, and what it leads goes to others."""
+
+    broker_id: int
+    broker_epoch: int
+    changes: tuple[TopicChanges, ...] = ()
+
+
+class UnregisterBroker(msgspec.Struct, frozen=True, tag="unregister_broker"):
+    """The broker is gone for good; refused while any partition has a replica on it."""
+
+    broker_id: int
+    broker_epoch: int
 
 
 class CreateTopic(msgspec.Struct, frozen=True, tag="create_topic"):
@@ -67,13 +135,23 @@ class CreatePartitions(msgspec.Struct, frozen=True, tag="create_partitions"):
 
 
 class ChangePartition(msgspec.Struct, frozen=True, tag="change_partition"):
-    """Another leader or ISR for one partition; refused unless `partition_epoch` is still the current one."""
+    """Another leader, ISR or replicas for one partition; refused unless `partition_epoch` is still the current one."""
 
     topic_id: UUID
     partition: int
     partition_epoch: int
     leader: int
     isr: tuple[int, ...]
+    eligible: tuple[int, ...] = ()
+    replicas: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+
+
+class ChangePartitions(msgspec.Struct, frozen=True, tag="change_partitions"):
+    """Many partitions in one command. One that has moved on is passed over; if all have, the command is refused."""
+
+    changes: tuple[TopicChanges, ...]
 
 
 class AlterConfigs(msgspec.Struct, frozen=True, tag="alter_configs"):
@@ -94,10 +172,15 @@ class AllocateProducerIds(msgspec.Struct, frozen=True, tag="allocate_producer_id
 Command: TypeAlias = (
     CreateCluster
     | RegisterBroker
+    | FenceBroker
+    | UnfenceBroker
+    | ShutDownBroker
+    | UnregisterBroker
     | CreateTopic
     | DeleteTopic
     | CreatePartitions
     | ChangePartition
+    | ChangePartitions
     | AlterConfigs
     | AllocateProducerIds
 )

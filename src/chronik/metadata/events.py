@@ -20,6 +20,24 @@ class BrokerRegistered(msgspec.Struct, frozen=True, tag=True):
     broker: BrokerImage
 
 
+class BrokerFenced(msgspec.Struct, frozen=True, tag=True):
+    broker: BrokerImage
+
+
+class BrokerUnfenced(msgspec.Struct, frozen=True, tag=True):
+    broker: BrokerImage
+
+
+class BrokerShuttingDown(msgspec.Struct, frozen=True, tag=True):
+    broker: BrokerImage
+
+
+class BrokerUnregistered(msgspec.Struct, frozen=True, tag=True):
+    """`broker` is the broker as it was."""
+
+    broker: BrokerImage
+
+
 class TopicCreated(msgspec.Struct, frozen=True, tag=True):
     topic: TopicImage
 
@@ -37,8 +55,21 @@ class PartitionsCreated(msgspec.Struct, frozen=True, tag=True):
     partitions: tuple[PartitionImage, ...]
 
 
+class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
+    """Other brokers than before have replicas: `added` open a log, `removed` delete theirs. Comes before LeaderChanged.
+
+    Both are empty where only the order changed, or what is on the move.
+    """
+
+    topic: str
+    topic_id: UUID
+    partition: PartitionImage
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+
 class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
-    """A leader starts to lead under a new leader epoch; it may be the same broker as before, in a new incarnation."""
+    """A new leader epoch: another leader, none, or the same broker as before in a new incarnation."""
 
     topic: str
     topic_id: UUID
@@ -46,6 +77,8 @@ class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class IsrChanged(msgspec.Struct, frozen=True, tag=True):
+    """The ISR changed under the same or a new leader; or only `partition_epoch`, which the leader needs to propose."""
+
     topic: str
     topic_id: UUID
     partition: PartitionImage
@@ -69,9 +102,14 @@ class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag=True):
 Event: TypeAlias = (
     ClusterCreated
     | BrokerRegistered
+    | BrokerFenced
+    | BrokerUnfenced
+    | BrokerShuttingDown
+    | BrokerUnregistered
     | TopicCreated
     | TopicDeleted
     | PartitionsCreated
+    | ReplicasChanged
     | LeaderChanged
     | IsrChanged
     | ConfigChanged

@@ -20,7 +20,15 @@ NO_CONTROLLER = -1
 
 
 class PartitionImage(msgspec.Struct, frozen=True):
-    """One partition. `partition_epoch` rises with every change of it, `leader_epoch` when a leader starts to lead."""
+    """One partition. `partition_epoch` rises with every change of it, `leader_epoch` when a leader starts to lead.
+
+    Invariants: `isr` is part of `replicas`; `leader` is in `isr`, or NO_LEADER; a leader epoch belongs to one process
+    of one broker. Every broker in `isr` or `eligible` holds every committed record. `eligible` (KIP-966) is disjoint
+    from `isr`, and only filled while `isr` has fewer than min.insync.replicas members, when nothing is committed.
+
+    While replicas move, `replicas` holds the old and the new ones: those of them to come are in `adding`, those to go
+    in `removing`. `last_known_leader` is who led before there was no leader.
+    """
 
     partition: int
     leader: int
@@ -28,6 +36,25 @@ class PartitionImage(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     partition_epoch: int = 0
+    eligible: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    last_known_leader: int = NO_LEADER
+
+    @property
+    def is_reassigned(self) -> bool:
+        """Whether replicas are on the move."""
+        return bool(self.adding or self.removing)
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """The replicas once those on the move have arrived; the first is the preferred leader."""
+        return tuple(replica for replica in self.replicas if replica not in self.removing)
+
+    @property
+    def settled_replicas(self) -> tuple[int, ...]:
+        """The replicas as before the move: those to come do not count yet."""
+        return tuple(replica for replica in self.replicas if replica not in self.adding)
 
 
 class TopicImage(msgspec.Struct, frozen=True):
@@ -47,7 +74,13 @@ class TopicImage(msgspec.Struct, frozen=True):
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
-    """One broker. `incarnation` is new at each start of its process; `epoch` is the version that registered it."""
+    """One broker. `incarnation` is new at each start of its process; `epoch` is the version that registered it.
+
+    A fenced broker leads nothing and may not join an ISR: it is down, or has just registered. One that is shutting down
+    still serves, but gets nothing new. `status_version` is when either last changed: a broker that has not applied that
+    version does not know it. `durability` is what this process lets count as written; `folder_id` tells its data folder
+    from one that took its place; `internal` is the address for the other nodes.
+    """
 
     id: int
     epoch: int
@@ -56,6 +89,15 @@ class BrokerImage(msgspec.Struct, frozen=True):
     incarnation: UUID
     rack: str | None = None
     is_fenced: bool = False
+    is_shutting_down: bool = False
+    status_version: int = 0
+    durability: str = ""
+    folder_id: UUID | None = None
+    internal: str = ""
+
+    @property
+    def may_join_isr(self) -> bool:
+        return not (self.is_fenced or self.is_shutting_down)
 
 
 class ClusterImage(msgspec.Struct, frozen=True):
@@ -89,8 +131,18 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return found
 
     def live_brokers(self) -> list[BrokerImage]:
-        """The brokers that may be given replicas, by id."""
+        """The brokers that serve, by id."""
         return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]
+
+    def staying_brokers(self) -> list[BrokerImage]:
+        """The brokers that serve and do not shut down, by id: they may be given replicas."""
+        return [broker for broker in self.live_brokers() if not broker.is_shutting_down]
+
+    def absent_brokers(self) -> list[BrokerImage]:
+        """The brokers that are down, or about to be, by id."""
+        return [
+            self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].may_join_isr
+        ]
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,8 @@
 
 Brokers are taken in an order that alternates between racks, beginning at a random place so that many small topics do
 not all start at the first broker. Leaders go round that order; the followers of each partition are shifted by one more
-with every round, so that a broker's followers are spread too.
+with every round, so that a broker's followers are spread too. Brokers that are down for now get replicas only where the
+others are too few: a restart must not keep topics from being made.
 """
 
 from __future__ import annotations
@@ -16,29 +17,39 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def place_replicas(
-    brokers: Sequence[BrokerImage], partitions: int, replication_factor: int, random: Random, first: int = 0
+    brokers: Sequence[BrokerImage],
+    partitions: int,
+    replication_factor: int,
+    random: Random,
+    first: int = 0,
+    spare: Sequence[BrokerImage] = (),
 ) -> tuple[Assignment, ...]:
     """Assignments for `partitions` new partitions numbered from `first`, each on `replication_factor` brokers.
 
-    INVALID_REPLICATION_FACTOR where there are fewer brokers. Replicas of a partition are on different brokers, and on
-    different racks as far as there are that many.
+    `spare` brokers are used where the others are too few; they do not lead, and are in no ISR. Where all together are
+    fewer: INVALID_REPLICATION_FACTOR. Replicas of a partition are on different brokers, and on different racks as far
+    as there are that many.
     """
     if replication_factor < 1:
         raise KafkaError(ErrorCode.invalid_replication_factor, "Replication factor must be larger than 0.")
-    if replication_factor > len(brokers):
+    if replication_factor > len(brokers) + len(spare) or not brokers:
         raise KafkaError(
             ErrorCode.invalid_replication_factor,
-            f"Replication factor: {replication_factor} larger than available brokers: {len(brokers)}.",
+            f"Replication factor: {replication_factor} larger than available brokers: {len(brokers) + len(spare)}.",
         )
     order = _alternate_racks(brokers)
+    further = _alternate_racks(spare)
     start = random.randrange(len(order))
     shift = random.randrange(len(order))
     assignments = []
     for index in range(first, first + partitions):
         leader = order[(start + index) % len(order)]
         followers = _followers(order, (start + index) % len(order), shift + index // len(order), replication_factor - 1)
-        replicas = (leader.id, *(broker.id for broker in followers))
-        assignments.append(Assignment(replicas=replicas, isr=replicas))
+        isr = (leader.id, *(broker.id for broker in followers))
+        missing = replication_factor - len(isr)
+        turn = index % len(further) if missing else 0
+        added = (further[turn:] + further[:turn])[:missing]
+        assignments.append(Assignment(replicas=(*isr, *(broker.id for broker in added)), isr=isr))
     return tuple(assignments)
 
 
@@ -56,7 +67,7 @@ def assign_manually(image: ClusterImage, replicas: Sequence[int]) -> Assignment:
                 ErrorCode.invalid_replica_assignment,
                 f"The manual partition assignment names broker {broker_id}, which does not exist.",
             )
-    isr = tuple(broker_id for broker_id in replicas if not image.brokers[broker_id].is_fenced)
+    isr = tuple(broker_id for broker_id in replicas if image.brokers[broker_id].may_join_isr)
     if not isr:
         raise KafkaError(
             ErrorCode.invalid_replica_assignment, f"None of the brokers {[*replicas]} of the assignment is alive."

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from chronik.node.internal_api import InternalKey
 from chronik.observe.metrics import ApiMetrics
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -112,18 +113,21 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One Kafka API as this node answers it.
+    """One API as this node answers it.
 
     `versions` is what ApiVersions advertises. `readable_from` is the lowest version that is really parsed, where the
-    advertised minimum is lower only to please a client's feature check.
+    advertised minimum is lower only to please a client's feature check. `on_controller` has the server pass the whole
+    request to the controller where another node is it, and wait for the outcome to reach this node's image; the handler
+    then runs on the controller only.
     """
 
-    key: ApiKey
+    key: ApiKey | InternalKey
     versions: tuple[int, int]
     handle: ColdHandler | None = None
     hot: HotHandler | None = None
     on_error: ErrorValues | None = None
     readable_from: int | None = None
+    on_controller: bool = False
 
     @property
     def parsed_versions(self) -> tuple[int, int]:

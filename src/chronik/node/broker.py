@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from chronik.metadata.commands import RegisterBroker
+from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
+from chronik.node.cluster_links import ClusterLinks
+from chronik.node.cluster_member import ClusterMember
 from chronik.node.config import ConfigError, NodeConfig
+from chronik.node.controller_client import ControllerClient
+from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.forwarding import Forwarding
+from chronik.node.greeter import Greeter
 from chronik.node.group_service import GroupService
 from chronik.node.housekeeping import Housekeeping
-from chronik.node.metadata_log import LocalMetadataLog, MetadataLog, new_cluster_id
-from chronik.node.metadata_store import MetadataStoreError
+from chronik.node.internal_server import InternalServer
+from chronik.node.metadata_log import NotController, RaftMetadataLog
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
+from chronik.node.peers import Peers
 from chronik.node.producer_ids import ProducerIds
+from chronik.node.raft_service import RaftService
 from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
@@ -33,6 +42,8 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
 APPLIED_TIMEOUT_S = 30.0
+FOLLOWED_TIMEOUT_S = 5.0
+"""Longer than a session: a broker that does not follow is found to be gone by then."""
 
 
 class Broker:
@@ -49,15 +60,25 @@ class Broker:
         self.node_id = config.node_id
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
-        self.is_ready = False
+        self._is_serving = False
+        self.has_opened_logs = False
+        self.is_leaving = False
+        """Whether others are taking over what this node leads, since it is about to stop."""
         self.deadlines = Deadlines(self.loop)
         self.fetch_sessions = FetchSessions(env.random, config.fetch_sessions_max)
         self.syncer = Syncer(self.loop, env, metrics)
         self.server = Server(self, self.apis)
-        self.metadata: MetadataLog
+        self.internal_server = InternalServer(self, self.apis)
+        self.envelopes = Envelopes(self)
+        self.forwarding = Forwarding(self, config.forward_bytes_max)
+        self.member: ClusterMember
+        self.metadata: RaftMetadataLog
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
+        self.failure: Exception | None = None
+        """What the node found that it cannot go on from; whoever runs it should stop it."""
+        self._failed = asyncio.Event()
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     # -- start and stop ------------------------------------------------------------------------------------------------
@@ -72,23 +93,32 @@ class Broker:
 
     async def _start(self) -> None:
         config = self.config
-        if config.peers:
-            raise ConfigError("peers: this version runs single nodes only: remove the peers")
         try:
             check_topic_defaults(config)
         except KafkaError as error:
             raise ConfigError(f"topic_defaults: {error.message}") from None
-        # The port first: a second node must notice before it touches anything.
-        await self.server.bind(config.kafka_endpoint.host, config.kafka_endpoint.port)
+        # The ports first: a second node must notice before it touches anything.
+        await self.server.bind(*config.kafka_endpoint)
         self._closers.append(self._close_server)
+        await self.internal_server.bind(*config.internal_endpoint)
+        self._closers.append(self._close_internal_server)
         folder = await self._open_folder()
-        await self._open_metadata(folder)
+        self.member = ClusterMember(self, folder)
+        self.metadata = self.member.metadata
+        self._closers.append(self.member.close)
+        await self.member.open()
+        self._closers.append(self._close_internal_server)
+        await self.internal_server.serve()
+        self.producer_ids = ProducerIds(self.controller_client, self.node_id)
+        await self._while_sound(self.member.join(self._settled))
+        links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log
+            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
         )
         self.metadata.subscribe(self.host.metadata_changed)
         self._closers.append(self.host.close_all)
         await self.host.open_all()
+        self.has_opened_logs = True
         self._closers.append(self._close_server)
         self.groups = GroupService(self)
         self.metadata.subscribe(self._tell_groups)
@@ -100,56 +130,74 @@ class Broker:
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
+        self.member.session.start()
+        self._closers.append(self.member.session.close)
+        await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
-        self.is_ready = True
+        self._closers.append(self._leave)
+        self._is_serving = True
         self.log.info(
             "ready",
             kafka=str(config.advertised_kafka(self.server.port)),
+            internal=self.member.identity.internal,
             data_dir=config.data_folder,
             durability=config.durability,
+            controller=self.controller_id,
             topics=len(self.image.topics),
             partitions=len(self.host.partitions),
         )
 
     async def _open_folder(self) -> DataFolder:
         config = self.config
-        cluster_id = config.cluster_id or new_cluster_id(self.env)
         folder = await self.run_blocking(
-            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, cluster_id)
+            lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, config.cluster_id or "")
         )
         self._closers.append(lambda: self.run_blocking(folder.close))
         return folder
 
-    async def _open_metadata(self, folder: DataFolder) -> None:
-        store = self.env.open_metadata_store(f"{folder.path}/metadata.db")
-        has_logs = bool(await self.run_blocking(folder.partitions))
-        self.metadata = await LocalMetadataLog.open(self.env, store, folder.meta.cluster_id, may_be_new=not has_logs)
-        self._closers.append(self.metadata.close)
-        self.producer_ids = ProducerIds(self.metadata, self.node_id)
-        advertised = self.config.advertised_kafka(self.server.port)
-        registration = RegisterBroker(
-            broker_id=self.node_id,
-            incarnation=self.env.new_uuid(),
-            host=advertised.host,
-            port=advertised.port,
-            rack=self.config.rack,
-        )
+    async def _while_sound(self, work: Coroutine[Any, Any, None]) -> None:
+        """Waits for a part of the start that needs other nodes; raises what this one cannot go on from meanwhile."""
+        running = self.loop.create_task(work)
+        failing = self.loop.create_task(self._failed.wait())
         try:
-            await self.metadata.propose(registration)
-        except KafkaError as error:
-            raise MetadataStoreError(
-                f"this start cannot be recorded ({error.message}): make room on the disk"
-            ) from None
+            await asyncio.wait([running, failing], return_when=asyncio.FIRST_COMPLETED)
+            if self.failure is not None:
+                raise self.failure
+            await running
+        finally:
+            running.cancel()
+            failing.cancel()
 
     async def stop(self) -> None:
         """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
-        self.is_ready = False
+        self._is_serving = False
         while self._closers:
             await self._closers.pop()()
+
+    async def failed(self) -> Exception:
+        """Returns when the node has found something that it cannot go on from."""
+        await self._failed.wait()
+        assert self.failure is not None
+        return self.failure
+
+    def failed_by(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._failed.set()
+
+    async def _leave(self) -> None:
+        """While it still serves, others take over what it leads."""
+        self._is_serving = False
+        self.is_leaving = True
+        if self.failure is None:
+            await self.member.leave()
 
     async def _close_server(self) -> None:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
         self.deadlines.close()
+
+    async def _close_internal_server(self) -> None:
+        await self.internal_server.close(0)
 
     # -- what handlers ask for -----------------------------------------------------------------------------------------
 
@@ -159,25 +207,100 @@ class Broker:
 
     @property
     def controller_id(self) -> int:
-        return self.metadata.image.controller_id
+        return self.metadata.controller_id
+
+    @property
+    def is_controller(self) -> bool:
+        return self.metadata.is_controller
+
+    @property
+    def controller(self) -> ControllerService:
+        return self.member.controller
+
+    @property
+    def controller_client(self) -> ControllerClient:
+        return self.member.client
+
+    @property
+    def greeter(self) -> Greeter:
+        return self.member.greeter
+
+    @property
+    def peers(self) -> Peers:
+        return self.member.peers
+
+    @property
+    def raft(self) -> RaftService:
+        return self.member.raft
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients are served: started, not stopping, and not cut off from the controller."""
+        return self._is_serving and self.lease_is_valid()
+
+    def lease_is_valid(self) -> bool:
+        """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
+        return self.raft.is_alone or self.member.session.lease_is_valid
+
+    def leader_of(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
+        """Who leads a partition, as (id, epoch) and with its address: for a client that came to the wrong node."""
+        partition = self.image.partition(topic, index)
+        leader = None if partition is None else self.image.brokers.get(partition.leader)
+        if partition is None or leader is None or leader.id == self.node_id:
+            return None
+        return (leader.id, partition.leader_epoch), leader
+
+    def hand_over(self, hand_overs: Sequence[HandOver]) -> None:
+        """The controller asks this node to give these partitions to others, with all that it acknowledged."""
+        if self.has_opened_logs:
+            self.host.hand_over(hand_overs)
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return self.host.partitions.get((topic, index))
 
-    def require_partition(self, topic: str, index: int) -> Partition:
-        """The partition, if this node leads it; otherwise the error that tells the client what to do."""
+    def require_partition(self, topic: str, index: int, *, is_answer: bool = True) -> Partition:
+        """The partition, if this node leads it; otherwise the error that tells the client what to do.
+
+        `is_answer` False: the error is no answer yet, since another node is asked.
+        """
         partition = self.host.partitions.get((topic, index))
-        if partition is not None:
+        if partition is not None and partition.leads:
             return partition
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
-        self.metrics.not_leader += 1
+        if is_answer:
+            self.metrics.not_leader += 1
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        """Whether every log of the topic that belongs on this node is open."""
+        return all(
+            self.partition(topic.name, partition.partition) is not None
+            for partition in topic.partitions
+            if self.node_id in partition.replicas
+        )
+
+    async def _settled(self) -> None:
+        if self.has_opened_logs:
+            await self.host.settled()
 
     async def applied(self) -> None:
         """Wait until the partitions hosted here follow the image as it is now."""
         async with asyncio.timeout(APPLIED_TIMEOUT_S):
-            await self.host.settled()
+            await self._settled()
+
+    async def applied_everywhere(self) -> None:
+        """On the controller: wait until all brokers that are there follow the image as it is now, within bounds."""
+        version, broker_ids = self.image.version, sorted(self.image.brokers)
+        await self.applied()
+        try:
+            async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
+                await self.controller.applied_by(version, broker_ids)
+        except TimeoutError:
+            self.log.warning("image_not_followed", version=version, then="answered all the same")
+        except NotController:
+            # Another controller has taken over; what was done stands.
+            return
 
     async def create_missing_topic(self, name: str) -> TopicImage:
         """Create a topic with the node's defaults because a client asked for it; fine if another was first."""

@@ -55,9 +55,10 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What clients are told to connect to. None means the address that is listened on."""
+    """What clients and other nodes are told to connect to. None means the address that is listened on."""
 
     kafka: str | None = None
+    internal: str | None = None
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,11 +96,13 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 10_000
     producer_id_expiration_ms: int = 86_400_000
+    replica_lag_ms_max: int = 3_000
 
     connections_max: int = 10_000
     connection_idle_ms_max: int = 600_000
     frame_bytes_max: int = 100 * 1024 * 1024
     in_flight_bytes_max: int = 512 * 1024 * 1024
+    forward_bytes_max: int = 64 * 1024 * 1024
     in_flight_requests_max: int = 256
     fetch_bytes_max: int = 8 * 1024 * 1024
     fetch_sessions_max: int = 1_000
@@ -130,6 +133,16 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         endpoint = Endpoint.parse(self.advertise.kafka or self.listen.kafka)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
+    def advertised_internal(self, bound_port: int | None = None) -> Endpoint:
+        """The address for other nodes; on every interface means at the host that clients are told."""
+        if self.advertise.internal is not None:
+            endpoint = Endpoint.parse(self.advertise.internal)
+        else:
+            endpoint = self.internal_endpoint
+            if endpoint.is_wildcard:
+                endpoint = endpoint._replace(host=self.advertised_kafka().host)
+        return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
+
     @property
     def levels(self) -> LogLevels:
         return LogLevels.from_names(self.log_levels)
@@ -138,7 +151,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """What is allowed but worth a line in the log."""
         return [
             f"listen.{name} = {endpoint} is reachable from other machines without TLS or passwords"
-            for name, endpoint in (("kafka", self.kafka_endpoint), ("http", self.http_endpoint))
+            for name, endpoint in (
+                ("kafka", self.kafka_endpoint),
+                ("http", self.http_endpoint),
+                ("internal", self.internal_endpoint),
+            )
             if not endpoint.is_loopback
         ]
 
@@ -187,6 +204,7 @@ def check(config: NodeConfig) -> None:
         ("listen.http", config.listen.http),
         ("listen.internal", config.listen.internal),
         ("advertise.kafka", config.advertise.kafka),
+        ("advertise.internal", config.advertise.internal),
         *((f"peers {peer.id}", peer.internal) for peer in config.peers),
     ):
         if text is not None:
@@ -200,15 +218,41 @@ def check(config: NodeConfig) -> None:
         )
     if config.advertise.kafka is not None and Endpoint.parse(config.advertise.kafka).is_wildcard:
         raise ConfigError(f"advertise.kafka = {config.advertise.kafka} is no address to connect to: name a host")
-    if config.listen.http is None:
-        _ = config.http_endpoint
+    if config.advertise.internal is not None and Endpoint.parse(config.advertise.internal).is_wildcard:
+        raise ConfigError(f"advertise.internal = {config.advertise.internal} is no address to connect to: name a host")
+    _ = config.http_endpoint, config.internal_endpoint
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
+    _check_peers(config)
+
+
+def _check_peers(config: NodeConfig) -> None:
+    """Peers from which a majority can be told: each node once, at an address of its own."""
     if len({peer.id for peer in config.peers}) != len(config.peers):
         raise ConfigError("peers name one id twice: give each node its own")
+    owners: dict[Endpoint, int] = {config.advertised_internal(): config.node_id}
+    for peer in config.peers:
+        endpoint = Endpoint.parse(peer.internal)
+        if peer.id < 0:
+            raise ConfigError(f"peers name the id {peer.id}, which is negative: use 0 or more")
+        if endpoint.is_wildcard or endpoint.port == 0:
+            raise ConfigError(f"peers {peer.id}: {peer.internal} is no address to connect to: name its host and port")
+        if peer.id == config.node_id:
+            continue
+        if endpoint in owners:
+            raise ConfigError(
+                f"peers {peer.id} and node {owners[endpoint]} have one address, {peer.internal}: "
+                "give each node the address that it listens on (listen.internal)"
+            )
+        owners[endpoint] = peer.id
+    if config.peers and all(peer.id == config.node_id for peer in config.peers):
+        raise ConfigError(
+            f"peers name no node but {config.node_id} itself, so that there can be no majority with others: "
+            "add a [[peers]] entry for each other node, or remove them to run one node alone"
+        )
 
 
 _AT_LEAST_ONE = (
@@ -220,6 +264,8 @@ _AT_LEAST_ONE = (
     "connections_max",
     "frame_bytes_max",
     "in_flight_bytes_max",
+    "forward_bytes_max",
+    "replica_lag_ms_max",
     "in_flight_requests_max",
     "fetch_bytes_max",
     "executor_threads",

@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from chronik.metadata.broker_configs import DYNAMIC_BROKER_CONFIGS, STATIC_BROKER_CONFIGS, check_broker_configs
+from chronik.metadata.broker_configs import (
+    CLUSTER_DEFAULT,
+    DYNAMIC_BROKER_CONFIGS,
+    STATIC_BROKER_CONFIGS,
+    check_broker_configs,
+)
 from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, split_list
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin import duplicates
 from chronik.node.config import NodeConfig
-from chronik.node.config_entries import ResourceType, check_broker_name
+from chronik.node.config_entries import ResourceType
 from chronik.node.topic_settings import broker_values, topic_values
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -76,7 +81,8 @@ class _Resource:
             self._topic = image.require_topic(name)
             self.configs = self._topic.configs
         elif resource_type == ResourceType.BROKER:
-            check_broker_name(name, config)
+            if name != CLUSTER_DEFAULT and name not in {str(broker_id) for broker_id in image.brokers}:
+                raise KafkaError(ErrorCode.invalid_request, f"There is no broker {name!r} in this cluster.")
             self.configs = image.broker_configs.get(name, {})
         else:
             raise KafkaError(ErrorCode.invalid_request, f"Unexpected resource type {resource_type}")
@@ -101,7 +107,7 @@ class _Resource:
         if self._is_topic:
             check_topic_configs(changes, self._topic.is_internal)
         else:
-            check_broker_configs(changes)
+            check_broker_configs(changes, self.name)
         return AlterConfigs("topic" if self._is_topic else "broker", self.name, changes)
 
 

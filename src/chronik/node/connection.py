@@ -30,11 +30,15 @@ class Connection(asyncio.BufferedProtocol):
     """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
 
     Owned by the loop. Reading stops while a cold request runs (what follows it on this connection must see its effect),
-    while the peer does not take its responses, and while too many requests wait.
+    while somebody else holds it, while the peer does not take its responses, and while too many requests wait.
+
+    With `is_ordered` False responses go out as they are ready, for peers that match them by their correlation id.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
         self._server = server
+        self._is_ordered = is_ordered
+        self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Reply] = deque()
         self._partial = b""
@@ -48,11 +52,13 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = False
         self._read_paused = False
         self._is_held_back = False
-        self._cold_running = False
+        self._holds = 0
         self._closing = False
         self._end_of_input = False
         self._on_close: dict[object, Callable[[], None]] = {}
         self.client_host = ""
+        self.peer_id: int | None = None
+        """The node at the other end, once it has said HELLO on the internal listener."""
         self.last_used_s = 0.0
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
@@ -116,23 +122,19 @@ class Connection(asyncio.BufferedProtocol):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _may_run(self) -> bool:
-        return not (
-            self._cold_running or self._write_paused or len(self._replies) >= self._server.pipelined_requests_max
-        )
+        return not (self._holds or self._write_paused or len(self._replies) >= self._requests_max)
 
     def _parse(self, data: memoryview, end: int) -> None:
         """Run the frames in data[:end]; keep what is left of it."""
         at = 0
         server = self._server
         replies = self._replies
+        requests_max = self._requests_max
         self._parsing = True
         try:
             # The conditions of _may_run, spelled out: this is where small requests spend their time.
             while end - at >= 4 and not (
-                self._cold_running
-                or self._write_paused
-                or self._closing
-                or len(replies) >= server.pipelined_requests_max
+                self._holds or self._write_paused or self._closing or len(replies) >= requests_max
             ):
                 (size,) = FRAME_SIZE.unpack_from(data, at)
                 if size < 8 or size > server.frame_bytes_max:
@@ -228,8 +230,8 @@ class Connection(asyncio.BufferedProtocol):
     def _pause_or_resume_reading(self) -> None:
         if self._closing or self._transport is None:
             return
-        # While a cold request runs, reading goes on into the scratch buffer until it holds data: most clients send one
-        # request at a time, and pausing costs two system calls.
+        # While a request holds the others, reading goes on into the scratch buffer until it holds data: most clients
+        # send one request at a time, and pausing costs two system calls.
         waiting = len(self._partial) >= 4 and not self._may_run()
         complete = self._large is not None and self._large_have == self._large_size
         self._is_held_back = self._large is not None and not complete and self._server.over_budget(self)
@@ -269,12 +271,14 @@ class Connection(asyncio.BufferedProtocol):
     def expect_reply(self, reply: Reply) -> None:
         self._replies.append(reply)
 
-    def cold_started(self) -> None:
-        self._cold_running = True
+    def hold(self) -> None:
+        """No further request of this connection runs until each `hold` has had its `release`."""
+        self._holds += 1
 
-    def cold_finished(self) -> None:
-        self._cold_running = False
-        self._continue()
+    def release(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self._continue()
 
     def reply_ready(self, reply: Reply) -> None:
         """A request has its answer; send all that are ready at the head of the line."""
@@ -282,11 +286,22 @@ class Connection(asyncio.BufferedProtocol):
             return
         replies = self._replies
         if not replies or replies[0] is not reply:
+            if not self._is_ordered:
+                self._answer_out_of_turn(reply)
             return
         while replies and replies[0].done:
             done = replies.popleft()
             if done.body is not None:
                 self._queue(done)
+        if not self._parsing:
+            self._flush()
+            if self._read_paused or self._end_of_input:
+                self._continue()
+
+    def _answer_out_of_turn(self, reply: Reply) -> None:
+        self._replies.remove(reply)
+        if reply.body is not None:
+            self._queue(reply)
         if not self._parsing:
             self._flush()
             if self._read_paused or self._end_of_input:

@@ -1,4 +1,4 @@
-"""The seams through which a node touches the world: disk, metadata store, randomness, threads and the wall clock.
+"""The seams through which a node touches the world: disk, Raft store, randomness, threads and the wall clock.
 
 The host hands these in and outlives the node, so the simulator can run the same node code on virtual
 time and a faulty disk. Durations and deadlines are measured by `loop.time()`; `wall_ms` is only for what people and
@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
-from chronik.node.metadata_store import MetadataStore, SqliteMetadataStore
+from chronik.node.raft_store import RaftStore, SqliteRaftStore
 from chronik.storage.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What one node may use of the machine it runs on."""
+    """What one node may use of the machine it runs on.
+
+    `open_raft_store` gets the path of the store and what draws the id of a new one.
+    """
 
     disk: Disk
     random: Random
     executor: Executor
     wall_ms: Callable[[], int]
-    open_metadata_store: Callable[[str], MetadataStore] = SqliteMetadataStore
+    open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] = SqliteRaftStore
 
     def new_uuid(self) -> UUID:
         """A version 4 UUID from the handed-in randomness."""

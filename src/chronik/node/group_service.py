@@ -190,10 +190,13 @@ class GroupService:
                 await self._broker.applied()
                 await self._read_partition(partition)
                 break
+            except KafkaError as error:
+                # Normal after a failover: too few replicas are there yet, or another node leads by now.
+                self._log.info("groups_load_waits", partition=partition, reason=error.message)
             except Exception as error:
                 self._log.exception("groups_load_failed", partition=partition, error=repr(error))
-                self._coordinator.start_loading(partition)
-                await asyncio.sleep(LOAD_RETRY_S)
+            self._coordinator.start_loading(partition)
+            await asyncio.sleep(LOAD_RETRY_S)
         del self._loads[partition]
         unreadable = self._coordinator.finish_loading(partition, self._now())
         if unreadable:
@@ -298,7 +301,8 @@ class GroupService:
         """The broker that coordinates a group: the leader of its partition."""
         await self.ensure_topic()
         image = self._broker.image
-        partition = image.partition(OFFSETS_TOPIC, group_partition(group_id, self._coordinator.partition_count))
+        topic = image.topic(OFFSETS_TOPIC)
+        partition = None if topic is None else topic.partition(group_partition(group_id, len(topic.partitions)))
         leader = None if partition is None else image.brokers.get(partition.leader)
         if leader is None:
             raise KafkaError(ErrorCode.coordinator_not_available, "the group's partition has no leader")

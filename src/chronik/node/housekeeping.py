@@ -62,12 +62,13 @@ class Housekeeping:
     def _round(self, name: str, visit: Callable[[Partition], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def visit_all() -> None:
             for count, partition in enumerate(list(self._host.partitions.values())):
-                if partition.is_closed:
+                if partition.is_closed or not partition.jobs.begin():
                     continue
-                try:
-                    await visit(partition)
-                except Exception:
-                    self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
+                with partition.jobs.running():
+                    try:
+                        await visit(partition)
+                    except Exception:
+                        self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
                 if count % YIELD_EVERY_PARTITIONS == 0:
                     await asyncio.sleep(0)
 
@@ -78,6 +79,7 @@ class Housekeeping:
         partition.log.roll_if_needed(now_ms)
         job = partition.log.apply_retention(now_ms, partition.high_watermark)
         if job is not None:
+            partition.log_start_rose()
             await self._loop.run_in_executor(self._env.executor, job.run)
             self._log.info(
                 "segments_deleted",

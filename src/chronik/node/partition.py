@@ -1,196 +1,85 @@
-"""One partition as this node hosts it: its log, its watermark, and who waits for either."""
+"""One partition as this node hosts it: appends, waits, and the roles that the metadata gives it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeAlias
-from uuid import UUID
+import dataclasses
+from typing import TYPE_CHECKING, TypeAlias
 
-from chronik.metadata.names import is_internal
-from chronik.node.environment import Environment
-from chronik.node.syncer import Syncer
+from chronik.metadata.image import PartitionImage
+from chronik.node.partition_state import PartitionState, Replicating, too_few
+from chronik.node.partition_waits import ReplicaListener, Waiter, WaitingFetch, add, wake
+from chronik.node.producer_batches import check_producer_batch, recompressed
 from chronik.node.topic_settings import TopicSettings
-from chronik.observe.logging import Logger
-from chronik.observe.metrics import Metrics
+from chronik.replication.divergence import EpochEnd, diverging_epoch
+from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import AppendResult, Duplicate, Log
-from chronik.wire.batch import TRANSACTIONAL, BatchHeader, Record, check_batches, decode_batch, encode_batch
+from chronik.storage.log import AppendResult, Duplicate
+from chronik.wire.batch import BatchHeader, check_batches
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from chronik.storage.log import SyncJob
 
-Waiter = Callable[[KafkaError | None], None]
-LATEST_EPOCH = -1
-DELETE_ALL = -1
-KEY_NEEDED = "a compacted topic takes no record without a key"
-DECODED_RECORDS_MAX = 100_000
-DECODED_BYTES_PER_BYTE_MAX = 16
+__all__ = ["Appended", "Partition", "Replicating", "Waiter", "WaitingFetch"]
 
+DELETE_ALL = -1
 
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
 
 
-class WaitingFetch(Protocol):
-    """A fetch that waits for data."""
+class Partition(PartitionState):
+    """Invariant: log_start_offset <= high_watermark <= log_end_offset; while this node leads, both never fall.
 
-    def data_arrived(self, partition: Partition, size_bytes: int) -> None: ...
-
-    def partition_gone(self) -> None: ...
-
-
-class Partition:
-    """Invariant: log_start_offset <= high_watermark <= log_end_offset; log end and watermark never fall.
-
+    `role` is what the metadata says of this node: `leader` is the same object while it leads, otherwise None.
     Everything that changes a partition runs on the node's loop, so that it has a single writer and offsets cannot race.
     """
-
-    def __init__(
-        self,
-        topic: str,
-        topic_id: UUID,
-        index: int,
-        log: Log,
-        leader: PartitionLeader,
-        settings: TopicSettings,
-        *,
-        replicas: tuple[int, ...],
-        counts_unsynced: bool,
-        env: Environment,
-        syncer: Syncer,
-        metrics: Metrics,
-        logger: Logger,
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = index
-        self.log = log
-        self.leader = leader
-        self.settings = settings
-        self.replicas = replicas
-        self.is_internal = is_internal(topic)
-        self.is_closed = False
-        self._counts_unsynced = counts_unsynced
-        self._env = env
-        self._syncer = syncer
-        self._metrics = metrics
-        self._logger = logger
-        self._written_waiters: deque[tuple[int, Waiter]] = deque()
-        self._committed_waiters: deque[tuple[int, Waiter]] = deque()
-        self._fetches: dict[WaitingFetch, None] = {}
-        self._deleting = asyncio.Lock()
-
-    # -- what others may know ------------------------------------------------------------------------------------------
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.log.log_start_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.log.log_end_offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self.leader.high_watermark
-
-    @property
-    def leader_epoch(self) -> int:
-        return self.leader.leader_epoch
-
-    @property
-    def visible_end_offset(self) -> int:
-        """The first offset that consumers do not see."""
-        return self.log.log_end_offset if self.settings.visible_when_appended else self.leader.high_watermark
-
-    def check_leader_epoch(self, epoch: int) -> None:
-        """A client that knows another epoch than ours has old metadata, or we have."""
-        if epoch == LATEST_EPOCH or epoch == self.leader.leader_epoch:
-            return
-        if epoch < self.leader.leader_epoch:
-            raise KafkaError(ErrorCode.fenced_leader_epoch, f"epoch {epoch} is over, now {self.leader.leader_epoch}")
-        raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
-
-    def check_enough_replicas(self) -> None:
-        """acks=all needs min.insync.replicas in sync before the append."""
-        in_sync = len(self.leader.in_sync_replicas)
-        # A topic with fewer replicas than the setting asks for all it has.
-        needed = min(self.settings.min_insync_replicas, len(self.replicas))
-        if in_sync < needed:
-            raise KafkaError(ErrorCode.not_enough_replicas, f"{in_sync} replicas are in sync, {needed} are needed")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, now_ms: int) -> Appended:
         """Append a producer's batch; its bytes are stamped in place and written as they came."""
+        leader = self._appender
+        if leader is None:
+            raise self._not_leader()
         settings = self.settings
         batches = check_batches(records, settings.max_message_bytes)
         if len(batches) != 1:
             raise KafkaError(ErrorCode.invalid_record, f"{len(batches)} batches for one partition; one is allowed")
         start, header = batches[0]
-        self._check_batch(records, start, header, now_ms)
+        check_producer_batch(settings, records, start, header, now_ms)
         if header.producer_id >= 0:
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
-            records = self._recompressed(records, start, header, wanted_codec)
+            records = recompressed(settings, records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
-        result = self.log.append(records, batches, self.leader.leader_epoch, now_ms)
+        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
         self._appended(len(records))
         return result
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""
+        leader = self._appender
+        if leader is None:
+            raise self._not_leader()
         records = memoryview(bytearray(batch))
         batches = check_batches(records, len(records))
-        result = self.log.append(records, batches, self.leader.leader_epoch, now_ms)
+        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
         self._appended(len(records))
         return result
 
-    def _check_batch(self, records: memoryview, start: int, header: BatchHeader, now_ms: int) -> None:
-        settings = self.settings
-        if header.attributes & TRANSACTIONAL:
-            raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
-        if not settings.log_append_time and header.max_timestamp >= 0:
-            if header.max_timestamp > now_ms + settings.timestamp_after_max_ms:
-                raise KafkaError(
-                    ErrorCode.invalid_timestamp, f"timestamp {header.max_timestamp} lies too far in the future"
-                )
-            oldest_ms = min(header.base_timestamp, header.max_timestamp)
-            if 0 <= oldest_ms < now_ms - settings.timestamp_before_max_ms:
-                raise KafkaError(ErrorCode.invalid_timestamp, f"timestamp {oldest_ms} lies too far in the past")
-        if settings.is_compacted:
-            decoded = self._decoded(records, start, header)
-            keyless = [(at, KEY_NEEDED) for at, record in enumerate(decoded) if record.key is None]
-            if keyless:
-                raise KafkaError(ErrorCode.invalid_record, KEY_NEEDED, keyless)
-
-    def _decoded(self, records: memoryview, start: int, header: BatchHeader) -> Iterator[Record]:
-        """The records of a batch, where the topic's settings ask to look at them; bounded, since the loop waits."""
-        if header.record_count > DECODED_RECORDS_MAX:
-            raise KafkaError(
-                ErrorCode.invalid_record,
-                f"{header.record_count} records in a batch; this topic's settings allow {DECODED_RECORDS_MAX}",
-            )
-        return decode_batch(records, start, DECODED_BYTES_PER_BYTE_MAX * self.settings.max_message_bytes)
-
-    def _recompressed(self, records: memoryview, start: int, header: BatchHeader, codec: int) -> memoryview:
-        """The same records under the codec that the topic demands (`compression.type`)."""
-        decoded = [(r.key, r.value, r.headers, r.timestamp_ms) for r in self._decoded(records, start, header)]
-        encoded = encode_batch(
-            decoded,
-            codec=codec,
-            producer_id=header.producer_id,
-            producer_epoch=header.producer_epoch,
-            base_sequence=header.base_sequence,
-        )
-        return memoryview(bytearray(encoded))
+    def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
+        """Append what the leader sent, as it is."""
+        self.log.append_as_follower(records, batches, now_ms)
+        if self._counts_unsynced:
+            self._counted_as_follower()
+        else:
+            self._syncer.request(self)
 
     def _appended(self, size_bytes: int) -> None:
         if self._counts_unsynced:
@@ -198,35 +87,72 @@ class Partition:
         else:
             self._syncer.request(self)
             if self.settings.visible_when_appended:
-                self._wake_fetches(size_bytes)
+                self._waits.wake_fetches(self, size_bytes)
+        if self._waits.listeners:
+            self._waits.tell_appended(self)
 
     def _counted(self, end_offset: int, size_bytes: int) -> None:
         """This node's copy counts as written up to `end_offset`."""
-        rose = self.leader.counted(self.leader.node_id, end_offset)
-        if self._written_waiters:
-            _wake(self._written_waiters, end_offset)
+        leader = self.leader
+        if leader is None:
+            self._counted_as_follower()
+            return
+        rose = leader.counted(end_offset)
+        waits = self._waits
+        if waits.written:
+            wake(waits.written, end_offset)
         if rose:
-            self._metrics.watermark_updates += 1
-            if self._committed_waiters:
-                _wake(self._committed_waiters, self.leader.high_watermark)
-            if self._fetches:
-                self._wake_fetches(size_bytes)
+            self._watermark_rose(size_bytes)
         elif self.settings.visible_when_appended:
-            self._wake_fetches(size_bytes)
+            waits.wake_fetches(self, size_bytes)
+
+    def _counted_as_follower(self) -> None:
+        role = self.role
+        if isinstance(role, PartitionFollower):
+            before = role.high_watermark
+            if role.counted(self.counted_end_offset):
+                self._watermark_rose(self._bytes_since(before))
+            self._replicating.counted(self)
+
+    def _watermark_rose(self, size_bytes: int) -> None:
+        self._metrics.watermark_updates += 1
+        waits = self._waits
+        if waits.committed:
+            wake(waits.committed, self.role.high_watermark)
+        if waits.fetches:
+            waits.wake_fetches(self, size_bytes)
+        if waits.listeners:
+            waits.tell_watermark(self)
+
+    def _bytes_since(self, watermark: int) -> int:
+        return self.log.bytes_between(watermark, self.role.high_watermark) if self._waits.fetches else 0
 
     # -- the syncer's side ---------------------------------------------------------------------------------------------
 
-    def sync_done(self) -> None:
+    def sync_job(self) -> SyncJob | None:
+        """Nothing is synced while the log is being cut: that leaves it synced."""
+        if self.jobs.is_exclusive:
+            return None
+        job = self.log.sync_job()
+        if job is not None:
+            self.jobs.begin()
+        return job
+
+    def synced(self, job: SyncJob) -> None:
+        self.log.synced(job)
+        self.jobs.end()
         if self.is_closed or self._counts_unsynced:
             return
-        before = self.leader.high_watermark
+        before = self.role.high_watermark
         end = self.log.synced_end_offset
-        self._counted(end, self.log.bytes_between(before, end) if self._fetches else 0)
+        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0)
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         self.log.sync_failed(job)
+        self.jobs.end()
         self._logger.error("sync_failed", topic=self.topic, partition=self.index, error=repr(error))
-        self._fail_waiters(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
+        self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
+        self._replicating.log_failed(self)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -240,10 +166,10 @@ class Partition:
         elif self.log.read_only_forever:
             waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
         else:
-            self._written_waiters.append((end_offset, waiter))
+            add(self._waits.written, end_offset, waiter)
 
     def is_committed(self, end_offset: int) -> bool:
-        return self.leader.high_watermark >= end_offset
+        return self.role.high_watermark >= end_offset
 
     def when_committed(self, end_offset: int, waiter: Waiter) -> None:
         """Call back when the watermark has reached `end_offset` (acks=all)."""
@@ -252,66 +178,253 @@ class Partition:
         elif self.log.read_only_forever:
             waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
         else:
-            self._committed_waiters.append((end_offset, waiter))
+            add(self._waits.committed, end_offset, waiter)
 
     def wait_for_data(self, fetch: WaitingFetch) -> None:
-        self._fetches[fetch] = None
+        self._waits.fetches[fetch] = None
 
     def stop_waiting(self, fetch: WaitingFetch) -> None:
-        self._fetches.pop(fetch, None)
+        self._waits.fetches.pop(fetch, None)
 
-    def _wake_fetches(self, size_bytes: int) -> None:
-        if self._fetches:
-            for fetch in list(self._fetches):
-                fetch.data_arrived(self, size_bytes)
+    def listen(self, listener: ReplicaListener) -> None:
+        self._waits.listeners[listener] = None
 
-    def _fail_waiters(self, error: KafkaError) -> None:
-        for waiters in (self._written_waiters, self._committed_waiters):
-            failed = list(waiters)
-            waiters.clear()
-            for _, waiter in failed:
-                waiter(error)
+    def stop_listening(self, listener: ReplicaListener) -> None:
+        self._waits.listeners.pop(listener, None)
 
-    async def delete_records(self, offset: int) -> int:
-        """Let go of everything below `offset` (-1: below the watermark); the new log start, once it is durable."""
-        watermark = self.leader.high_watermark
+    # -- deleted records -----------------------------------------------------------------------------------------------
+
+    async def delete_records(self, offset: int, wait_s: float) -> int:
+        """Let go of everything below `offset` (-1: below the watermark), here and at every replica in sync.
+
+        Returns where the logs of all of them start by then; TimeoutError when that takes longer than `wait_s`.
+        """
+        leader = self.leader
+        if leader is None:
+            raise self._not_leader()
+        watermark = leader.high_watermark
         if offset == DELETE_ALL:
             offset = watermark
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
-        job = self.log.increment_log_start(offset)
-        async with self._deleting:
-            await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
-        return self.log_start_offset
+        await self.raise_log_start(offset)
+        if self.leader is not leader:
+            raise self._not_leader()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    # -- changes -------------------------------------------------------------------------------------------------------
+        def waiter(error: KafkaError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(leader.low_watermark)
+            else:
+                done.set_exception(error)
+
+        add(self._waits.deleted, offset, waiter)
+        self._check_deleted()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await done
+        finally:
+            self._waits.forget_deletion(waiter)
+
+    async def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers at once, and for good when this returns."""
+        if self.is_closed or not self.jobs.begin():
+            raise self._not_leader()
+        with self.jobs.running():
+            job = self.log.increment_log_start(offset)
+            self.log_start_rose()
+            async with self._deleting:
+                start = self.log.log_start_offset
+                await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+            self.durable_log_start = max(self.durable_log_start, start)
+
+    def log_start_rose(self) -> None:
+        """Followers hear of it soon, and let go of as much."""
+        if self._waits.listeners:
+            self._waits.tell_watermark(self)
+
+    def _check_deleted(self) -> None:
+        """Who waits for the low watermark is told, where something happened that may have raised it."""
+        waits, leader = self._waits.deleted, self.leader
+        if waits and leader is not None:
+            leader.deletes(self.durable_log_start)
+            wake(waits, leader.low_watermark)
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    def replica_fetched(
+        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
+    ) -> EpochEnd | None:
+        """A replica asks from `offset`: its log counts up to there, unless it diverges from ours; then, where.
+
+        Raises what keeps it from fetching here.
+        """
+        leader = self.leader
+        if leader is None or self.is_closed:
+            raise self._not_leader()
+        if leader_epoch != leader.leader_epoch:
+            self.check_leader_epoch(leader_epoch if leader_epoch >= 0 else leader.leader_epoch + 1)
+        if replica_id not in leader.replicas:
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"node {replica_id} has no replica of {self.topic}")
+        if leader.is_stale(replica_id, broker_epoch):
+            raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has a newer process")
+        log = self.log
+        end_offset = log.log_end_offset
+        if offset < log.log_start_offset or (offset > end_offset and last_epoch < 0):
+            raise KafkaError(
+                ErrorCode.offset_out_of_range, f"offset {offset} of {log.log_start_offset} to {end_offset}"
+            )
+        if last_epoch >= 0:
+            left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
+            if left.epoch < 0:
+                raise KafkaError(ErrorCode.unknown_leader_epoch, f"a record of epoch {last_epoch} comes before it")
+            diverging = diverging_epoch(left, last_epoch, offset)
+            if diverging is not None:
+                return diverging
+        replicating = self._replicating
+        before = leader.high_watermark
+        if leader.replica_fetched(
+            replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live, log_start
+        ):
+            self._watermark_rose(self._bytes_since(before))
+        self._check_deleted()
+        if replica_id == self.hands_over_to or leader.may_join(replica_id, replicating.live):
+            replicating.isr_is_due(self)
+        return None
+
+    def told_watermark(self, leaders_watermark: int) -> None:
+        """The leader's watermark, from an answer that fits this node's log."""
+        role = self.role
+        if isinstance(role, PartitionFollower):
+            before = role.high_watermark
+            if role.told(leaders_watermark, self.counted_end_offset):
+                self._watermark_rose(self._bytes_since(before))
+
+    def watermark_checked(self, before: int) -> None:
+        """The leader's rules were asked for something else, and the watermark may have risen on the way."""
+        if self.role.high_watermark > before:
+            self._watermark_rose(self._bytes_since(before))
+
+    # -- roles ---------------------------------------------------------------------------------------------------------
+
+    def apply(self, image: PartitionImage) -> None:
+        """Be what the metadata says. Older news change nothing; while the log is being cut, news wait."""
+        known = self.image if self._next_image is None else self._next_image
+        if self.is_closed or (known is not None and image.partition_epoch <= known.partition_epoch):
+            return
+        if self.jobs.is_exclusive:
+            self._next_image = image
+            return
+        known, self.image = self.image, image
+        is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
+        # A leader outside of the ISR may lack committed records: the controller names none, and none is accepted.
+        if not is_same_role and image.leader == self.node_id and self.node_id in image.isr:
+            self._lead(image)
+        elif not is_same_role:
+            self._follow(image)
+        elif self.leader is not None:
+            self._appender = self.leader
+            self.hands_over_to = NO_LEADER
+            before = self.leader.high_watermark
+            self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replicating.now_ms())
+            self.watermark_checked(before)
+            self._check_enough_after()
+            self._check_deleted()
+        self._replicating.role_changed(self)
+
+    def _lead(self, image: PartitionImage) -> None:
+        """A new leader epoch begins here, behind all that is in the log."""
+        before = self.role.high_watermark
+        self._role_ends()
+        self.log.start_epoch(image.leader_epoch)
+        self.leader = self.role = self._appender = PartitionLeader(
+            self.node_id,
+            image.leader_epoch,
+            replicas=image.replicas,
+            isr=image.isr,
+            partition_epoch=image.partition_epoch,
+            min_insync_replicas=self.settings.min_insync_replicas,
+            log_end_offset=self.log.log_end_offset,
+            counted_end=self.counted_end_offset,
+            high_watermark=before,
+            log_start_offset=self.durable_log_start,
+            now_ms=self._replicating.now_ms(),
+            lag_ms_max=self._replicating.lag_ms_max,
+        )
+        self.watermark_checked(before)
+        self._check_enough_after()
+
+    def _follow(self, image: PartitionImage) -> None:
+        """Another node leads, or none. What this one has beyond the new leader's log will be cut."""
+        was_leader = self.leader is not None
+        self._role_ends()
+        self.leader = self._appender = None
+        self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark)
+        # An epoch in which this node wrote nothing: what it will be sent may be of an older one.
+        self.log.epochs.truncate_to(self.log.log_end_offset)
+        if was_leader:
+            # Whether an unfinished batch survives is known when the new leader's watermark passes it, or it is cut.
+            self._waits.written_is_not_enough()
+            self._waits.let_fetches_go()
+        if self.log.synced_end_offset < self.log.log_end_offset:
+            self._syncer.request(self)
+
+    def _role_ends(self) -> None:
+        self.generation += 1
+        self.hands_over_to = NO_LEADER
+        self._waits.fail_deletions(self._not_leader())
+        self._waits.let_listeners_go(self)
+
+    def hand_over(self, to: int) -> None:
+        """Take no more records, so that `to` can have them all. Ends with the next news of the partition."""
+        self.hands_over_to = to
+        self._appender = None
+
+    def keep(self) -> None:
+        """There is no hand-over after all: nothing was proposed."""
+        self.hands_over_to = NO_LEADER
+        self._appender = self.leader
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
         self.log.configure(settings.log_config)
+        if self.leader is not None:
+            before = self.leader.high_watermark
+            self.leader.configured(settings.min_insync_replicas)
+            self.watermark_checked(before)
+            self._check_deleted()
 
-    def lead(self, leader_epoch: int) -> None:
-        """A new leader epoch begins here, under the same log."""
-        if leader_epoch == self.leader.leader_epoch:
-            return
-        self.leader = PartitionLeader(
-            self.leader.node_id,
-            leader_epoch,
-            self.leader.in_sync_replicas,
-            self.log.log_end_offset if self._counts_unsynced else self.log.synced_end_offset,
-            self.leader.high_watermark,
-        )
-        self.log.start_epoch(leader_epoch)
+    def require_in_sync(self, replicas: int) -> None:
+        """min.insync.replicas in effect has changed with the replicas."""
+        if replicas != self.settings.min_insync_replicas:
+            self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
+
+    def _check_enough_after(self) -> None:
+        """Nothing is committed while too few are in sync: who waits for that is told so, and may try again."""
+        leader = self.leader
+        if leader is not None and not leader.has_enough_replicas and self._waits.committed:
+            error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
+            self._waits.fail(error, leader.high_watermark)
+
+    def cut_ended(self, upto_offset: int) -> None:
+        """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts."""
+        self.jobs.end_exclusive()
+        self.generation += 1
+        self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
+        gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
+        self._waits.fail(gone, upto_offset)
+        image, self._next_image = self._next_image, None
+        if image is not None:
+            self.apply(image)
 
     def close(self, error: KafkaError) -> None:
         """No more requests: everybody who waits gets `error`. The log is closed by the broker, in a thread."""
         self.is_closed = True
-        self._fail_waiters(error)
-        fetches, self._fetches = list(self._fetches), {}
-        for fetch in fetches:
-            fetch.partition_gone()
-
-
-def _wake(waiters: deque[tuple[int, Waiter]], end_offset: int) -> None:
-    while waiters and waiters[0][0] <= end_offset:
-        waiters.popleft()[1](None)
+        self.leader = self._appender = None
+        self.generation += 1
+        self._waits.fail(error)
+        self._waits.fail_deletions(error)
+        self._waits.let_fetches_go()
+        self._waits.let_listeners_go(self)

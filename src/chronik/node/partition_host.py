@@ -1,43 +1,74 @@
-"""The partitions that this node hosts: opens, configures and removes their logs as the metadata says."""
+"""The partitions that this node hosts: opens, configures and removes their logs, and gives them their roles."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
 
+from chronik.metadata.calls import HandOver
 from chronik.metadata.events import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerShuttingDown,
+    BrokerUnfenced,
+    BrokerUnregistered,
     ConfigChanged,
     Event,
+    IsrChanged,
     LeaderChanged,
     PartitionsCreated,
+    ReplicasChanged,
     TopicCreated,
     TopicDeleted,
 )
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.min_insync import min_insync_replicas
+from chronik.node.checkpoints import Checkpoints, recovery_points_of, watermarks_of
+from chronik.node.cluster_links import ALONE, ClusterLinks
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.metadata_log import MetadataLog
 from chronik.node.partition import Partition
+from chronik.node.replica_sessions import ReplicaSessions
+from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
-from chronik.replication.leader import PartitionLeader
-from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OPEN_AT_ONCE = 64
-REOPEN = "reopen"
-"""Among the events: try again to open the logs that could not be opened."""
+
+
+class Open(NamedTuple):
+    """Open the logs of these partitions of a topic, unless they are open."""
+
+    topic: TopicImage
+    indexes: tuple[int, ...]
+
+
+class Remove(NamedTuple):
+    """Close the logs of these partitions of a topic, and remove them unless they were given back meanwhile."""
+
+    topic: str
+    topic_id: UUID
+    indexes: tuple[int, ...]
+
+
+Work: TypeAlias = Open | Remove | asyncio.Future[None]
 
 
 class PartitionHost:
-    """Invariant: `partitions` holds exactly the partitions whose log is open and that this node leads.
+    """Invariant: `partitions` holds exactly the partitions whose log is open here, as leader or as follower.
 
-    Metadata events are carried out one after the other by one task, so that a topic that is deleted and made again
-    never has two logs in one folder. Owned by the loop; files are opened and removed in the executor.
+    Logs are opened and removed one after the other by one task, so that a topic that is deleted and made again never
+    has two logs in one folder. A change of role is carried out at once, when the metadata brings it: a leader that was
+    replaced stops there and then. Owned by the loop; files are opened and removed in the executor.
     """
 
     def __init__(
@@ -50,6 +81,7 @@ class PartitionHost:
         syncer: Syncer,
         metrics: Metrics,
         log: Logger,
+        links: ClusterLinks = ALONE,
     ) -> None:
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.folder = folder
@@ -61,36 +93,55 @@ class PartitionHost:
         self._metrics = metrics
         self._log = log.bind(component="storage")
         self._defaults = topic_defaults(config, metadata.image)
-        self._events: asyncio.Queue[Event | asyncio.Future[None] | str] = asyncio.Queue()
-        self._unopened: dict[tuple[str, int], tuple[TopicImage, PartitionImage]] = {}
-        self._follower: asyncio.Task[None] | None = None
+        self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
+        self.replication = Replication(
+            loop, env, config.node_id, config.replica_lag_ms_max, links, self._checkpoints.lower, log
+        )
+        self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
+        self._work: asyncio.Queue[Work] = asyncio.Queue()
+        self._unopened: dict[tuple[str, int], UUID] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._is_following = False
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     async def open_all(self) -> None:
-        """Open every partition that the image gives this node, and remove folders that belong to none."""
+        """Open every partition that the image gives this node, and remove folders that belong to none.
+
+        The image must be no older than this process: it holds the registration of this incarnation. From an older one,
+        logs would be removed that were given to this node since.
+        """
         image = self._metadata.image
-        wanted = [
-            (topic, partition)
-            for _, topic in sorted(image.topics.items())
-            for partition in topic.partitions
-            if self._config.node_id in partition.replicas
-        ]
+        self._is_following = True
+        self.replication.brokers_changed(image)
         await self._remove_strays(image)
-        for at in range(0, len(wanted), OPEN_AT_ONCE):
-            await self._open_many(wanted[at : at + OPEN_AT_ONCE])
-        self._follower = self._loop.create_task(self._follow(), name="partition-host")
+        await self._open(
+            [
+                (topic, partition.partition)
+                for _, topic in sorted(image.topics.items())
+                for partition in topic.partitions
+                if self._config.node_id in partition.replicas
+            ]
+        )
+        self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
 
     async def close_all(self) -> None:
         """Close every log cleanly and record that they are."""
-        if self._follower is not None:
-            self._follower.cancel()
+        if self._worker is not None:
+            self._worker.cancel()
+        self._is_following = False
+        self.replication.close()
+        self.replica_sessions.close()
         await self._syncer.settled()
-        closing = KafkaError(ErrorCode.not_leader_or_follower, "the node is stopping")
+        # Whether what waits was replicated is not known here: it must not be taken for not appended.
+        closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
-        self.partitions = {}
+        watermarks = watermarks_of(partitions)
+        self.partitions.clear()
         for partition in partitions:
             partition.close(closing)
+        for partition in partitions:
+            await partition.jobs.ended()
         outcomes = await self._loop.run_in_executor(
             self._env.executor, _close_logs, [partition.log for partition in partitions]
         )
@@ -99,59 +150,87 @@ class PartitionHost:
                 self._log.error("log_close_failed", topic=partition.topic, partition=partition.index, error=error)
         if any(outcomes):
             return
-        points = _recovery_points(partitions)
+        points = recovery_points_of(partitions)
         try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points)
+            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points, watermarks)
         except OSError as error:
             self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
     async def _remove_strays(self, image: ClusterImage) -> None:
-        """A crash may come between a topic's deletion and that of its files."""
+        """A crash may come between a topic's deletion, or a replica's removal, and that of its files."""
         for topic, index in await self._loop.run_in_executor(self._env.executor, self.folder.partitions):
-            if image.partition(topic, index) is None:
+            partition = image.partition(topic, index)
+            if partition is None or self._config.node_id not in partition.replicas:
                 self._log.warning("stray_log_removed", topic=topic, partition=index)
                 await self._loop.run_in_executor(self._env.executor, self.folder.remove_log(topic, index))
 
     # -- following the metadata ----------------------------------------------------------------------------------------
 
+    @property
+    def image(self) -> ClusterImage:
+        return self._metadata.image
+
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        if not self._is_following:
+            # What is opened at the start follows the image as it is then.
+            return
         for event in events:
-            self._events.put_nowait(event)
+            match event:
+                case (
+                    BrokerRegistered() | BrokerFenced() | BrokerUnfenced() | BrokerShuttingDown() | BrokerUnregistered()
+                ):
+                    self.replication.brokers_changed(image)
+                case TopicCreated(topic=topic):
+                    self._take_on(topic, topic.partitions)
+                case PartitionsCreated(topic=topic, partitions=added):
+                    self._take_on(topic, added)
+                case TopicDeleted(topic=topic):
+                    gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
+                    self._give_up(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
+                case ConfigChanged(resource=resource, name=name):
+                    self._configure(name if resource == "topic" else None)
+                case ReplicasChanged() | LeaderChanged() | IsrChanged():
+                    self._partition_changed(image, event)
 
     async def settled(self) -> None:
         """Wait until every event so far has been carried out."""
         reached: asyncio.Future[None] = self._loop.create_future()
-        self._events.put_nowait(reached)
+        self._work.put_nowait(reached)
         await reached
 
-    async def _follow(self) -> None:
-        while True:
-            event = await self._events.get()
-            if isinstance(event, asyncio.Future):
-                if not event.done():
-                    event.set_result(None)
-                continue
-            try:
-                await self._carry_out(event)
-            except Exception:
-                self._log.exception("metadata_event_failed", event_type=type(event).__name__)
+    def _partition_changed(self, image: ClusterImage, event: ReplicasChanged | LeaderChanged | IsrChanged) -> None:
+        changed = event.partition
+        is_mine = self._config.node_id in changed.replicas
+        hosted = self.partitions.get((event.topic, changed.partition))
+        if hosted is not None and hosted.topic_id == event.topic_id and is_mine:
+            topic = image.topic_by_id(event.topic_id)
+            if topic is not None and isinstance(event, ReplicasChanged):
+                # Before the ISR of the same image: a newer ISR under an older minimum could commit too early.
+                hosted.require_in_sync(min_insync_replicas(image, topic, changed))
+            hosted.apply(changed)
+        if not isinstance(event, ReplicasChanged):
+            return
+        if self._config.node_id in event.added:
+            topic = image.topic_by_id(event.topic_id)
+            if topic is not None:
+                self._take_on(topic, (changed,))
+        elif self._config.node_id in event.removed:
+            moved = KafkaError(ErrorCode.request_timed_out, f"{event.topic}-{changed.partition} has moved away")
+            self._give_up(event.topic, event.topic_id, [changed.partition], moved)
 
-    async def _carry_out(self, event: Event | str) -> None:
-        match event:
-            case str():
-                await self._open_many(self._still_wanted())
-            case TopicCreated(topic=topic):
-                await self._open_many([(topic, partition) for partition in topic.partitions])
-            case PartitionsCreated(topic=topic, partitions=added):
-                await self._open_many([(topic, partition) for partition in added])
-            case TopicDeleted(topic=topic):
-                await self._remove(topic)
-            case ConfigChanged(resource=resource, name=name):
-                self._configure(name if resource == "topic" else None)
-            case LeaderChanged(topic=name, partition=changed):
-                hosted = self.partitions.get((name, changed.partition))
-                if hosted is not None:
-                    hosted.lead(changed.leader_epoch)
+    def _take_on(self, topic: TopicImage, partitions: Iterable[PartitionImage]) -> None:
+        indexes = tuple(p.partition for p in partitions if self._config.node_id in p.replicas)
+        if indexes:
+            self._work.put_nowait(Open(topic, indexes))
+
+    def _give_up(self, topic: str, topic_id: UUID, indexes: Iterable[int], reason: KafkaError) -> None:
+        """Serve these no more, from here on; the logs go when it is their turn."""
+        for index in indexes:
+            hosted = self.partitions.get((topic, index))
+            if hosted is not None and hosted.topic_id == topic_id:
+                hosted.close(reason)
+                self.replication.gone(hosted)
+        self._work.put_nowait(Remove(topic, topic_id, tuple(indexes)))
 
     def _configure(self, only_topic: str | None) -> None:
         image = self._metadata.image
@@ -161,24 +240,48 @@ class PartitionHost:
             if topic is not None and (only_topic is None or topic.name == only_topic):
                 partition.configure(topic_settings(topic, self._defaults))
 
+    async def _carry_out(self) -> None:
+        while True:
+            work = await self._work.get()
+            try:
+                match work:
+                    case Open(topic=topic, indexes=indexes):
+                        await self._open([(topic, index) for index in indexes])
+                    case Remove(topic=name, topic_id=topic_id, indexes=indexes):
+                        await self._remove(name, topic_id, indexes)
+                    case _:
+                        if not work.done():
+                            work.set_result(None)
+            except Exception:
+                self._log.exception("metadata_event_failed", work=type(work).__name__)
+
     # -- opening and removing ------------------------------------------------------------------------------------------
 
-    async def _open_many(self, wanted: Sequence[tuple[TopicImage, PartitionImage]]) -> None:
+    async def _open(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
+        missing = [each for each in wanted if not self._is_open(*each)]
+        for at in range(0, len(missing), OPEN_AT_ONCE):
+            await self._open_some(missing[at : at + OPEN_AT_ONCE])
+
+    def _is_open(self, topic: TopicImage, index: int) -> bool:
+        hosted = self.partitions.get((topic.name, index))
+        return hosted is not None and hosted.topic_id == topic.id and not hosted.is_closed
+
+    async def _open_some(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
         now_ms = self._env.wall_ms()
-        settings = [topic_settings(topic, self._defaults) for topic, _ in wanted]
+        configs = [topic_settings(topic, self._defaults).log_config for topic, _ in wanted]
 
         def open_logs() -> list[Log | Exception]:
             opened: list[Log | Exception] = []
-            for (topic, partition), setting in zip(wanted, settings, strict=True):
+            for (topic, index), config in zip(wanted, configs, strict=True):
                 try:
-                    self.folder.claim_log(topic.name, partition.partition, topic.id)
+                    self.folder.claim_log(topic.name, index, topic.id)
                     opened.append(
                         Log.open(
                             self._env.disk,
-                            self.folder.log_path(topic.name, partition.partition),
-                            setting.log_config,
+                            self.folder.log_path(topic.name, index),
+                            config,
                             now_ms,
-                            recovery_point=self.folder.recovery_point(topic.name, partition.partition, topic.id),
+                            recovery_point=self.folder.recovery_point(topic.name, index, topic.id),
                             clean=self.folder.was_clean,
                         )
                     )
@@ -187,31 +290,41 @@ class PartitionHost:
             return opened
 
         opened = await self._loop.run_in_executor(self._env.executor, open_logs)
-        for (topic, partition), setting, log in zip(wanted, settings, opened, strict=True):
+        for (topic, index), log in zip(wanted, opened, strict=True):
             if isinstance(log, Exception):
-                self._log.error("log_open_failed", topic=topic.name, partition=partition.partition, error=repr(log))
-                self._unopened[(topic.name, partition.partition)] = (topic, partition)
+                self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(log))
+                self._unopened[(topic.name, index)] = topic.id
                 continue
-            self._unopened.pop((topic.name, partition.partition), None)
+            self._unopened.pop((topic.name, index), None)
             if log.recovery is not None:
-                self._report_recovery(topic.name, partition.partition, log.recovery)
-            log.start_epoch(partition.leader_epoch)
-            # On one node everything that recovery kept is committed.
-            end = log.log_end_offset
-            self.partitions[(topic.name, partition.partition)] = Partition(
-                topic.name,
-                topic.id,
-                partition.partition,
-                log,
-                PartitionLeader(self._config.node_id, partition.leader_epoch, partition.isr, end, end),
-                setting,
-                replicas=partition.replicas,
-                counts_unsynced=self._config.durability == "replicated",
-                env=self._env,
-                syncer=self._syncer,
-                metrics=self._metrics,
-                logger=self._log,
-            )
+                self._report_recovery(topic.name, index, log.recovery)
+            self._opened(topic, index, log)
+
+    def _opened(self, topic: TopicImage, index: int, log: Log) -> None:
+        """The partition is here, in the role that the image gives it by now."""
+        current = self._metadata.image.topic_by_id(topic.id)
+        partition = Partition(
+            topic.name,
+            topic.id,
+            index,
+            log,
+            topic_settings(current or topic, self._defaults),
+            node_id=self._config.node_id,
+            high_watermark=self.folder.high_watermarks.get((topic.id, index), 0),
+            counts_unsynced=self._config.durability == "replicated",
+            replicating=self.replication,
+            env=self._env,
+            syncer=self._syncer,
+            metrics=self._metrics,
+            logger=self._log,
+        )
+        self.partitions[(topic.name, index)] = partition
+        image = None if current is None else current.partition(index)
+        if image is not None and self._config.node_id in image.replicas:
+            partition.apply(image)
+        else:
+            # It was taken away while its log was being opened; that it has to be removed stands in the queue.
+            partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted"))
 
     def _report_recovery(self, topic: str, partition: int, report: RecoveryReport) -> None:
         """One line that says what opening a log found; loud where durable data is bad."""
@@ -222,35 +335,44 @@ class PartitionHost:
         del fields["folder"]
         say("log_damaged" if report.is_damaged else "log_recovered", topic=topic, partition=partition, **fields)
 
-    async def _remove(self, topic: TopicImage) -> None:
-        gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
-        removed = []
-        for partition in topic.partitions:
-            hosted = self.partitions.pop((topic.name, partition.partition), None)
-            if hosted is not None:
-                hosted.close(gone)
-                removed.append(hosted)
+    async def _remove(self, topic: str, topic_id: UUID, indexes: Sequence[int]) -> None:
+        closed: list[Partition] = []
+        for index in indexes:
+            hosted = self.partitions.get((topic, index))
+            # One that is not closed was opened since, because it was given back.
+            if hosted is not None and hosted.topic_id == topic_id and hosted.is_closed:
+                del self.partitions[(topic, index)]
+                closed.append(hosted)
         await self._syncer.settled()
+        for hosted in closed:
+            await hosted.jobs.ended()
+        # Before the files: a log of the same name must not be measured by what this one had.
+        await self._checkpoints.write()
+        removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
 
         def remove() -> None:
-            for hosted in removed:
+            for hosted in closed:
                 hosted.log.close()
+            for hosted in removed:
                 self.folder.remove_log(hosted.topic, hosted.index)()
 
         await self._loop.run_in_executor(self._env.executor, remove)
+        for hosted in removed:
+            self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 
-    def _still_wanted(self) -> list[tuple[TopicImage, PartitionImage]]:
-        """Of what could not be opened, that which the image still has, as it is there now."""
-        image = self._metadata.image
-        wanted = []
-        for (name, index), (topic, _) in list(self._unopened.items()):
-            found = image.topic_by_id(topic.id)
-            partition = None if found is None else found.partition(index)
-            if found is None or partition is None or (name, index) in self.partitions:
-                del self._unopened[(name, index)]
-            else:
-                wanted.append((found, partition))
-        return wanted
+    def _is_wanted(self, hosted: Partition) -> bool:
+        topic = self._metadata.image.topic_by_id(hosted.topic_id)
+        image = None if topic is None else topic.partition(hosted.index)
+        return image is not None and self._config.node_id in image.replicas
+
+    def _reopen(self) -> None:
+        """Try again what could not be opened, where the image still gives it to this node."""
+        unopened, self._unopened = self._unopened, {}
+        for (_, index), topic_id in unopened.items():
+            topic = self._metadata.image.topic_by_id(topic_id)
+            partition = None if topic is None else topic.partition(index)
+            if topic is not None and partition is not None:
+                self._take_on(topic, (partition,))
 
     async def sync_all(self) -> None:
         """Have every log on disk as far as it goes now."""
@@ -261,14 +383,28 @@ class PartitionHost:
 
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
-        if self._unopened:
-            # The disk may be well again.
-            self._events.put_nowait(REOPEN)
+        # The disk may be well again.
+        self._reopen()
         await self.sync_all()
-        job = self.folder.recovery_points_job(_recovery_points(self.partitions.values()))
-        await self._loop.run_in_executor(self._env.executor, job)
+        await self._checkpoints.write()
 
-    # -- for those who look --------------------------------------------------------------------------------------------
+    # -- for those who ask ---------------------------------------------------------------------------------------------
+
+    def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None:
+        name = self._metadata.image.names_by_id.get(topic_id)
+        partition = None if name is None else self.partitions.get((name, index))
+        return partition if partition is not None and partition.topic_id == topic_id else None
+
+    def replica_heard(self, replica_id: int) -> None:
+        self.replication.replica_heard(replica_id)
+
+    def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
+        """Give partitions to others to lead, as the controller asks."""
+        self.replication.hand_over(
+            (partition, each.leader_epoch, each.to)
+            for each in hand_overs
+            if (partition := self.partition_by_id(each.topic_id, each.partition)) is not None
+        )
 
     def gauges(self) -> Iterator[PartitionGauges]:
         for partition in self.partitions.values():
@@ -279,16 +415,10 @@ class PartitionHost:
                 log_end_offset=partition.log_end_offset,
                 high_watermark=partition.high_watermark,
                 replicas=len(partition.replicas),
-                in_sync_replicas=len(partition.leader.in_sync_replicas),
+                in_sync_replicas=len(partition.in_sync_replicas),
                 size_bytes=partition.log.size_bytes,
+                is_leader=partition.leader is not None,
             )
-
-
-def _recovery_points(partitions: Iterable[Partition]) -> dict[tuple[str, int], RecoveryPoint]:
-    return {
-        (partition.topic, partition.index): RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
-        for partition in partitions
-    }
 
 
 def _close_logs(logs: list[Log]) -> list[str | None]:

@@ -1,10 +1,10 @@
-"""The Kafka listener: takes connections, turns frames into requests, and runs the API that each asks for."""
+"""A listener: takes connections, turns frames into requests, and runs the API that each asks for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
 
 from chronik.node.api import Api, Reply, Request, Values
 from chronik.node.apis import api_versions
@@ -47,7 +47,7 @@ class Route:
 
 
 class Server:
-    """All client connections of one node.
+    """All client connections of one node; a subclass takes those of its peers.
 
     Invariant: `held_bytes` is what connections hold of frames that are not whole yet. Owned by the loop.
     """
@@ -56,6 +56,7 @@ class Server:
         self.broker = broker
         self.loop = broker.loop
         self.frame_bytes_max = broker.config.frame_bytes_max
+        self.idle_s_max = broker.config.connection_idle_ms_max / 1000
         self.pipelined_requests_max = broker.config.in_flight_requests_max
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
@@ -66,16 +67,25 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._over_budget: dict[Connection, None] = {}
         self._slow_readers: dict[Connection, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._refusals_logged = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._log = broker.log.bind(component="node")
-        self._routes = {key: Route(api, broker.metrics.api(key)) for key, api in apis.items()}
+        self._routes = {key: Route(api, self._api_metrics(api)) for key, api in apis.items()}
+
+    def _api_metrics(self, api: Api) -> ApiMetrics:
+        return self.broker.metrics.api(api.key)
+
+    def _new_connection(self) -> Connection:
+        return Connection(self)
+
+    def _count_connections(self) -> None:
+        self.broker.metrics.connections = len(self._connections)
 
     async def bind(self, host: str, port: int) -> None:
         """Take the port, without answering on it yet."""
         self._listener = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=1024, start_serving=False
+            self._new_connection, host, port, backlog=1024, start_serving=False
         )
 
     async def serve(self) -> None:
@@ -120,7 +130,7 @@ class Server:
             self.refused(connection, f"{len(self._connections)} connections are open, which is the limit")
             return False
         self._connections[connection] = None
-        metrics.connections = len(self._connections)
+        self._count_connections()
         return True
 
     def connection_closed(self, connection: Connection) -> None:
@@ -128,7 +138,7 @@ class Server:
         self._over_budget.pop(connection, None)
         self._wake_over_budget()
         self._slow_readers.pop(connection, None)
-        self.broker.metrics.connections = len(self._connections)
+        self._count_connections()
 
     def refused(self, connection: Connection, reason: str) -> None:
         """One log line for each connection that is closed for what it sent, but not for each of a flood."""
@@ -184,7 +194,7 @@ class Server:
             self._log.warning("connections_refused", count=self._refusals_logged)
         self._refusals_logged = 0
         now_s = self.loop.time()
-        oldest_s = now_s - self.broker.config.connection_idle_ms_max / 1000
+        oldest_s = now_s - self.idle_s_max
         if self._over_budget:
             # Others wait for the room that this frame holds; a peer that stopped in the middle may not keep it.
             for connection in list(self._connections):
@@ -231,47 +241,68 @@ class Server:
             # Who still waits must not hold the frame: its buffer is reused, or large.
             request.frame = NO_FRAME
             return
-        request.message = read_request(api_key, version, bytes(frame[body_at:]))
+        body = bytes(frame[body_at:])
+        request.message = read_request(api_key, version, body)
         request.frame = NO_FRAME
         reply = self._expect(request, route)
-        connection.cold_started()
-        task = self.loop.create_task(self._run_cold(route.api, request, reply))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        connection.hold()
+        self.spawn(self._run_cold(route.api, request, reply, body))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a request's work in a task that ends with this listener at the latest."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget_task)
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
 
     def _expect(self, request: Request, route: Route) -> Reply:
         reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self.loop.time)
         request.connection.expect_reply(reply)
         return reply
 
-    async def _run_cold(self, api: Api, request: Request, reply: Reply) -> None:
-        assert api.handle is not None
+    async def _run_cold(self, api: Api, request: Request, reply: Reply, body: bytes) -> None:
         connection = request.connection
         try:
-            try:
-                body = write_response(request.api_key, request.api_version, await api.handle(self.broker, request))
-            except KafkaError as error:
-                body = self._error_body(api, request, reply, error.code, error.message)
-            except asyncio.CancelledError:
-                raise
-            except Exception:
-                self._log.exception(
-                    "request_failed", api=api.key.name, version=request.api_version, client=request.client_id
-                )
-                body = self._error_body(
-                    api, request, reply, ErrorCode.unknown_server_error, "unexpected error; the node's log has it"
-                )
+            if api.on_controller and not self.broker.is_controller:
+                answer, reply.failed = await self._ask_controller(api, request, body)
+            else:
+                answer, reply.failed = await self.answer_cold(api, request)
         except Exception:
             # Not even the error could be said: the client must not wait for an answer that never comes.
             self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
             connection.abort()
             return
-        self.broker.metrics.bytes_out += len(body)
-        reply.send((body,))
-        connection.cold_finished()
+        self.broker.metrics.bytes_out += len(answer)
+        reply.send((answer,))
+        connection.release()
 
-    def _error_body(self, api: Api, request: Request, reply: Reply, code: ErrorCode, message: str) -> bytes:
-        reply.failed = True
+    async def answer_cold(self, api: Api, request: Request) -> tuple[bytes, bool]:
+        """The response's body, and whether it is an error."""
+        assert api.handle is not None
+        try:
+            return write_response(request.api_key, request.api_version, await api.handle(self.broker, request)), False
+        except KafkaError as error:
+            return self._error_body(api, request, error.code, error.message), True
+        except Exception:
+            self._log.exception(
+                "request_failed", api=api.key.name, version=request.api_version, client=request.client_id
+            )
+            return (
+                self._error_body(
+                    api, request, ErrorCode.unknown_server_error, "unexpected error; the node's log has it"
+                ),
+                True,
+            )
+
+    async def _ask_controller(self, api: Api, request: Request, body: bytes) -> tuple[bytes, bool]:
+        try:
+            return await self.broker.envelopes.send(request, body)
+        except KafkaError as error:
+            return self._error_body(api, request, error.code, error.message), True
+
+    def _error_body(self, api: Api, request: Request, code: ErrorCode, message: str) -> bytes:
         if api.on_error is not None:
             return write_response(request.api_key, request.api_version, api.on_error(request, code))
         values: Values = {"error_code": code, "error_message": message}

@@ -16,7 +16,7 @@ from chronik.node.environment import Environment
 from chronik.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from chronik.storage.log import Log, SyncJob
+    from chronik.storage.log import SyncJob
 
 FILES_PER_THREAD = 4
 THREADS_MAX = 4
@@ -28,9 +28,9 @@ BUSY_PAUSE_S = 0.0005
 class Synced(Protocol):
     """Who asks for syncs: a partition."""
 
-    log: Log
+    def sync_job(self) -> SyncJob | None: ...
 
-    def sync_done(self) -> None: ...
+    def synced(self, job: SyncJob) -> None: ...
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None: ...
 
@@ -50,7 +50,7 @@ class Syncer:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def request(self, partition: Synced) -> None:
-        """Sync what this partition has appended, soon; its `sync_done` or `sync_failed` is called."""
+        """Sync what this partition has appended, soon; its `synced` or `sync_failed` is called."""
         self._dirty[partition] = None
         self._requests += 1
         if not self._is_running:
@@ -69,7 +69,7 @@ class Syncer:
     def _start(self) -> None:
         jobs: list[tuple[Synced, SyncJob]] = []
         for partition in self._dirty:
-            job = partition.log.sync_job()
+            job = partition.sync_job()
             if job is not None:
                 jobs.append((partition, job))
         self._dirty = {}
@@ -100,8 +100,7 @@ class Syncer:
             outcomes = [RuntimeError(f"sync did not run: {failure!r}")] * len(share)
         for (partition, job), error in zip(share, outcomes, strict=True):
             if error is None:
-                partition.log.synced(job)
-                partition.sync_done()
+                partition.synced(job)
             else:
                 partition.sync_failed(job, error)
         self._shares_left -= 1

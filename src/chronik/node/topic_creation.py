@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from chronik.metadata.commands import Assignment, CreatePartitions, CreateTopic
 from chronik.metadata.events import TopicCreated
 from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, configured_min_insync
 from chronik.metadata.names import check_topic_name, is_internal
 from chronik.metadata.placement import assign_manually, place_replicas
 from chronik.metadata.topic_configs import check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
+from chronik.node.internal_api import CreateTopicCall
+from chronik.node.topic_settings import as_text
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -40,17 +43,25 @@ class NewTopic:
 
 
 async def create_topic(broker: Broker, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
-    """Creates a topic, by its name alone with the node's defaults, and waits until this node serves it.
+    """Creates a topic, by its name alone with the node's defaults, and waits until the brokers that are there serve it.
 
-    TOPIC_ALREADY_EXISTS where another was first. `by_broker` allows internal topics.
+    Any node may ask: the controller decides. TOPIC_ALREADY_EXISTS where another was first. `by_broker` allows internal
+    topics.
     """
     new = NewTopic(topic) if isinstance(topic, str) else topic
+    if not broker.is_controller:
+        call = CreateTopicCall(
+            new.name, new.num_partitions, new.replication_factor, new.assignments, new.configs, by_broker
+        )
+        await broker.controller_client.call(call)
+        await broker.applied()
+        return broker.image.require_topic(new.name)
     events = await broker.metadata.propose(
         lambda image: plan_topic(image, broker.config, broker.env, new, by_broker=by_broker)
     )
-    await broker.applied()
+    await broker.applied_everywhere()
     created = next(event.topic for event in events if isinstance(event, TopicCreated))
-    if any(broker.partition(created.name, partition.partition) is None for partition in created.partitions):
+    if not broker.has_opened(created):
         raise KafkaError(
             ErrorCode.kafka_storage_error, f"{created.name} was created, but not every log of it could be opened yet"
         )
@@ -74,6 +85,9 @@ def plan_topic(
         partitions = _placed_partitions(image, config, env, new)
     check_topic_configs(new.configs, is_internal(new.name))
     configs = {name: text.strip() for name, text in new.configs.items() if text is not None}
+    if MIN_INSYNC_REPLICAS in config.topic_defaults and configured_min_insync(image, configs) is None:
+        # Written down with the topic: leaders and the controller must go by the same number, whatever their files say.
+        configs[MIN_INSYNC_REPLICAS] = as_text(config.topic_defaults[MIN_INSYNC_REPLICAS])
     return CreateTopic(name=new.name, id=env.new_uuid(), partitions=partitions, configs=configs)
 
 
@@ -92,11 +106,10 @@ def plan_partitions(
         )
     added = count - first
     check_partition_count(added)
-    factor = len(topic.partitions[0].replicas)
+    factor = len(topic.partitions[0].target_replicas)
     if assignments is None:
-        return CreatePartitions(
-            name, topic.id, first, place_replicas(image.live_brokers(), added, factor, env.random, first)
-        )
+        placed = place_replicas(image.staying_brokers(), added, factor, env.random, first, spare=image.absent_brokers())
+        return CreatePartitions(name, topic.id, first, placed)
     if len(assignments) != added:
         raise KafkaError(
             ErrorCode.invalid_replica_assignment,
@@ -122,11 +135,10 @@ def _placed_partitions(
     if count < 1:
         raise KafkaError(ErrorCode.invalid_partitions, "Number of partitions must be larger than 0.")
     check_partition_count(count)
-    brokers = image.live_brokers()
     factor = new.replication_factor
     if factor == DEFAULT:
-        factor = max(1, min(config.default_replication_factor, len(brokers)))
-    return place_replicas(brokers, count, factor, env.random)
+        factor = max(1, min(config.default_replication_factor, len(image.brokers)))
+    return place_replicas(image.staying_brokers(), count, factor, env.random, spare=image.absent_brokers())
 
 
 def _manual_partitions(image: ClusterImage, new: NewTopic) -> tuple[Assignment, ...]:

@@ -2,7 +2,8 @@
 
 Where a topic config's value comes from, strongest first: the topic itself, the broker's dynamic config of the synonym
 (`log.retention.ms` for `retention.ms`), the cluster's dynamic default of it, the node's `[topic_defaults]`, Kafka's
-default.
+default. Only min.insync.replicas is the same for all nodes (see `metadata.min_insync`): the topic's own, the cluster's,
+or by the number of replicas.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ from typing import NamedTuple, TypeVar
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
 from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.storage.config import LogConfig
 from chronik.wire.errors import KafkaError
-
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
-REPLICATION_FACTOR_SAFE = 3
-"""From this many replicas on, acks=all means two of them unless the topic says otherwise."""
 
 CODECS: Mapping[str, int | None] = {
     "producer": None,
@@ -154,6 +152,13 @@ def broker_values(definition: ConfigDefinition, config: NodeConfig, image: Clust
     """The values that the broker gives a topic config, strongest first; never empty."""
     values: list[Sourced] = []
     synonym = definition.synonym
+    if definition.name == MIN_INSYNC_REPLICAS:
+        values += [
+            sourced
+            for sourced in dynamic_values(MIN_INSYNC_REPLICAS, config.node_id, image)
+            if sourced.source is ConfigSource.DYNAMIC_DEFAULT_BROKER
+        ]
+        return [*values, Sourced(MIN_INSYNC_REPLICAS, definition.default or "", ConfigSource.DEFAULT)]
     if synonym is not None:
         values += dynamic_values(synonym, config.node_id, image)
     if definition.name in config.topic_defaults:
@@ -182,6 +187,6 @@ def as_text(value: object) -> str:
 
 def _default_of(definition: ConfigDefinition, topic: TopicImage) -> str:
     if definition.name == MIN_INSYNC_REPLICAS:
-        replicas = len(topic.partitions[0].replicas) if topic.partitions else 1
+        replicas = max((len(partition.replicas) for partition in topic.partitions), default=1)
         return "2" if replicas >= REPLICATION_FACTOR_SAFE else "1"
     return definition.default or ""

@@ -4,18 +4,19 @@ meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start
 recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
+high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "RecoveryPoint", "TopicPartition"]
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
 
 FORMAT_VERSION: Final = 1
 POINTS_VERSION: Final = "1"
@@ -24,11 +25,13 @@ META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
 CLEAN_NAME: Final = "clean-shutdown"
 POINTS_NAME: Final = "recovery-points"
+WATERMARKS_NAME: Final = "high-watermarks"
 LOGS_NAME: Final = "logs"
 TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
 
 TopicPartition = tuple[str, int]
+TopicIdPartition = tuple[UUID, int]
 
 
 class RecoveryPoint(NamedTuple):
@@ -57,6 +60,7 @@ class DataFolder:
         meta: FolderMeta,
         was_clean: bool,
         recovery_points: dict[TopicPartition, RecoveryPoint],
+        high_watermarks: dict[TopicIdPartition, int] | None = None,
     ) -> None:
         self.disk = disk
         self.path = path
@@ -65,13 +69,16 @@ class DataFolder:
         """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
         self.recovery_points = recovery_points
         """The offset of each log below which data was durable when they were last written."""
+        self.high_watermarks = high_watermarks or {}
+        """What each log's watermark was at least; by topic id, since a topic made anew begins at 0."""
         self._lock = lock
 
     @staticmethod
     def open(disk: Disk, path: str, node_id: int, new_cluster_id: str) -> "DataFolder":
         """Take a folder into use, made where it is missing. Raises DataFolderError with what to do.
 
-        `new_cluster_id` is for a folder that has none yet. From here on the folder counts as not cleanly shut down.
+        `new_cluster_id` is for a folder that has none yet, empty where it is not known. From here on the folder counts
+        as not cleanly shut down.
         """
         try:
             _make_durable_folder(disk, path)
@@ -125,7 +132,14 @@ class DataFolder:
             disk.remove(clean_path)
             disk.sync_dir(path)
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, points)
+        watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
+        return DataFolder(disk, path, lock, meta, was_clean, points, watermarks)
+
+    def set_cluster_id(self, cluster_id: str) -> None:
+        """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
+        meta = self.meta._replace(cluster_id=cluster_id)
+        write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+        self.meta = meta
 
     def log_path(self, topic: str, partition: int) -> str:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
@@ -150,9 +164,22 @@ class DataFolder:
             return
         if found is not None:
             self.remove_log(topic, partition)()
+        data = f"{topic_id}\n".encode()
+        if self.disk.exists(self.log_path(topic, partition)):
+            write_file_atomic(self.disk, path, data)
+            self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+            return
+        # It begins here: what a former one had reached says nothing of it.
+        self.recovery_points.pop((topic, partition), None)
+        self.high_watermarks.pop((topic_id, partition), None)
         self.disk.mkdir(self.log_path(topic, partition))
-        write_file_atomic(self.disk, path, f"{topic_id}\n".encode())
-        self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+        file = self.disk.open(path, create=True)
+        try:
+            file.pwrite(data, 0)
+            file.datasync()
+        finally:
+            file.close()
+        # The names become durable with the log's first records: that sync covers its folder and the one around it.
 
     def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
         """How far the log of this very topic was known to be durable."""
@@ -163,6 +190,11 @@ class DataFolder:
         """Write each log's synced end; run it in a thread, one at a time."""
         data = _encode_points(points)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
+
+    def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
+        """Write each log's watermark; run it in a thread, one at a time."""
+        data = _encode_watermarks(watermarks)
+        return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
 
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
         """A deleted topic's log is gone at once under its name; run the job in a thread to remove the files."""
@@ -181,9 +213,13 @@ class DataFolder:
 
         return remove
 
-    def record_clean_shutdown(self, points: Mapping[TopicPartition, RecoveryPoint]) -> None:
+    def record_clean_shutdown(
+        self, points: Mapping[TopicPartition, RecoveryPoint], watermarks: Mapping[TopicIdPartition, int] | None = None
+    ) -> None:
         """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
         self.recovery_points_job(points)()
+        if watermarks is not None:
+            self.high_watermarks_job(watermarks)()
         write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
 
     def close(self) -> None:
@@ -214,20 +250,40 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
 
 
 def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
-    lines = [
-        f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in sorted(points.items())
-    ]
-    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+    return _encode_lines(f"{topic} {partition} {at.topic_id} {at.offset}" for (topic, partition), at in points.items())
 
 
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     """Empty where the file is missing or damaged: recovery then relies on the logs' own snapshots."""
     try:
-        version, count, *lines = data.decode().splitlines()
-        points = {
+        return {
             (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
-            for topic, partition, topic_id, offset in (line.split(" ") for line in lines)
+            for topic, partition, topic_id, offset in _decode_lines(data)
         }
     except ValueError:
         return {}
-    return points if version == POINTS_VERSION and int(count) == len(lines) else {}
+
+
+def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
+    return _encode_lines(f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
+
+
+def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
+    """Empty where the file is missing or damaged: replicas then learn the watermark from their leader."""
+    try:
+        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _decode_lines(data)}
+    except ValueError:
+        return {}
+
+
+def _encode_lines(entries: Iterable[str]) -> bytes:
+    lines = sorted(entries)
+    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+
+
+def _decode_lines(data: bytes) -> list[list[str]]:
+    """The fields of each line. Raises ValueError unless the file is whole."""
+    version, count, *lines = data.decode().splitlines()
+    if version != POINTS_VERSION or int(count) != len(lines):
+        raise ValueError("the file is of another version, or cut off")
+    return [line.split(" ") for line in lines]

@@ -251,7 +251,11 @@ class Log(LogWriter):
             self.disk.remove(f"{self.folder}/{START_NAME}")
         self._remove_last(0)
         self._active = self._segments.begin(new_start_offset)
-        self.disk.sync_dir(self.folder)
+        # The folder may be as new as its first segment.
+        for folder in (self.folder, self.folder.rpartition("/")[0] or "/"):
+            self.disk.sync_dir(folder)
+        # There is nothing that could be lost, whether the log goes on above or below where it was.
+        self.synced_end_offset = new_start_offset
         self._truncated()
 
     def _remove_last(self, first: int) -> None:

@@ -33,6 +33,10 @@ MODULES = (
     "incremental_alter_configs",
     "offset_delete",
     "describe_cluster",
+    "elect_leaders",
+    "alter_partition_reassignments",
+    "list_partition_reassignments",
+    "unregister_broker",
 )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chronik.node.api import Api, Request, Values
-from chronik.node.apis.incremental_alter_configs import alter_resources
+from chronik.node.apis.incremental_alter_configs import alter_resources, on_error
 from chronik.node.config_changes import replace_all
 from chronik.wire.api import ApiKey
 
@@ -35,4 +35,4 @@ async def handle(broker: Broker, request: Request) -> Values:
     return await alter_resources(broker, request.message, plans)
 
 
-API = Api(ApiKey.ALTER_CONFIGS, (0, 2), handle)
+API = Api(ApiKey.ALTER_CONFIGS, (0, 2), handle, on_error=on_error, on_controller=True)

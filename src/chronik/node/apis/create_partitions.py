@@ -57,8 +57,12 @@ async def _grow(broker: Broker, topic: Any, validate_only: bool) -> Values:
         plan(broker.image)
     else:
         await broker.metadata.propose(plan)
-        await broker.applied()
+        await broker.applied_everywhere()
     return {}
 
 
-API = Api(ApiKey.CREATE_PARTITIONS, (0, 3), handle)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {"results": [refusal(KafkaError(code), name=topic.name) for topic in request.message.topics]}
+
+
+API = Api(ApiKey.CREATE_PARTITIONS, (0, 3), handle, on_error=on_error, on_controller=True)

@@ -83,4 +83,8 @@ def _created(broker: Broker, topic: TopicImage, topic_id: UUID | None) -> Values
     }
 
 
-API = Api(ApiKey.CREATE_TOPICS, (2, 7), handle)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {"topics": [refusal(KafkaError(code), name=topic.name, configs=[]) for topic in request.message.topics]}
+
+
+API = Api(ApiKey.CREATE_TOPICS, (2, 7), handle, on_error=on_error, on_controller=True)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.node.admin import Outcome, duplicates, within
+from chronik.node.admin import Outcome, duplicates, refusal, within
 from chronik.node.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -28,11 +28,7 @@ BY_ID_FROM_VERSION = 6
 
 async def handle(broker: Broker, request: Request) -> Values:
     message = request.message
-    entries: list[tuple[str | None, UUID | None]]
-    if request.api_version >= BY_ID_FROM_VERSION:
-        entries = [(topic.name, topic.topic_id) for topic in message.topics]
-    else:
-        entries = [(name, None) for name in message.topic_names]
+    entries = _entries(request)
     repeated = duplicates(_resolved(broker.image, name, topic_id) for name, topic_id in entries)
     return {
         "responses": await within(
@@ -47,6 +43,13 @@ async def handle(broker: Broker, request: Request) -> Values:
             ],
         )
     }
+
+
+def _entries(request: Request) -> list[tuple[str | None, UUID | None]]:
+    message = request.message
+    if request.api_version >= BY_ID_FROM_VERSION:
+        return [(topic.name, topic.topic_id) for topic in message.topics]
+    return [(name, None) for name in message.topic_names]
 
 
 async def _delete(broker: Broker, name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
@@ -86,4 +89,10 @@ def _resolved(image: ClusterImage, name: str | None, topic_id: UUID | None) -> s
     return f"id {topic_id}" if known is None else f"name {known}"
 
 
-API = Api(ApiKey.DELETE_TOPICS, (1, 6), handle)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {
+        "responses": [refusal(KafkaError(code), name=name, topic_id=topic_id) for name, topic_id in _entries(request)]
+    }
+
+
+API = Api(ApiKey.DELETE_TOPICS, (1, 6), handle, on_error=on_error, on_controller=True)

@@ -36,7 +36,7 @@ async def handle(broker: Broker, request: Request) -> Values:
         "error_message": None,
         "endpoint_type": BROKER_ENDPOINTS,
         "cluster_id": image.cluster_id,
-        "controller_id": image.controller_id,
+        "controller_id": broker.controller_id,
         "brokers": [
             {"broker_id": live.id, "host": live.host, "port": live.port, "rack": live.rack}
             for live in image.live_brokers()

@@ -7,9 +7,14 @@ Behaviour
 - Sessions (KIP-227) as in `fetch_sessions`; an incremental response names only partitions with news.
 - read_committed stops at the last stable offset, which is the watermark while there are no transactions.
 - A response is bounded by the node's fetch_bytes_max, whatever the client allows.
+- A leader that has just taken over waits, up to max_wait_ms, until its watermark is worth showing: clients may have
+  seen a higher one. Then OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
+- A consumer with a rack is sent to an in-sync replica in it (KIP-392), and served there below that replica's watermark.
+- Errors that come from old metadata name the leader (KIP-951).
+- Replicas of this cluster fetch by sessions of their own kind, see `replica_sessions`.
 Versions: 5 log start offset, 7 sessions, 9 leader epoch, 11 follower reads, 12 flexible and diverging epochs, 13 topic
 ids, 15 replica state, 16 node endpoints, 17 directory ids, 18 the follower's watermark.
-Not supported: fetches by replicas (they come with the cluster).
+Not supported: records behind the watermark for consumers, except where `visibility=appended`.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from uuid import UUID
 from chronik.node.api import Api, Buffer, Reply, Request
 from chronik.node.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
 from chronik.node.partition import Partition
+from chronik.node.read_replica import NO_REPLICA, read_replica
+from chronik.node.replica_sessions import run_reads
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -35,12 +42,21 @@ from chronik.wire.fetch import (
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
-TOPIC_IDS_FROM_VERSION = 13
+FOLLOWER_READS_FROM_VERSION = 11
+NODE_ENDPOINTS_FROM_VERSION = 16
+OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
 
 
 def handle(broker: Broker, request: Request, reply: Reply) -> None:
     fetch = read_fetch_request(request.api_version, request.frame, request.body_at)
+    if fetch.replica_id >= 0:
+        if broker.has_opened_logs:
+            broker.host.replica_sessions.handle(request, reply, fetch)
+        else:
+            reply.failed = True
+            reply.send(write_fetch_response(request.api_version, ErrorCode.broker_not_available, NO_SESSION, []))
+        return
     try:
         session, incremental = broker.fetch_sessions.resolve(fetch, request.started_s)
     except KafkaError as error:
@@ -64,6 +80,7 @@ class PendingFetch:
         "_incremental",
         "_is_full",
         "_is_over",
+        "_is_settling",
         "_min_bytes",
         "_reading",
         "_reply",
@@ -98,6 +115,8 @@ class PendingFetch:
         self._is_over = False
         self._is_full = False
         """More is there than the limits let through: there is nothing to wait for."""
+        self._is_settling = False
+        """A leader has just taken over, and may have the data in a moment."""
 
     def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
@@ -117,7 +136,7 @@ class PendingFetch:
         elif (
             failed
             or self._is_full
-            or size_bytes >= self._min_bytes
+            or (size_bytes >= self._min_bytes and not self._is_settling)
             or self._fetch.max_wait_ms <= 0
             or not self._entries
         ):
@@ -138,7 +157,7 @@ class PendingFetch:
 
     def data_arrived(self, partition: Partition, size_bytes: int) -> None:
         self._arrived_bytes += size_bytes
-        if self._arrived_bytes >= self._min_bytes:
+        if self._arrived_bytes >= self._min_bytes and not partition.is_settling:
             self._finish()
 
     def partition_gone(self) -> None:
@@ -208,15 +227,18 @@ class PendingFetch:
         return responses, size_bytes, failed, cold
 
     def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
+        """The partition, if this node may read it for this client: as its leader, or as a replica near to it."""
         (name, topic_id), index = key
         if name is None:
             name = None if topic_id is None else self._broker.image.names_by_id.get(UUID(bytes=topic_id))
             if name is None:
                 raise KafkaError(ErrorCode.unknown_topic_id)
-        partition = self._broker.require_partition(name, index)
+        partition = self._broker.partition(name, index)
+        if partition is None or not partition.leads:
+            may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
+            if partition is None or not may_follow or not partition.follows:
+                partition = self._broker.require_partition(name, index)
         partition.check_leader_epoch(wanted.current_leader_epoch)
-        if self._fetch.replica_id >= 0:
-            raise KafkaError(ErrorCode.not_leader_or_follower, "this node takes no replicas")
         return partition
 
     def _read_partition(
@@ -229,8 +251,19 @@ class PendingFetch:
     ) -> Buffer | _ColdRead | None:
         offset = wanted.fetch_offset
         upto = partition.visible_end_offset
+        if partition.is_settling:
+            # Said only where the wait was in vain.
+            self._is_settling = True
+            response.error_code = self._not_yet()
+            response.high_watermark = response.last_stable_offset = -1
+            return None
         if offset < partition.log_start_offset or offset > partition.log_end_offset:
+            if partition.leader is None and offset > partition.log_end_offset:
+                raise KafkaError(ErrorCode.offset_not_available)
             raise KafkaError(ErrorCode.offset_out_of_range)
+        if self._fetch.rack_id and self._prefers_another(partition, offset, response):
+            self._is_full = True
+            return None
         if offset >= upto:
             return None
         if left_bytes <= 0 and not is_first:
@@ -240,10 +273,26 @@ class PendingFetch:
         log = partition.log
         read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            return _ColdRead(response, max_bytes, log.read_job(offset, max_bytes, upto, min_one_batch=is_first))
+            if not partition.jobs.begin():
+                raise KafkaError(ErrorCode.not_leader_or_follower)
+            job = log.read_job(offset, max_bytes, upto, min_one_batch=is_first)
+            return _ColdRead(response, partition, partition.generation, max_bytes, job)
         if read.next_offset < upto:
             self._is_full = True
         return read.data
+
+    def _not_yet(self) -> ErrorCode:
+        if self._request.api_version >= FOLLOWER_READS_FROM_VERSION:
+            return ErrorCode.offset_not_available
+        return ErrorCode.not_leader_or_follower
+
+    def _prefers_another(self, partition: Partition, offset: int, response: FetchPartitionResponse) -> bool:
+        """Whether the consumer should read from a replica in its own rack; the response then says which."""
+        if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
+            return False
+        replica = read_replica(self._broker.image, partition, self._fetch.rack_id, offset)
+        response.preferred_read_replica = NO_REPLICA if replica is None else replica
+        return replica is not None
 
     def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
         """Some data is not in the page cache: read it in a thread, and answer with it."""
@@ -254,16 +303,22 @@ class PendingFetch:
         server = self._broker.server
         reading_bytes = sum(read.max_bytes for read in cold)
         server.reading_bytes += reading_bytes
-        future = self._broker.loop.run_in_executor(self._broker.env.executor, _run_reads, jobs)
+        future = self._broker.loop.run_in_executor(self._broker.env.executor, run_reads, jobs)
 
         def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
             self._reading = False
             server.reading_bytes -= reading_bytes
             connection.forget(self)
+            for read in cold:
+                read.partition.jobs.end()
             if self._is_over or finished.cancelled():
                 return
             for read, outcome in zip(cold, finished.result(), strict=True):
-                if not isinstance(outcome, Exception):
+                partition = read.partition
+                if partition.generation != read.generation or not (partition.leads or partition.follows):
+                    # Its role changed, or its lease ran out: what was read may be stale, or of two logs.
+                    read.response.error_code = ErrorCode.not_leader_or_follower
+                elif not isinstance(outcome, Exception):
                     read.response.records = outcome
                 elif isinstance(outcome, KafkaError):
                     read.response.error_code = outcome.code
@@ -295,13 +350,33 @@ class PendingFetch:
             for (name, topic_id), answered in topics.items()
         ]
         body = write_fetch_response(
-            self._request.api_version, 0, session.id if session is not None else NO_SESSION, named
+            self._request.api_version,
+            0,
+            session.id if session is not None else NO_SESSION,
+            named,
+            node_endpoints=self._endpoints(responses) if failed else (),
         )
         self._reply.failed = failed
         broker = self._broker
         broker.metrics.bytes_out += sum(len(part) for part in body)
         broker.metrics.fetch.observe(broker.loop.time() - self._request.started_s)
         self._reply.send(body)
+
+    def _endpoints(self, responses: list[FetchPartitionResponse]) -> list[tuple[int, str, int, str | None]]:
+        """Names the leader in each response that comes from old metadata, and where to find those leaders."""
+        if self._request.api_version < NODE_ENDPOINTS_FROM_VERSION:
+            return []
+        broker = self._broker
+        found: dict[int, tuple[int, str, int, str | None]] = {}
+        for (((name, topic_id), index), _), response in zip(self._entries, responses, strict=True):
+            if response.error_code not in OLD_METADATA:
+                continue
+            topic = name if topic_id is None else broker.image.names_by_id.get(UUID(bytes=topic_id))
+            leader = None if topic is None else broker.leader_of(topic, index)
+            if leader is not None:
+                response.current_leader, member = leader
+                found[member.id] = (member.id, member.host, member.port, member.rack)
+        return list(found.values())
 
     def _has_news(self, entry: SessionPartition | None, response: FetchPartitionResponse) -> bool:
         if entry is None:
@@ -314,19 +389,10 @@ class _ColdRead(NamedTuple):
     """A read that would have blocked the loop, and where its data goes."""
 
     response: FetchPartitionResponse
+    partition: Partition
+    generation: int
     max_bytes: int
     job: Callable[[], Buffer]
-
-
-def _run_reads(jobs: list[Callable[[], Buffer]]) -> list[Buffer | Exception]:
-    """Runs in a thread: touches files only."""
-    outcomes: list[Buffer | Exception] = []
-    for job in jobs:
-        try:
-            outcomes.append(job())
-        except Exception as error:
-            outcomes.append(error)
-    return outcomes
 
 
 def _describe(response: FetchPartitionResponse, partition: Partition) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from chronik.node.admin import Outcome, duplicates, within
+from chronik.node.admin import Outcome, duplicates, refusal, within
 from chronik.node.api import Api, Request, Values
 from chronik.node.config_changes import Change, Planned, change_some
 from chronik.wire.api import ApiKey
@@ -72,4 +72,13 @@ async def _alter(broker: Broker, plan: Planned, validate_only: bool, is_repeated
     return {}
 
 
-API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), handle)
+def on_error(request: Request, code: ErrorCode) -> Values:
+    return {
+        "responses": [
+            refusal(KafkaError(code), resource_type=resource.resource_type, resource_name=resource.resource_name)
+            for resource in request.message.resources
+        ]
+    }
+
+
+API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), handle, on_error=on_error, on_controller=True)

@@ -6,6 +6,8 @@ Behaviour
 - earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
 - max timestamp (-3) names the record's own offset, not the end of its batch.
 - any other timestamp names the first visible record that is not older, or -1 when there is none.
+- a leader whose watermark has not reached its epoch's start does not know the end that clients have seen, and answers
+  OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest and for times with no answer below.
 Versions: 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local, 9 latest tiered.
 Not supported: tiered storage.
 """
@@ -29,6 +31,7 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 UNKNOWN = -1
 DEBUGGING_REPLICA = -2
+NOT_AVAILABLE_FROM_VERSION = 5
 
 
 async def handle(broker: Broker, request: Request) -> Values:
@@ -50,6 +53,8 @@ async def handle(broker: Broker, request: Request) -> Values:
                 values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
             except KafkaError as error:
                 values["error_code"] = error.code
+                if error.code is ErrorCode.offset_not_available and request.api_version < NOT_AVAILABLE_FROM_VERSION:
+                    values["error_code"] = ErrorCode.leader_not_available
             partitions.append(values)
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
@@ -58,6 +63,8 @@ async def handle(broker: Broker, request: Request) -> Values:
 async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
     if timestamp_ms == LATEST:
+        if not is_debugging:
+            partition.check_end_is_known()
         end = partition.log_end_offset if is_debugging else partition.visible_end_offset
         return {"offset": end, "leader_epoch": partition.leader_epoch}
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
@@ -65,13 +72,20 @@ async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_de
         return {"offset": start, "leader_epoch": log.epoch_of(start)}
     if timestamp_ms == LATEST_TIERED:
         return {}
-    if timestamp_ms == MAX_TIMESTAMP:
-        found = await broker.run_blocking(log.max_timestamp_job(partition.visible_end_offset))
-    elif timestamp_ms >= 0:
-        found = await broker.run_blocking(log.offset_for_timestamp_job(timestamp_ms, partition.visible_end_offset))
-    else:
+    generation = partition.generation
+    if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
         raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
+    # A truncation waits for it.
+    if not partition.jobs.begin():
+        raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
+    with partition.jobs.running():
+        upto = partition.visible_end_offset
+        job = log.offset_for_timestamp_job(timestamp_ms, upto) if timestamp_ms >= 0 else log.max_timestamp_job(upto)
+        found = await broker.run_blocking(job)
+    if partition.generation != generation or not partition.leads:
+        raise KafkaError(ErrorCode.not_leader_or_follower, "the leader changed meanwhile")
     if found is None or found.offset >= partition.visible_end_offset:
+        partition.check_end_is_known()
         return {}
     return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
 

@@ -5,6 +5,8 @@ Behaviour
 - acks=1 answers when this node's log counts the batch as written, acks=all (-1) when the watermark has passed it.
 - A repeated batch of an idempotent producer succeeds with the offsets it already has.
 - A batch is checked whole (length, magic, CRC, count) before a byte of it is stored; each partition has an outcome.
+- A batch for a partition that another node leads is forwarded to it. NOT_LEADER_OR_FOLLOWER, with the leader's address,
+  means that the batch was surely not appended.
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
 leader, 13 topic ids. 0-2 are advertised only because librdkafka switches compression off above a minimum of 0.
@@ -13,6 +15,7 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -23,7 +26,13 @@ from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
 from chronik.wire.compression import ZSTD
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.produce import ProducePartitionResponse, ProduceTopic, read_produce_request, write_produce_response
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+    read_produce_request,
+    write_produce_response,
+)
 
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
@@ -54,9 +63,12 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
                     raise refused
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id, f"topic id {topic.topic_id} is not known")
-                _append(broker, pending, response, name, records, acks, request.api_version, now_ms)
+                _append_or_forward(broker, pending, response, name, records, produce, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
+                if error.code is ErrorCode.not_leader_or_follower and name is not None:
+                    broker.metrics.not_leader += 1
+                    pending.name_leader(broker, response, name)
             except Exception:
                 broker.log.exception("append_failed", topic=name, partition=index)
                 unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
@@ -74,17 +86,76 @@ def _name_of(broker: Broker, topic: ProduceTopic) -> str | None:
     return None if topic.topic_id is None else broker.image.names_by_id.get(topic.topic_id)
 
 
-def _append(
+def _append_or_forward(
     broker: Broker,
     pending: PendingProduce,
+    response: ProducePartitionResponse,
+    name: str,
+    records: memoryview | None,
+    produce: ProduceRequest,
+    now_ms: int,
+) -> None:
+    """Append here, unless another node leads or what came before on this connection is still on its way there."""
+    connection, version, acks = pending.request.connection, pending.request.api_version, produce.acks
+    forwarding = broker.forwarding
+    topic = broker.image.topics.get(name)
+    if topic is None or not forwarding.is_busy(connection, topic.id, response.partition):
+        try:
+            _append(broker, lambda: pending.wait_for(response), response, name, records, acks, version, now_ms)
+            return
+        except KafkaError as error:
+            if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
+                raise
+            if not forwarding.can_forward(connection, topic, response.partition, acks):
+                raise
+    assert topic is not None
+    done = pending.wait_for(response) if acks != 0 else _closing_on_error(pending.request)
+
+    def outcome(error: KafkaError | None) -> None:
+        if error is not None and error.code is ErrorCode.not_leader_or_follower:
+            pending.name_leader(broker, response, name)
+        done(error)
+
+    def append_here(kept: memoryview) -> None:
+        is_waiting = _append(broker, lambda: outcome, response, name, kept, acks, version, broker.env.wall_ms())
+        if not is_waiting:
+            outcome(None)
+
+    forwarding.forward(
+        connection,
+        pending,
+        topic,
+        response,
+        memoryview(b"") if records is None else records,
+        acks,
+        produce.timeout_ms,
+        append_here,
+        outcome,
+    )
+
+
+def _closing_on_error(request: Request) -> Waiter:
+    """A producer that wants no answer notices an error by the end of its connection."""
+
+    def done(error: KafkaError | None) -> None:
+        if error is not None:
+            request.connection.close()
+
+    return done
+
+
+def _append(
+    broker: Broker,
+    waiter: Callable[[], Waiter],
     response: ProducePartitionResponse,
     topic: str,
     records: memoryview | None,
     acks: int,
     version: int,
     now_ms: int,
-) -> None:
-    partition = broker.require_partition(topic, response.partition)
+) -> bool:
+    """Append to this node's log; tells whether the answer has to wait, in which case the waiter was taken."""
+    partition = broker.require_partition(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
     if version < ZSTD_FROM_VERSION and len(records) >= 61 and read_batch_header(records).codec == ZSTD:
@@ -99,21 +170,25 @@ def _append(
     response.log_start_offset = partition.log_start_offset
     end_offset = appended.last_offset + 1
     if acks == 1 and not partition.is_written(end_offset):
-        partition.when_written(end_offset, pending.wait_for(response))
-    elif acks == -1 and not partition.is_committed(end_offset):
-        partition.when_committed(end_offset, pending.wait_for(response))
+        partition.when_written(end_offset, waiter())
+        return True
+    if acks == -1 and not partition.is_committed(end_offset):
+        partition.when_committed(end_offset, waiter())
+        return True
+    return False
 
 
 class PendingProduce:
     """A produce request whose batches are appended and not all written yet. Answered once; late calls do nothing."""
 
-    __slots__ = ("_is_started", "_waiting", "reply", "request", "topics")
+    __slots__ = ("_endpoints", "_is_started", "_waiting", "reply", "request", "topics")
 
     def __init__(self, request: Request, reply: Reply) -> None:
         self.request = request
         self.reply = reply
         self.topics: list[TopicResponses] = []
         self._waiting: list[ProducePartitionResponse] = []
+        self._endpoints: dict[int, tuple[int, str, int, str | None]] = {}
         self._is_started = False
 
     @property
@@ -128,6 +203,13 @@ class PendingProduce:
         response.base_offset = -1
         response.log_append_time_ms = -1
         response.log_start_offset = -1
+
+    def name_leader(self, broker: Broker, response: ProducePartitionResponse, topic: str) -> None:
+        """Tell the producer where to go instead (KIP-951)."""
+        leader = broker.leader_of(topic, response.partition)
+        if leader is not None:
+            response.current_leader, member = leader
+            self._endpoints[member.id] = (member.id, member.host, member.port, member.rack)
 
     def started(self) -> bool:
         """All partitions have been appended to: answers now if none waits, and tells whether any does."""
@@ -158,7 +240,8 @@ class PendingProduce:
         self._answer()
 
     def _answer(self) -> None:
-        self.reply.send((write_produce_response(self.request.api_version, self.topics),))
+        endpoints = tuple(self._endpoints.values())
+        self.reply.send((write_produce_response(self.request.api_version, self.topics, node_endpoints=endpoints),))
 
 
 API = Api(ApiKey.PRODUCE, (0, 13), hot=handle, readable_from=3)

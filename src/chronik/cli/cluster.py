@@ -1,0 +1,170 @@
+"""`chronik cluster`: nodes on this machine, in the background: up, down, status, and one node at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from chronik.cli.cluster_status import print_status, status_of
+from chronik.cli.errors import CliError, say
+from chronik.cli.local_cluster import NODES_MAX, LocalCluster
+from chronik.cli.options import AsJson
+from chronik.cli.output import print_json
+
+app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
+
+DEFAULT_NODES = 3
+DEFAULT_PORT = 9092
+
+Folder = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where the nodes' folders are.")]
+NodeId = Annotated[int, typer.Argument(metavar="N", min=1)]
+DEFAULT_FOLDER = "chronik-data"
+
+
+@app.command()
+def up(
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=NODES_MAX, help="How many nodes a new cluster gets (default 3).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Kafka's port of the first node (default 9092).")] = None,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Start all nodes, and return when they are ready."""
+    cluster = LocalCluster(folder)
+    with cluster.locked(say):
+        if cluster.nodes:
+            _check_as_asked(cluster, nodes, port)
+        running = cluster.running
+        paused = [node.id for node in running if node.process.state == "paused"]
+        if paused:
+            raise CliError(f"node {paused[0]} is paused: chronik cluster resume {paused[0]}")
+        if running and len(running) == len(cluster.nodes):
+            print(f"already running: {len(running)} nodes in {cluster.folder}; nothing was changed")
+            _print_addresses(cluster)
+            return
+        if not cluster.nodes:
+            cluster.create(nodes or DEFAULT_NODES, DEFAULT_PORT if port is None else port)
+        elif port is not None and port != cluster.nodes[0].kafka.port:
+            cluster.move_to(port)
+        started = [node.id for node in cluster.nodes if node.process.state is None]
+        started_s = time.monotonic()
+        cluster.start_all()
+        names = "node" if len(started) == 1 else "nodes"
+        print(f"{names} {', '.join(map(str, started))} ready in {time.monotonic() - started_s:.1f} s")
+    _print_addresses(cluster)
+
+
+def _check_as_asked(cluster: LocalCluster, nodes: int | None, port: int | None) -> None:
+    """A cluster that exists keeps its size, and its ports while it runs."""
+    if nodes is not None and nodes != len(cluster.nodes):
+        raise CliError(
+            f"{cluster.folder} holds a cluster of {len(cluster.nodes)} nodes: use chronik cluster add or remove, "
+            "or pass another --dir"
+        )
+    if port is not None and cluster.running and port != cluster.nodes[0].kafka.port:
+        raise CliError(
+            f"the cluster in {cluster.folder} runs at port {cluster.nodes[0].kafka.port}: chronik cluster down first, "
+            "or pass another --dir"
+        )
+
+
+def _print_addresses(cluster: LocalCluster) -> None:
+    print(f"bootstrap {cluster.bootstrap}")
+    print(f"page http://{cluster.nodes[0].http}/")
+
+
+@app.command()
+def status(as_json: AsJson = False, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Show nodes, controller, leaders, ISR and under-replicated partitions."""
+    found = status_of(_existing(folder))
+    if as_json:
+        print_json(found)
+    else:
+        print_status(found)
+
+
+@app.command()
+def down(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Stop all nodes cleanly. Their data stays."""
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        running = len(cluster.running)
+        if not running:
+            print(f"no node of {cluster.folder} is running")
+            return
+        cluster.stop_all()
+        print(f"{running} nodes stopped; their data stays in {cluster.folder}")
+
+
+@app.command()
+def stop(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Stop one node cleanly."""
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        cluster.stop(node)
+    print(f"node {node} stopped")
+
+
+@app.command()
+def start(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Start one node, and return when it is ready."""
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        if cluster.start(node):
+            print(f"node {node} is ready: {cluster.node(node).bootstrap}")
+            return
+        missing = next(other.id for other in cluster.nodes if other.process.state is None)
+        print(f"node {node} runs, and waits for a majority of the nodes: chronik cluster start {missing}")
+
+
+@app.command()
+def kill(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Kill one node at once (SIGKILL), as a crash would."""
+    cluster = _existing(folder)
+    cluster.kill(node)
+    print(f"node {node} killed")
+
+
+@app.command()
+def pause(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Freeze one node (SIGSTOP): its connections stay open, and nothing is answered."""
+    cluster = _existing(folder)
+    cluster.pause(node)
+    print(f"node {node} paused")
+
+
+@app.command()
+def resume(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Let a paused node go on (SIGCONT)."""
+    cluster = _existing(folder)
+    cluster.resume(node)
+    print(f"node {node} resumed")
+
+
+@app.command()
+def add(folder: Folder = DEFAULT_FOLDER) -> None:
+    """Start one more node, and move its share of the data to it."""
+    from chronik.cli.cluster_resize import add_node
+
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        add_node(cluster)
+
+
+@app.command()
+def remove(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Move one node's data to the others, then take it out of the cluster."""
+    from chronik.cli.cluster_resize import remove_node
+
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        remove_node(cluster, node)
+
+
+def _existing(folder: str) -> LocalCluster:
+    cluster = LocalCluster(folder)
+    if not cluster.nodes:
+        raise CliError(f"there is no cluster in {cluster.folder}: start one with chronik cluster up, or pass --dir")
+    return cluster

@@ -1,0 +1,124 @@
+"""`chronik cluster add` and `remove`: one more node, or one less, with the data moved while clients go on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Mapping
+
+from chronik.cli.errors import CliError, say
+from chronik.cli.local_cluster import LocalCluster
+from chronik.cli.options import with_cluster
+from chronik.cli.output import progress
+from chronik.cli.replica_moves import Partition, Replicas, moves_from, moves_to
+from chronik.client.brokers import Brokers
+from chronik.client.cluster import Cluster
+from chronik.client.errors import ClientError
+from chronik.client.layout import ClusterLayout
+from chronik.wire.errors import KafkaError
+
+POLL_INTERVAL_S = 0.3
+STANDSTILL_S_MAX = 600.0
+MOVES_AT_ONCE = 500
+
+
+def add_node(cluster: LocalCluster) -> None:
+    """A further node joins and takes its share."""
+    _check_all_run(cluster)
+    node = cluster.add()
+    try:
+        cluster.start(node.id)
+    except BaseException:
+        # It has joined or it has not; either way its settings are there for another try.
+        say(f"node {node.id} was added and did not start: chronik cluster start {node.id} tries again")
+        raise
+    print(f"node {node.id} is ready: {node.bootstrap}", flush=True)
+    brokers = [known.id for known in cluster.nodes]
+
+    async def share(online: Cluster) -> int:
+        targets = moves_to(node.id, _replicas(await online.layout()), brokers)
+        await _carry_out(online, targets, f"moving data to node {node.id}")
+        return len(targets)
+
+    moved = with_cluster(cluster.bootstrap, share)
+    print(f"node {node.id} has its share: a replica of each of {moved} partitions moved to it")
+
+
+def remove_node(cluster: LocalCluster, node_id: int) -> None:
+    """A node's data moves away, then it leaves."""
+    node = cluster.node(node_id)
+    if len(cluster.nodes) == 1:
+        raise CliError(f"node {node_id} is the last one: chronik cluster down stops it")
+    _check_all_run(cluster)
+    staying = [other.id for other in cluster.nodes if other.id != node_id]
+    bootstrap = ",".join(other.bootstrap for other in cluster.nodes if other.id != node_id)
+
+    async def empty(online: Cluster) -> int:
+        moved = 0
+        # Again, until nothing is left: topics may be created while others move.
+        while targets := moves_from(node_id, before := _replicas(await online.layout()), staying):
+            fewer = [partition for partition, after in targets.items() if len(after) < len(before[partition])]
+            if fewer:
+                say(f"{len(fewer)} partitions keep one replica less: only {len(staying)} nodes are left for them")
+            await _carry_out(online, targets, f"moving data from node {node_id}")
+            moved += len(targets)
+        return moved
+
+    moved = with_cluster(bootstrap, empty)
+    print(f"node {node_id} is empty: {moved} partitions moved to the others", flush=True)
+    with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
+    cluster.stop(node_id)
+    shutil.rmtree(node.folder)
+    cluster.nodes = [other for other in cluster.nodes if other.id != node_id]
+    cluster.introduce()
+    print(f"node {node_id} has left; {len(cluster.nodes)} nodes remain")
+
+
+def _check_all_run(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        if node.process.state is None:
+            raise CliError(f"node {node.id} is not running: chronik cluster start {node.id} first, since data is moved")
+        if node.process.state == "paused":
+            raise CliError(f"node {node.id} is paused: chronik cluster resume {node.id} first, since data is moved")
+
+
+def _replicas(layout: ClusterLayout) -> dict[Partition, Replicas]:
+    return {
+        (topic.name, partition.partition): partition.replicas
+        for topic in layout.topics.values()
+        for partition in topic.partitions
+    }
+
+
+async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], what: str) -> None:
+    """Asks for the moves, some hundreds at a time, and waits until all have arrived."""
+    brokers = Brokers(online)
+    waiting = sorted(targets)
+    ongoing: set[Partition] = set()
+    arrived = 0
+    moved_s = time.monotonic()
+    with progress(what, len(targets)) as bar:
+        while waiting or ongoing:
+            asked, waiting = waiting[: MOVES_AT_ONCE - len(ongoing)], waiting[MOVES_AT_ONCE - len(ongoing) :]
+            if asked:
+                await brokers.move({partition: targets[partition] for partition in asked})
+                ongoing.update(asked)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            try:
+                ongoing &= (await brokers.moves()).keys()
+            except (KafkaError, ClientError) as error:
+                if time.monotonic() - moved_s > STANDSTILL_S_MAX:
+                    raise CliError(
+                        f"the cluster does not tell how the move goes ({error}): it goes on by itself"
+                    ) from None
+                continue
+            if len(targets) - len(waiting) - len(ongoing) > arrived:
+                arrived = len(targets) - len(waiting) - len(ongoing)
+                moved_s = time.monotonic()
+            bar.update(arrived, f"{arrived} of {len(targets)} partitions")
+            if time.monotonic() - moved_s > STANDSTILL_S_MAX:
+                raise CliError(
+                    f"no partition has arrived for {STANDSTILL_S_MAX:g} s, {len(ongoing)} are on their way: "
+                    "see chronik cluster status; the move goes on by itself"
+                )

@@ -1,0 +1,348 @@
+"""A cluster of nodes on this machine, in one folder: made, started, watched, stopped, killed, paused.
+
+Everything that matters is on disk (settings and pid files), so any process can go on where another left off; whoever
+changes something holds the folder's lock meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from chronik.cli.errors import CliError
+from chronik.cli.local_node import LocalNode, nodes_in, write_settings
+from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
+
+HOST = "127.0.0.1"
+NODES_MAX = 99
+REPLICAS_MAX = 3
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 45.0
+PAUSE_TIMEOUT_S = 5.0
+POLL_INTERVAL_S = 0.03
+PORT_MAX = 65_535
+# Below the range from which the system takes ports for outgoing connections, so that a node that is killed and started
+# again finds its ports still free.
+FREE_PORT_FROM, FREE_PORT_UPTO = 24_100, 32_000
+FREE_PORT_TRIES = 100
+# One node's own: a variable for all of them would make them one and the same.
+PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
+
+Told = Callable[[str], None]
+
+
+class LocalCluster:
+    """The nodes of one folder. `command` starts one node, given its `--config FILE`."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "chronik.cli", "start"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = os.path.abspath(folder)
+        self.nodes: list[LocalNode] = []
+        self.refresh()
+        self._command = tuple(command)
+        self._environment = shared_environment(os.environ) if environment is None else dict(environment)
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.bootstrap for node in self.nodes)
+
+    @property
+    def running(self) -> list[LocalNode]:
+        """The nodes with a process, paused ones included."""
+        return [node for node in self.nodes if node.process.state is not None]
+
+    def refresh(self) -> None:
+        """Looks again at what is on disk: another process may have added nodes, or moved them to other ports."""
+        known = {node.folder: node for node in self.nodes}
+        self.nodes = [known.get(node.folder, node) for node in nodes_in(self.folder)]
+        for node in self.nodes:
+            node.reload()
+
+    def node(self, node_id: int) -> LocalNode:
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        if not self.nodes:
+            raise CliError(f"there is no cluster in {self.folder}: start one with chronik cluster up")
+        known = ", ".join(str(node.id) for node in self.nodes)
+        raise CliError(f"there is no node {node_id} in {self.folder}: it has {known}")
+
+    def view(self) -> dict[str, Any] | None:
+        """The newest view of the cluster that a node gives; None where none answers."""
+        views = [view for node in self.nodes if node.process.state == "running" and (view := node.cluster_view())]
+        return max(views, key=lambda view: (view["version"], view["controller"] is not None), default=None)
+
+    # -- making one ----------------------------------------------------------------------------------------------------
+
+    def create(self, nodes: int, port: int, settings: Mapping[str, Any] | None = None) -> None:
+        """Writes the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it."""
+        check_ports([port + index for index in range(nodes)])
+        cluster_id = new_cluster_id()
+        for index in range(nodes):
+            own = {
+                "node_id": index + 1,
+                "cluster_id": cluster_id,
+                "data_dir": self._path(index + 1),
+                "default_replication_factor": min(REPLICAS_MAX, nodes),
+                **(settings or {}),
+                "listen": _listen(port + index),
+            }
+            write_settings(self._path(index + 1), own)
+        self.refresh()
+        self.introduce()
+
+    def add(self) -> LocalNode:
+        """Writes the settings of one more node, and tells the others where it is for their next start."""
+        port = max(node.kafka.port for node in self.nodes) + 1
+        node_id = max(node.id for node in self.nodes) + 1
+        check_ports([port])
+        first = self.nodes[0].config
+        own: dict[str, Any] = {
+            "node_id": node_id,
+            "cluster_id": first.cluster_id,
+            "data_dir": self._path(node_id),
+            "default_replication_factor": max(first.default_replication_factor, min(REPLICAS_MAX, len(self.nodes) + 1)),
+            "durability": first.durability,
+            "listen": _listen(port),
+        }
+        write_settings(self._path(node_id), {name: value for name, value in own.items() if value is not None})
+        self.refresh()
+        self.introduce()
+        return self.node(node_id)
+
+    def move_to(self, port: int) -> None:
+        """Gives a stopped cluster other ports."""
+        ports = [port + index for index in range(len(self.nodes))]
+        check_ports(ports)
+        for node, own in zip(self.nodes, ports, strict=True):
+            # Without the peers' old addresses, one of which may be this node's new one.
+            node.change({"listen": _listen(own), "peers": None})
+        self.introduce()
+
+    def introduce(self) -> None:
+        """Writes to each node's settings who the others are."""
+        for node in self.nodes:
+            others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
+            node.change({"peers": others or None})
+
+    # -- starting and stopping -----------------------------------------------------------------------------------------
+
+    def start_all(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Starts every node that does not run, and returns when all serve. On failure the ones started are stopped."""
+        started = [node for node in self.nodes if node.process.state is None]
+        try:
+            for node in started:
+                self._launch(node)
+            self.wait_until_ready(timeout_s)
+        except BaseException:
+            for node in started:
+                node.process.send(signal.SIGKILL)
+                node.process.wait_until_gone(STOP_TIMEOUT_S)
+                node.process.forget()
+            raise
+
+    def start(self, node_id: int, timeout_s: float = READY_TIMEOUT_S) -> bool:
+        """Starts one node. True when it serves; False where too few nodes run for any to serve."""
+        node = self.node(node_id)
+        if node.process.state is not None:
+            raise CliError(f"node {node_id} is already running (process {node.process.pid})")
+        self._launch(node)
+        if not self.has_majority:
+            self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
+            return False
+        self._wait(lambda: self._serves(node), [node], timeout_s, "become ready")
+        return True
+
+    def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """A clean stop: leadership moves away, logs are synced and marked clean."""
+        node = self._running_node(node_id)
+        self._stop([node], timeout_s)
+
+    def stop_all(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        self._stop(self.running, timeout_s)
+
+    def kill(self, node_id: int) -> None:
+        """SIGKILL: no goodbye, nothing flushed."""
+        node = self._running_node(node_id)
+        node.process.send(signal.SIGKILL)
+        node.process.wait_until_gone(STOP_TIMEOUT_S)
+        node.process.forget()
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP: connections stay open, and nothing is answered."""
+        node = self._running_node(node_id)
+        node.process.send(signal.SIGSTOP)
+        if not node.process.wait_until_paused(PAUSE_TIMEOUT_S):
+            raise CliError(f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}")
+
+    def resume(self, node_id: int) -> None:
+        self._running_node(node_id).process.send(signal.SIGCONT)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_majority(self) -> bool:
+        return 2 * len(self.running) > len(self.nodes)
+
+    def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Returns when every node serves, knows the controller, and is known to all as alive."""
+
+        def ready() -> bool:
+            return all(self._serves(node) for node in self.nodes)
+
+        self._wait(ready, self.nodes, timeout_s, "become ready")
+
+    def _serves(self, node: LocalNode) -> bool:
+        """Ready, and alive in its own view of a cluster that has a controller."""
+        if not node.is_ready:
+            return False
+        view = node.cluster_view()
+        if view is None or view["controller"] is None:
+            return False
+        alive = {known["id"] for known in view["nodes"] if known["state"] == "alive"}
+        return alive >= {running.id for running in self.nodes if running.process.state == "running"}
+
+    def _wait(self, condition: Callable[[], bool], nodes: Sequence[LocalNode], timeout_s: float, what: str) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            for node in nodes:
+                if node.process.state is None:
+                    reason = node.process.reason()
+                    node.process.forget()
+                    raise CliError(f"node {node.id} did not start: {reason}")
+            if time.monotonic() >= deadline_s:
+                late = next((node for node in nodes if not node.is_ready), nodes[0])
+                raise CliError(
+                    f"node {late.id} did not {what} within {timeout_s:g} s: see {late.log_path}, or try once more"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+    # -- the inside ----------------------------------------------------------------------------------------------------
+
+    def _launch(self, node: LocalNode) -> None:
+        # The folder is told again: it may have been moved since its settings were written.
+        node.process.launch([*self._command, "--data-dir", node.folder], self._environment)
+
+    def _running_node(self, node_id: int) -> LocalNode:
+        node = self.node(node_id)
+        if node.process.state is None:
+            raise CliError(f"node {node_id} is not running: chronik cluster start {node_id}")
+        return node
+
+    def _stop(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
+        for node in nodes:
+            node.process.send(signal.SIGTERM)
+            node.process.send(signal.SIGCONT)  # a paused process takes its signals only then
+        deadline_s = time.monotonic() + timeout_s
+        unclean: list[int] = []
+        for node in nodes:
+            if not node.process.wait_until_gone(max(0.0, deadline_s - time.monotonic())):
+                node.process.send(signal.SIGKILL)
+                node.process.wait_until_gone(STOP_TIMEOUT_S)
+                unclean.append(node.id)
+            node.process.forget()
+        if unclean:
+            names = ", ".join(map(str, unclean))
+            raise CliError(
+                f"node {names} did not stop within {timeout_s:g} s and was killed: the next start recovers its logs", 1
+            )
+
+    def _path(self, node_id: int) -> str:
+        return os.path.join(self.folder, f"node-{node_id}")
+
+    @contextlib.contextmanager
+    def locked(self, on_wait: Told | None = None) -> Iterator[None]:
+        """Keeps other shells from changing the cluster meanwhile, and sees what they did before."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            lock = open(os.path.join(self.folder, "cluster.lock"), "w", encoding="ascii")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise CliError(
+                f"cannot use {self.folder}: {error.strerror}; make it writable, or pass another --dir"
+            ) from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if on_wait is not None:
+                    on_wait(f"waiting for another chronik cluster command in {self.folder}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refresh()
+            yield
+
+
+def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for all nodes of a cluster: settings that are one node's own are left out."""
+    own = tuple(f"CHRONIK_{name}" for name in PER_NODE_VARIABLES)
+    return {name: value for name, value in environment.items() if not name.startswith(own)}
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a cluster of one's own: whatever is set there is meant for another."""
+    return {name: value for name, value in environment.items() if not name.startswith("CHRONIK_")}
+
+
+def new_cluster_id() -> str:
+    """A random id in the form that Kafka's have."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def free_port(nodes: int) -> int:
+    """A first port for so many nodes, such that nobody listens on any port that they will use."""
+    chooser = random.Random()
+    for _ in range(FREE_PORT_TRIES):
+        port = chooser.randrange(FREE_PORT_FROM, FREE_PORT_UPTO - nodes)
+        if all(_is_free(taken) for index in range(nodes) for taken in _ports(port + index)):
+            return port
+    lowest = FREE_PORT_FROM - INTERNAL_PORT_BELOW_KAFKA
+    raise CliError(f"no {3 * nodes} free ports between {lowest} and {FREE_PORT_UPTO}: stop what listens there")
+
+
+def check_ports(ports: Sequence[int]) -> None:
+    """Raises where a node cannot have one of them, before anything is written."""
+    for port in ports:
+        if not INTERNAL_PORT_BELOW_KAFKA < port <= PORT_MAX:
+            raise CliError(
+                f"port {port} cannot be used: nodes also listen {HTTP_PORT_BELOW_KAFKA} and "
+                f"{INTERNAL_PORT_BELOW_KAFKA} below it, so pass --port with one above {INTERNAL_PORT_BELOW_KAFKA}"
+            )
+        for taken in _ports(port):
+            if not _is_free(taken):
+                raise CliError(
+                    f"port {taken} is taken (by another cluster?): stop what listens there, or pass --port for others"
+                )
+
+
+def _ports(kafka: int) -> tuple[int, int, int]:
+    return kafka, kafka - HTTP_PORT_BELOW_KAFKA, kafka - INTERNAL_PORT_BELOW_KAFKA
+
+
+def _listen(port: int) -> dict[str, str]:
+    return {"kafka": f"{HOST}:{port}"}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

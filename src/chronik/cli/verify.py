@@ -1,0 +1,113 @@
+"""`chronik verify`: the experiment that an earlier system lost 12-24 % of 5,000 records in, on any Kafka cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from chronik.cli.errors import CHECK_FAILED, CliError
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, AsJson, Bootstrap, parse_acks
+from chronik.cli.output import note, print_json
+from chronik.cli.verify_account import PASS
+from chronik.cli.verify_clients import CLIENTS
+from chronik.cli.verify_report import matrix_figures, print_matrix, print_run
+from chronik.cli.verify_run import Experiment, run
+
+BOOTSTRAP_FROM = ("one", "all")
+MATRIX_ACKS = ("0", "1", "all")
+MATRIX_TIMEOUTS_S = (60.0, 120.0)
+MATRIX_POLL_RECORDS = (500, 5000)
+MATRIX_PARTITIONS = (1, 3)
+
+
+def verify(
+    messages: Annotated[int, typer.Option(min=1, help="Records to produce.")] = 5000,
+    partitions: Annotated[int, typer.Option(min=1, help="Record i goes to partition i modulo this.")] = 3,
+    acks: Acks = "1",
+    bootstrap_from: Annotated[
+        str, typer.Option(metavar="one|all", help="Tell the clients one broker's address, or all.")
+    ] = "one",
+    client: Annotated[str, typer.Option(metavar="|".join(CLIENTS), help="Which client to use.")] = "kafka-python",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Give up after S seconds without a record.")] = 60.0,
+    max_poll_records: Annotated[int, typer.Option(min=1, help="At most so many records from one poll.")] = 500,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write what was acknowledged, as JSON lines; keeps the topic.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Use this topic, and keep it (default: one of its own).")
+    ] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Run all combinations, and compare.")] = False,
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Produce, consume, and account for every record, partition by partition."""
+    experiment = Experiment(
+        messages=messages,
+        partitions=partitions,
+        acks=parse_acks(acks),
+        bootstrap_from=_one_of("--bootstrap-from", bootstrap_from, BOOTSTRAP_FROM),
+        client=_one_of("--client", client, CLIENTS),
+        timeout_s=timeout,
+        max_poll_records=max_poll_records,
+    )
+    if matrix:
+        if ledger is not None or topic is not None:
+            raise CliError("--matrix makes a topic for each of its runs: pass --ledger and --topic for a single run")
+        _verify_matrix(experiment, bootstrap, as_json)
+        return
+    if ledger is not None and experiment.acks == "0":
+        raise CliError("--ledger holds what was acknowledged, and acks=0 has no acknowledgement: pass --acks 1 or all")
+    found = run(experiment, bootstrap, topic=topic, ledger=ledger)
+    if as_json:
+        print_json(found)
+    else:
+        print_run(found)
+    if found["verdict"] != PASS:
+        raise CliError(f"{found['verdict']}: {found['complaint']}", CHECK_FAILED)
+
+
+def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
+    """Every combination, even after one has failed: what fails together tells more than the first failure."""
+    experiments = combinations(base)
+    runs: list[dict[str, Any]] = []
+    for index, experiment in enumerate(experiments):
+        note(
+            f"run {index + 1} of {len(experiments)}: acks={experiment.acks}, "
+            f"bootstrap {experiment.bootstrap_from}, timeout {experiment.timeout_s:g} s, "
+            f"{experiment.max_poll_records} per poll, {experiment.partitions} partitions"
+        )
+        runs.append(run(experiment, bootstrap))
+    found = matrix_figures(runs)
+    if as_json:
+        print_json(found)
+    else:
+        print_matrix(found)
+    failed = [one for one in runs if one["verdict"] != PASS]
+    if failed:
+        raise CliError(f"{len(failed)} of {len(runs)} runs failed; the first {failed[0]['complaint']}", CHECK_FAILED)
+
+
+def combinations(base: Experiment) -> list[Experiment]:
+    return [
+        dataclasses.replace(
+            base,
+            acks=acks,
+            bootstrap_from=bootstrap_from,
+            timeout_s=timeout_s,
+            max_poll_records=poll_records,
+            partitions=partitions,
+        )
+        for acks in MATRIX_ACKS
+        for bootstrap_from in BOOTSTRAP_FROM
+        for timeout_s in MATRIX_TIMEOUTS_S
+        for poll_records in MATRIX_POLL_RECORDS
+        for partitions in MATRIX_PARTITIONS
+    ]
+
+
+def _one_of(flag: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise CliError(f"{flag} {value} is unknown: use {' or '.join(known)}")
+    return value

@@ -1,0 +1,183 @@
+"""The account of one experiment: what became of each record. No clock and no client in here, so it can be tested.
+
+Record i is produced to partition i modulo their number. What is counted:
+
+- `acked`: the client reported success. Under acks=0 no broker confirms anything: it is then the records that the client
+  handed to the network, and "missing" means sent and never read, not a broken promise.
+- `missing`: acked and not read. `failed`: the client reported an error, or nothing at all; whether such a record was
+  stored is open, so reading it is no fault and not reading it is none either.
+- `duplicates`: deliveries of a record beyond its first, whether the log holds it twice or one offset came twice.
+- `out_of_order`: first deliveries after a record that was produced later to the same partition, or from an offset that
+  is not above all before.
+- `unexpected`: deliveries of what was never produced, or to another partition.
+- `gaps`: offsets between the first and the last read of a partition that were not read.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+SEEDS_RATE = 100 * 4391 / 5000
+"""The success rate of the experiment's first recorded run, which a partial success must better."""
+PASS, PARTIAL, FAIL = "PASS", "PARTIAL", "FAIL"
+
+
+class PartitionDeliveries:
+    """What was read of one partition, in the order of delivery."""
+
+    __slots__ = ("highest_number", "highest_offset", "offsets", "out_of_order")
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.highest_offset = -1
+        self.highest_number = -1
+        self.out_of_order = 0
+
+    def add(self, offset: int, number: int, is_first: bool) -> None:
+        if is_first and (offset <= self.highest_offset or number < self.highest_number):
+            self.out_of_order += 1
+        self.offsets.append(offset)
+        self.highest_offset = max(self.highest_offset, offset)
+        self.highest_number = max(self.highest_number, number)
+
+    @property
+    def gaps(self) -> int:
+        if not self.offsets:
+            return 0
+        return max(self.offsets) - min(self.offsets) + 1 - len(set(self.offsets))
+
+
+class Account:
+    """All records of one run. A byte for each record, so that a million of them cost little."""
+
+    def __init__(self, messages: int, partitions: int) -> None:
+        self.messages = messages
+        self.produced = 0
+        self.acked = 0
+        self.failed = 0
+        self.first_error: str | None = None
+        self.duplicates = 0
+        self.unexpected = 0
+        self._acked = bytearray(messages)
+        self._seen = bytearray(messages)
+        self._unseen_acked = 0
+        self._partitions = [PartitionDeliveries() for _ in range(partitions)]
+        self._next_offsets = [0] * partitions
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def sent(self) -> None:
+        self.produced += 1
+
+    def acknowledged(self, number: int) -> None:
+        if not self._acked[number]:
+            self._acked[number] = 1
+            self.acked += 1
+            self._unseen_acked += not self._seen[number]
+
+    def refused(self, reason: str) -> None:
+        self.failed += 1
+        self.first_error = self.first_error or reason
+
+    def give_up_waiting(self) -> None:
+        """The client was asked to finish and has said nothing of some records: they count as failed."""
+        silent = self.produced - self.acked - self.failed
+        if silent > 0:
+            self.failed += silent
+            self.first_error = self.first_error or "the client gave no report in time"
+
+    def delivered(self, partition: int, offset: int, number: int | None) -> None:
+        """One record was read; `number` is None where it is none of ours."""
+        self._next_offsets[partition] = max(self._next_offsets[partition], offset + 1)
+        if number is None or not 0 <= number < self.messages or number % len(self._partitions) != partition:
+            self.unexpected += 1
+            return
+        is_first = not self._seen[number]
+        if is_first:
+            self._seen[number] = 1
+            self._unseen_acked -= self._acked[number]
+        else:
+            self.duplicates += 1
+        self._partitions[partition].add(offset, number, is_first)
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> int:
+        return self._unseen_acked
+
+    @property
+    def consumed(self) -> int:
+        return sum(len(partition.offsets) for partition in self._partitions)
+
+    @property
+    def out_of_order(self) -> int:
+        return sum(partition.out_of_order for partition in self._partitions)
+
+    @property
+    def success_rate(self) -> float:
+        """Percent of the records that were read at least once; rounded down, since only all of them are 100."""
+        if not self.messages:
+            return 100.0
+        return math.floor(100_000 * sum(self._seen) / self.messages) / 1000
+
+    @property
+    def verdict(self) -> str:
+        faults = (self.failed, self.missing, self.duplicates, self.out_of_order, self.unexpected)
+        if not any(faults) and self.acked == self.messages:
+            return PASS
+        return PARTIAL if self.success_rate > SEEDS_RATE else FAIL
+
+    def next_offset(self, partition: int) -> int:
+        """The offset after the highest that was read; 0 where nothing was."""
+        return self._next_offsets[partition]
+
+    def incomplete(self) -> frozenset[int]:
+        """Partitions that acked records are missing from."""
+        count = len(self._partitions)
+        unseen = (number for number in range(self.messages) if self._acked[number] and not self._seen[number])
+        return frozenset(number % count for number in unseen)
+
+    def complaint(self) -> str | None:
+        """What is wrong, in a line."""
+        wrong = {
+            "never handed to the client": self.messages - self.produced,
+            "not acknowledged": self.failed,
+            "missing": self.missing,
+            "duplicated": self.duplicates,
+            "out of order": self.out_of_order,
+            "unexpected": self.unexpected,
+        }
+        found = [f"{count} {name}" for name, count in wrong.items() if count]
+        reason = f" (the first error: {self.first_error})" if self.first_error else ""
+        return f"of {self.messages} records: {', '.join(found)}{reason}" if found else None
+
+    def partition_figures(self, leaders: Mapping[int, int]) -> list[dict[str, Any]]:
+        expected = self.messages / len(self._partitions)
+        figures = []
+        for index, partition in enumerate(self._partitions):
+            count = len(partition.offsets)
+            figures.append(
+                {
+                    "partition": index,
+                    "leader": leaders.get(index),
+                    "messages": count,
+                    "percent": round(100 * count / self.messages, 1) if self.messages else 0.0,
+                    "deviation": math.trunc(count - expected),
+                    "deviation_percent": round(100 * (count - expected) / expected, 2) if expected else 0.0,
+                    "first_offset": min(partition.offsets, default=None),
+                    "last_offset": max(partition.offsets, default=None),
+                    "gaps": partition.gaps,
+                    "out_of_order": partition.out_of_order,
+                }
+            )
+        return figures
+
+    @property
+    def imbalance(self) -> int:
+        """The largest partition's messages less the smallest one's."""
+        counts = [len(partition.offsets) for partition in self._partitions]
+        return max(counts) - min(counts)

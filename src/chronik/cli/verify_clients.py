@@ -1,0 +1,228 @@
+"""The clients that `chronik verify` drives: kafka-python and confluent-kafka, as applications use them.
+
+Settings are the clients' own defaults except for what the experiment names (acks, bootstrap, records per poll), so that
+what is verified is what people run. Idempotence is on where acks=all allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from chronik.cli.confluent import client_settings
+from chronik.cli.errors import CliError
+
+DELIVERY_TIMEOUT_S = 120.0
+REACH_TIMEOUT_S = 30.0
+FULL_QUEUE_WAIT_S = 0.1
+CLOSE_TIMEOUT_S = 10.0
+CLIENTS = ("kafka-python", "confluent")
+
+
+class Report(NamedTuple):
+    """The client's word on one record; offset -1 where no broker gave one (acks=0)."""
+
+    number: int
+    error: str | None
+    offset: int = -1
+    timestamp_ms: int = -1
+
+
+class Read(NamedTuple):
+    """One record that was read."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+
+
+class Sender(Protocol):
+    """A producer for one topic. Reports may come on a thread of the client's."""
+
+    def send(self, number: int, partition: int, key: bytes, value: bytes) -> None: ...
+
+    def serve_reports(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """A consumer of all partitions of one topic, without a group."""
+
+    def poll(self, timeout_s: float) -> Sequence[Read]: ...
+
+    def close(self) -> None: ...
+
+
+def open_sender(client: str, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> Sender:
+    return (KafkaPythonSender if client == "kafka-python" else ConfluentSender)(bootstrap, topic, acks, report)
+
+
+def open_reader(client: str, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> Reader:
+    return (KafkaPythonReader if client == "kafka-python" else ConfluentReader)(bootstrap, topic, starts, max_records)
+
+
+class KafkaPythonSender:
+    def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
+        _silence_kafka_python()
+        from kafka import KafkaProducer
+        from kafka.errors import KafkaError
+
+        self._error = KafkaError
+        self._topic = topic
+        self._report = report
+        with _reaching(bootstrap, KafkaError):
+            self._producer = KafkaProducer(
+                bootstrap_servers=bootstrap.split(","),
+                acks="all" if acks == "all" else int(acks),
+                enable_idempotence=acks == "all",
+                delivery_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
+            )
+
+    def send(self, number: int, partition: int, key: bytes, value: bytes) -> None:
+        try:
+            future = self._producer.send(self._topic, value=value, key=key, partition=partition)
+        except self._error as error:
+            self._report(Report(number, str(error) or repr(error)))
+            return
+        future.add_callback(self._delivered, number)
+        future.add_errback(self._failed, number)
+
+    def serve_reports(self) -> None:
+        """The client's own thread does."""
+
+    def flush(self) -> None:
+        with contextlib.suppress(self._error):  # what was not delivered in time is reported by itself or not at all
+            self._producer.flush(timeout=DELIVERY_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._producer.close(timeout=CLOSE_TIMEOUT_S)
+
+    def _delivered(self, number: int, metadata: Any) -> None:
+        self._report(Report(number, None, metadata.offset, metadata.timestamp))
+
+    def _failed(self, number: int, error: BaseException) -> None:
+        self._report(Report(number, str(error) or repr(error)))
+
+
+class KafkaPythonReader:
+    def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
+        _silence_kafka_python()
+        from kafka import KafkaConsumer, TopicPartition
+        from kafka.errors import KafkaError
+
+        with _reaching(bootstrap, KafkaError):
+            self._consumer = KafkaConsumer(
+                bootstrap_servers=bootstrap.split(","),
+                group_id=None,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                max_poll_records=max_records,
+            )
+        partitions = [TopicPartition(topic, partition) for partition in starts]
+        self._consumer.assign(partitions)
+        for partition in partitions:
+            self._consumer.seek(partition, starts[partition.partition])
+
+    def poll(self, timeout_s: float) -> Sequence[Read]:
+        polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+        return [Read(r.partition, r.offset, r.key) for records in polled.values() for r in records]
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False)
+
+
+class ConfluentSender:
+    def __init__(self, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> None:
+        from confluent_kafka import KafkaException, Producer
+
+        self._error = KafkaException
+        self._topic = topic
+        self._report = report
+        self._producer = Producer(
+            client_settings(
+                bootstrap,
+                acks=acks,
+                enable_idempotence=acks == "all",
+                message_timeout_ms=int(DELIVERY_TIMEOUT_S * 1000),
+            )
+        )
+        _reach_confluent(self._producer, topic, bootstrap)
+
+    def send(self, number: int, partition: int, key: bytes, value: bytes) -> None:
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                self._report(Report(number, error.str()))
+            else:
+                self._report(Report(number, None, message.offset(), message.timestamp()[1]))
+
+        while True:
+            try:
+                self._producer.produce(self._topic, value, key, partition, on_delivery=delivered)
+                return
+            except BufferError:
+                self._producer.poll(FULL_QUEUE_WAIT_S)
+            except self._error as error:
+                self._report(Report(number, error.args[0].str()))
+                return
+
+    def serve_reports(self) -> None:
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        self._producer.flush(DELIVERY_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._producer.flush(0)
+
+
+class ConfluentReader:
+    def __init__(self, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> None:
+        from confluent_kafka import Consumer, TopicPartition
+
+        self._max_records = max_records
+        self._consumer: Any = Consumer(
+            client_settings(
+                bootstrap, group_id=f"{topic}-reader", enable_auto_commit=False, auto_offset_reset="earliest"
+            )
+        )
+        _reach_confluent(self._consumer, topic, bootstrap)
+        self._consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
+
+    def poll(self, timeout_s: float) -> Sequence[Read]:
+        # `consume` waits until it has as many as asked for: the first one is waited for, the others are there or not.
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        messages = [first, *(self._consumer.consume(self._max_records - 1, 0) if self._max_records > 1 else ())]
+        return [Read(m.partition(), m.offset(), m.key()) for m in messages if m.error() is None]
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
+    """librdkafka connects when it pleases; a wrong address must show before the first record."""
+    from confluent_kafka import KafkaException
+
+    with _reaching(bootstrap, KafkaException):
+        client.list_topics(topic, timeout=REACH_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _reaching(bootstrap: str, failure: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except failure as error:
+        raise CliError(f"no broker answers at {bootstrap} ({error}): start one, or pass -b HOST:PORT") from None
+
+
+def _silence_kafka_python() -> None:
+    """It logs each lost connection, which without handlers lands on standard error, where we promise one line."""
+    logger = logging.getLogger("kafka")
+    logger.propagate = False
+    logger.setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,91 @@
+"""Brokers and where replicas live, as an administrator sees them: move replicas, watch them move, take a broker out.
+
+Plain Kafka protocol (KIP-455 and KIP-631), so all of it works on any Kafka cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.client.cluster import Cluster, Deadline
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A partition whose replicas are on the move; `replicas` holds the old and the new ones."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+class Brokers:
+    """Admin calls on replicas and brokers over one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def move(self, targets: Mapping[Partition, Sequence[int]]) -> None:
+        """Asks for new replicas of some partitions; they move in the background."""
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for (topic, partition), replicas in sorted(targets.items()):
+            topics.setdefault(topic, []).append({"partition_index": partition, "replicas": list(replicas)})
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            values = {
+                "timeout": within.for_broker_ms,
+                "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+            }
+            response = await connection.call(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, timeout_s=within.left_s, at_most=0
+            )
+            _raise_for(response, "moving replicas")
+            for topic in response.responses:
+                for partition in topic.partitions:
+                    _raise_for(partition, f"moving {topic.name}-{partition.partition_index}")
+
+        await self._cluster.retry(attempt)
+
+    async def moves(self) -> dict[Partition, Move]:
+        """What is on the move now."""
+
+        async def attempt(within: Deadline) -> dict[Partition, Move]:
+            connection = await self._cluster.controller(within)
+            values = {"timeout": within.for_broker_ms, "topics": None}
+            response = await connection.call(ApiKey.LIST_PARTITION_REASSIGNMENTS, values, timeout_s=within.left_s)
+            _raise_for(response, "listing moves")
+            return {
+                (topic.name, partition.partition_index): Move(
+                    tuple(partition.replicas), tuple(partition.adding_replicas), tuple(partition.removing_replicas)
+                )
+                for topic in response.topics
+                for partition in topic.partitions
+            }
+
+        return await self._cluster.retry(attempt)
+
+    async def unregister(self, broker_id: int) -> None:
+        """Takes a broker out of the cluster for good; fine if it is out. Refused while any replica lives on it."""
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            response = await connection.call(
+                ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, timeout_s=within.left_s
+            )
+            if response.error_code != ErrorCode.broker_id_not_registered:
+                _raise_for(response, f"taking out broker {broker_id}")
+
+        await self._cluster.retry(attempt)
+
+
+def _raise_for(result: Any, what: str) -> None:
+    if result.error_code != ErrorCode.none:
+        message = getattr(result, "error_message", None)
+        raise KafkaError(result.error_code, f"{what}: {message}" if message else what)

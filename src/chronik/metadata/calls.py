@@ -1,0 +1,87 @@
+"""What brokers ask of the controller about themselves and the partitions they lead, and what they are told.
+
+Tagged structs that travel as msgpack maps: readers pass over fields they do not know, so a field may be added with a
+default.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from chronik.metadata.image import NO_LEADER
+
+UNKNOWN_EPOCH = -1
+
+
+class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
+    """A broker's process is there.
+
+    `was_clean`: the process before it on this data folder had stopped cleanly. `previous_epoch` proves it: the broker
+    epoch that the clean stop wrote down, UNKNOWN_EPOCH if it had none. So a process that recovered a damaged log and
+    stopped before it could register does not pass for clean. None: the broker does not keep it.
+    """
+
+    broker_id: int
+    incarnation: UUID
+    host: str
+    port: int
+    internal: str = ""
+    rack: str | None = None
+    was_clean: bool = True
+    durability: str = "synced"
+    previous_epoch: int | None = None
+    folder_id: UUID | None = None
+
+
+class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """`applied_version`: the broker carries out the image up to this version. `wants_shutdown`: it waits to leave."""
+
+    broker_id: int
+    incarnation: UUID
+    broker_epoch: int
+    applied_version: int
+    wants_shutdown: bool = False
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True):
+    """A partition that its leader should give to `to`: stop appending, wait until `to` has everything, then propose
+    it by an AlterIsrCall with `hand_over_to`. So no record is lost that was acknowledged by the leader alone."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    to: int
+
+
+class HeartbeatResult(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """`lease_ms` counts from when the broker sent the heartbeat; 0 grants none, and takes none away."""
+
+    lease_ms: int
+    is_fenced: bool
+    should_shut_down: bool
+    hand_overs: tuple[HandOver, ...] = ()
+
+
+class IsrMember(msgspec.Struct, frozen=True):
+    """`broker_epoch` is that of the fetches which showed the member in sync; unknown only for one that stays."""
+
+    broker_id: int
+    broker_epoch: int = UNKNOWN_EPOCH
+
+
+class AlterIsrCall(msgspec.Struct, frozen=True, tag="alter_isr"):
+    """A leader proposes another ISR for one partition, as of the epochs it knows; `broker_epoch` is its own.
+
+    `hand_over_to`: it gives its leadership to that member, which has everything that the leader acknowledged.
+    """
+
+    broker_id: int
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    new_isr: tuple[IsrMember, ...]
+    broker_epoch: int = UNKNOWN_EPOCH
+    hand_over_to: int = NO_LEADER

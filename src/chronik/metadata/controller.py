@@ -1,0 +1,253 @@
+"""The controller: keeps the image true to which brokers are there. Runs on the Raft leader, while it is that.
+
+Events go in with their time; commands to be proposed come out. Whatever must survive the controller is in the image:
+who is fenced or shutting down, leaders, ISRs, eligible leaders, moves of replicas. The rest (sessions, what was asked
+of whom) a new controller finds out anew, and gives everybody time to be heard.
+
+How it is driven, by one task of the node:
+- `image_applied` with each image that is applied, in order;
+- `heartbeat`, `broker_gone` as they come;
+- `due` after each of these and every DUE_INTERVAL_MS at least. Its commands are proposed in order, and `due` is not
+  called again before all of them are applied or refused: a refused one is decided anew, on a newer image.
+- `register` and `alter_isr` inside of `MetadataLog.propose`, with the image of all proposals so far.
+
+`due` decides by looking at the image, not by remembering what it did: a command that came to nothing, a controller that
+died between two commands, or one that has just taken over all lead to the same look and the same decision. It looks
+only at partitions that changed or whose brokers did, so that a cluster of thousands costs nothing while it is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from chronik.metadata.calls import AlterIsrCall, HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.changes import Changes
+from chronik.metadata.commands import (
+    ChangePartition,
+    ChangePartitions,
+    Command,
+    FenceBroker,
+    RegisterBroker,
+    ShutDownBroker,
+    TopicChanges,
+    UnfenceBroker,
+)
+from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.growth import grow_internal_topics
+from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.metadata.index import Key, PartitionIndex
+from chronik.metadata.isr import plan_isr_change
+from chronik.metadata.liveness import Liveness
+from chronik.metadata.rebalance import Rebalance
+from chronik.metadata.registration import plan_registration
+from chronik.metadata.shutdown import Shutdowns
+from chronik.wire.errors import ErrorCode, KafkaError
+
+DUE_INTERVAL_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """`lease_margin_ms` is how much shorter a lease is than a session: clocks of two machines may run apart by 10 %."""
+
+    session_timeout_ms: int = 2_000
+    lease_margin_ms: int = 200
+    stall_ms: int = 500
+    """A longer time between two calls of `due` means that the controller itself did not run."""
+    hand_over_ms: int = 150
+    """How long a broker that shuts down may hand over its partitions before they are taken from it."""
+    shutdown_patience_ms: int = 5_000
+    """How long such a broker is held for partitions that only it can lead while other replicas catch up."""
+    rebalance_interval_ms: int = 5_000
+    rebalance_hand_over_ms: int = 1_000
+    """How long a leader may hand over to the preferred leader before it is replaced."""
+    rebalance_partitions_max: int = 500
+    """Partitions that change their leader in one interval, at most."""
+    internal_replicas: int = 3
+    starts_fenced: bool = True
+
+
+class Controller:
+    """Owned by the node's loop. Images are handed in in the order in which they were applied."""
+
+    def __init__(self, image: ClusterImage, now_ms: int, settings: ControllerSettings | None = None) -> None:
+        self._settings = settings or ControllerSettings()
+        self._image = image
+        self._liveness = Liveness(self._settings.session_timeout_ms, self._settings.stall_ms, now_ms)
+        self._index = PartitionIndex()
+        self._states = BrokerStates(frozenset(), frozenset(), frozenset())
+        self._suspects: dict[Key, None] = {}
+        self._rebalance = Rebalance(
+            self._settings.rebalance_interval_ms,
+            self._settings.rebalance_hand_over_ms,
+            self._settings.rebalance_partitions_max,
+            now_ms,
+        )
+        self._shutdowns = Shutdowns(self._settings.hand_over_ms, self._settings.shutdown_patience_ms)
+        self._liveness.follow(image, now_ms)
+        self._absorb(now_ms)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def image_applied(self, image: ClusterImage) -> None:
+        self._image = image
+
+    def broker_gone(self, broker_id: int, now_ms: int, incarnation: UUID | None = None) -> None:
+        """The broker's address refuses connections; or another process answers there than that of `incarnation`."""
+        self._liveness.refused(broker_id, incarnation, now_ms)
+
+    def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:
+        """A broker is there: what it is told, its lease included. KafkaError where it is not who is registered.
+
+        `confirmed_ms` is the latest time at which a majority is known to have had this node as its leader (when the
+        last round of messages that they answered was sent); leases count from there, so that none outlasts the time
+        that the next controller waits.
+        """
+        broker = self._registered(call)
+        self._absorb(now_ms)
+        session = self._liveness.heard(broker, call, now_ms)
+        states = self._liveness.states(self._image, now_ms)
+        lease_ms = 0
+        if broker.id in states.serving and session.knows_by(now_ms, self._settings.session_timeout_ms):
+            lease_ms = self._settings.session_timeout_ms - self._settings.lease_margin_ms
+            if confirmed_ms is not None:
+                lease_ms = max(0, lease_ms - max(0, now_ms - confirmed_ms))
+        hand_overs: tuple[HandOver, ...] = ()
+        should_shut_down = False
+        if session.leaves_since_ms is not None:
+            hand_overs = self._shutdowns.hand_overs(self._image, self._index, states, broker)
+            should_shut_down = self._shutdowns.may_stop(
+                self._image, self._index, self._liveness, states, broker, session, now_ms
+            )
+        elif lease_ms:
+            hand_overs = self._rebalance.hand_overs(self._image, broker.id)
+        return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
+
+    # -- what is asked inside a proposal -------------------------------------------------------------------------------
+
+    def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
+        """The command that registers a broker's process, or the reason against it."""
+        return plan_registration(
+            image,
+            self._liveness.states(image, now_ms),
+            call,
+            session_lives=self._liveness.lives(call.broker_id, now_ms),
+            starts_fenced=self._settings.starts_fenced,
+        )
+
+    def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
+        """The command that carries out a leader's proposal, or the reason against it."""
+        return plan_isr_change(image, self._liveness.states(image, now_ms), call)
+
+    # -- what is asked about the brokers -------------------------------------------------------------------------------
+
+    def has_applied(self, version: int, broker_ids: Iterable[int]) -> bool:
+        """Whether those of the brokers that are there have applied the version, as far as they have said."""
+        sessions = self._liveness.sessions
+        return all(
+            broker_id in sessions and sessions[broker_id].applied_version >= version
+            for broker_id in broker_ids
+            if broker_id in self._image.brokers and not self._image.brokers[broker_id].is_fenced
+        )
+
+    # -- what is to be done --------------------------------------------------------------------------------------------
+
+    def due(self, now_ms: int) -> list[Command]:
+        """What has to be proposed now, in order; see the module for how to go on."""
+        image = self._image
+        self._liveness.follow(image, now_ms)
+        self._absorb(now_ms)
+        fenced = self._liveness.over(image, now_ms)
+        unfenced = self._liveness.ready(image, now_ms)
+        states = self._liveness.states(image, now_ms)
+        leaving = self._shutdowns.leaving(image, self._index, self._liveness, states, now_ms)
+        states = self._liveness.states(
+            image,
+            now_ms,
+            unfenced=[broker.id for broker in unfenced],
+            leaving=[broker.id for broker in leaving],
+        )
+        self._suspect_all_of_changed(states)
+        changes = self._settled(states)
+        grow_internal_topics(image, states, self._settings.internal_replicas, changes)
+        self._rebalance.add_due(image, self._index, states, changes, now_ms)
+        return _commands(fenced, unfenced, leaving, changes)
+
+    def _absorb(self, now_ms: int) -> None:
+        for key in self._index.update(self._image):
+            self._suspects[key] = None
+        for broker_id, version in self._index.demoted_version.items():
+            session = self._liveness.sessions.get(broker_id)
+            if session is not None:
+                session.demoted(version, now_ms)
+
+    def _suspect_all_of_changed(self, states: BrokerStates) -> None:
+        """Partitions are looked at again when what one of their brokers may do has changed."""
+        before, self._states = self._states, states
+        changed = (
+            (before.serving ^ states.serving) | (before.staying ^ states.staying) | (before.can_lead ^ states.can_lead)
+        )
+        for broker_id in sorted(changed):
+            for key in self._index.hosted_by(broker_id):
+                self._suspects[key] = None
+
+    def _settled(self, states: BrokerStates) -> Changes:
+        """The changes that the suspects need. Those stay suspect: only a look at the next image shows it done."""
+        changes = Changes()
+        image = self._image
+        rules: dict[str, TopicRules] = {}
+        still: dict[Key, None] = {}
+        for name, index in sorted(self._suspects):
+            topic = image.topics.get(name)
+            partition = None if topic is None else topic.partition(index)
+            if topic is None or partition is None:
+                continue
+            if name not in rules:
+                rules[name] = TopicRules.of(image, topic)
+            draft = Draft(partition)
+            draft.settle(states, rules[name])
+            change = draft.change()
+            if change is not None:
+                changes.add(topic.id, change)
+                still[(name, index)] = None
+        self._suspects = still
+        return changes
+
+    def _registered(self, call: HeartbeatCall) -> BrokerImage:
+        broker = self._image.brokers.get(call.broker_id)
+        if broker is None:
+            raise KafkaError(ErrorCode.broker_id_not_registered, f"broker {call.broker_id} is not registered")
+        if broker.incarnation != call.incarnation:
+            raise KafkaError(
+                ErrorCode.duplicate_broker_registration,
+                f"node id {call.broker_id} was taken over by the node at {broker.host}:{broker.port}: "
+                "stop one of the two, or give it another id",
+            )
+        if broker.epoch != call.broker_epoch:
+            raise KafkaError(
+                ErrorCode.stale_broker_epoch,
+                f"broker {call.broker_id} is registered as epoch {broker.epoch}, not {call.broker_epoch}",
+            )
+        return broker
+
+
+def _commands(
+    fenced: list[BrokerImage], unfenced: list[BrokerImage], leaving: list[BrokerImage], changes: Changes
+) -> list[Command]:
+    """The brokers' commands, then the partitions': these go into the last of those, so that one version does both."""
+    parts = changes.in_parts()
+    commands: list[Command] = []
+    of_brokers: list[tuple[type[UnfenceBroker | ShutDownBroker | FenceBroker], BrokerImage]] = [
+        *((UnfenceBroker, broker) for broker in unfenced),
+        *((ShutDownBroker, broker) for broker in leaving),
+        *((FenceBroker, broker) for broker in fenced),
+    ]
+    for at, (command, broker) in enumerate(of_brokers):
+        part: tuple[TopicChanges, ...] = ()
+        if at == len(of_brokers) - 1 and parts:
+            part = parts.pop(0)
+        commands.append(command(broker.id, broker.epoch, part))
+    commands += [ChangePartitions(part) for part in parts]
+    return commands

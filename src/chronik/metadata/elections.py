@@ -1,0 +1,184 @@
+"""Who leads a partition and who counts as in sync, given which brokers are there: the rules, as pure functions.
+
+What makes an election safe. Let S be the brokers in `isr` or `eligible` that have not lost records since.
+1. Every broker of S holds every committed record: a leader commits a record when all of the ISR has it, and an ISR that
+   is smaller than min.insync.replicas commits nothing, so those who leave it then are kept as eligible.
+2. A leader comes from S: from the ISR, or from the eligible when nobody of the ISR can lead. Only an unclean election,
+   which an administrator asks for or the topic allows, looks further.
+3. A broker enters the ISR in one of two ways only: its leader found it in sync, or it was elected.
+4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is surely there. If nobody is, all
+   stay: whoever returns first leads.
+5. A broker that may have lost records leaves S before it can do anything else (`lose`). If nobody would be left it
+   stays, since nobody is known to have more; but not with an empty data folder, unless it is the only replica.
+
+Reassignment (KIP-455) ends here too: when all new replicas are in sync, the old ones go in the same change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from chronik.metadata.commands import PartitionChange
+from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.min_insync import configured_min_insync, image_value, min_insync_of
+
+UNCLEAN_ELECTION = "unclean.leader.election.enable"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStates:
+    """Which brokers may do what, as the controller knows it now.
+
+    `serving` are not fenced, nor about to be; `staying` are those of them that are not shutting down; `can_lead` are
+    those of them that were heard from, so that a leadership given to them is taken up.
+    """
+
+    serving: frozenset[int]
+    staying: frozenset[int]
+    can_lead: frozenset[int]
+
+    @classmethod
+    def of(cls, image: ClusterImage) -> BrokerStates:
+        """As far as the image tells: everybody who is not fenced counts as heard from."""
+        staying = frozenset(broker.id for broker in image.brokers.values() if broker.may_join_isr)
+        return cls(frozenset(broker.id for broker in image.live_brokers()), staying, staying)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What a topic's settings say about its elections."""
+
+    min_insync: int | None
+    is_unclean_allowed: bool
+
+    @classmethod
+    def of(cls, image: ClusterImage, topic: TopicImage) -> TopicRules:
+        is_unclean_allowed = image_value(image, topic.configs, UNCLEAN_ELECTION) is True
+        return cls(configured_min_insync(image, topic.configs), is_unclean_allowed)
+
+
+class Draft:
+    """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`."""
+
+    __slots__ = ("_is_unclean", "_lost", "adding", "eligible", "image", "isr", "leader", "removing", "replicas")
+
+    def __init__(self, image: PartitionImage) -> None:
+        self.image = image
+        self.leader = image.leader
+        self.replicas = image.replicas
+        self.isr = image.isr
+        self.eligible = image.eligible
+        self.adding = image.adding
+        self.removing = image.removing
+        self._lost: int | None = None
+        self._is_unclean = False
+
+    def lose(self, broker_id: int, *, has_nothing: bool) -> None:
+        """`broker_id` may lack committed records from now on; `has_nothing`: it surely does, its data folder is new."""
+        others = [member for member in (*self.isr, *self.eligible) if member != broker_id]
+        if not others and not (has_nothing and len(self.replicas) > 1):
+            return
+        self._lost = broker_id
+        self.isr = _without(self.isr, broker_id)
+        self.eligible = _without(self.eligible, broker_id)
+
+    def settle(self, brokers: BrokerStates, rules: TopicRules) -> None:
+        """Leader, ISR and eligible leaders as they have to be now; and the end of a reassignment that has arrived."""
+        self._trim(brokers)
+        self._elect(brokers, rules)
+        if self.adding or self.removing:
+            self._complete(brokers, rules)
+        self._keep_eligible(rules)
+
+    def elect_unclean(self, brokers: BrokerStates) -> None:
+        """Anybody who is there, the last known leader first; what the others have beyond it is lost."""
+        for candidate in (self.image.last_known_leader, *self.replicas):
+            if candidate in brokers.can_lead and candidate in self.replicas:
+                self.leader = candidate
+                self.isr = (candidate,)
+                self.eligible = ()
+                self._is_unclean = True
+                return
+
+    def change(self) -> PartitionChange | None:
+        """The change that leads from the image to the draft; None where nothing differs."""
+        old = self.image
+        is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
+        if not is_moved and self.leader == old.leader and self.isr == old.isr and self.eligible == old.eligible:
+            return None
+        return PartitionChange(
+            old.partition,
+            old.partition_epoch,
+            self.leader,
+            self.isr,
+            self.eligible,
+            self.replicas if is_moved else None,
+            self.adding if is_moved else None,
+            self.removing if is_moved else None,
+        )
+
+    def _trim(self, brokers: BrokerStates) -> None:
+        staying = tuple(member for member in self.isr if member in brokers.staying)
+        if len(staying) == len(self.isr):
+            return
+        if any(member in brokers.can_lead for member in staying):
+            self.isr = staying
+
+    def _elect(self, brokers: BrokerStates, rules: TopicRules) -> None:
+        if self.leader in self.isr and self.leader in brokers.staying:
+            return
+        candidate = first_able(self.replicas, self.isr, brokers)
+        if candidate is not None:
+            self.leader = candidate
+            return
+        if self.leader in self.isr and self.leader in brokers.serving:
+            # It shuts down, but nobody can take over: it leads while it can.
+            return
+        candidate = first_able(self.replicas, self.eligible, brokers)
+        if candidate is not None:
+            self.leader = candidate
+            self.isr = (candidate,)
+            return
+        self.leader = NO_LEADER
+        if rules.is_unclean_allowed:
+            self.elect_unclean(brokers)
+
+    def _complete(self, brokers: BrokerStates, rules: TopicRules) -> None:
+        if any(replica not in self.isr for replica in self.adding):
+            return
+        target = tuple(replica for replica in self.replicas if replica not in self.removing)
+        isr = tuple(member for member in self.isr if member in target)
+        candidate = first_able(target, isr, brokers)
+        if candidate is None or len(isr) < min_insync_of(rules.min_insync, len(target)):
+            return
+        self.replicas = target
+        self.isr = isr
+        self.adding = ()
+        self.removing = ()
+        if self.leader not in isr:
+            self.leader = candidate
+
+    def _keep_eligible(self, rules: TopicRules) -> None:
+        if self._is_unclean or len(self.isr) >= min_insync_of(rules.min_insync, len(self.replicas) - len(self.adding)):
+            self.eligible = ()
+            return
+        safe = (*self.image.isr, *self.eligible)
+        self.eligible = tuple(
+            replica
+            for replica in self.replicas
+            if replica in safe and replica not in self.isr and replica != self._lost
+        )
+
+
+def first_able(order: Sequence[int], members: Iterable[int], brokers: BrokerStates) -> int | None:
+    """The first in `order` of `members` that can lead."""
+    members = tuple(members)
+    for replica in order:
+        if replica in members and replica in brokers.can_lead:
+            return replica
+    return None
+
+
+def _without(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
+    return tuple(member for member in members if member != broker_id)

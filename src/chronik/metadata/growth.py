@@ -1,0 +1,68 @@
+"""The cluster's own topics gain replicas as brokers join: they may have been made when there was one broker."""
+
+from __future__ import annotations
+
+from chronik.metadata.changes import Changes
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.image import ClusterImage, PartitionImage
+from chronik.metadata.names import INTERNAL_TOPICS
+from chronik.metadata.reassignment import moved
+from chronik.wire.errors import KafkaError
+
+
+def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replicas_wanted: int, changes: Changes) -> None:
+    """Begins to add replicas to each internal partition that has fewer than are wanted and possible.
+
+    New replicas go where there are fewest of that topic, on other racks first. The preferred leaders are spread anew:
+    all partitions may have begun on one broker.
+    """
+    target = min(replicas_wanted, len(brokers.can_lead))
+    for name in sorted(INTERNAL_TOPICS):
+        topic = image.topics.get(name)
+        if topic is None or all(len(partition.replicas) >= target for partition in topic.partitions):
+            continue
+        hosted = dict.fromkeys(sorted(brokers.can_lead), 0)
+        preferred = dict.fromkeys(sorted(brokers.can_lead), 0)
+        for partition in topic.partitions:
+            for replica in partition.replicas:
+                hosted[replica] = hosted.get(replica, 0) + 1
+        for partition in topic.partitions:
+            if (
+                len(partition.replicas) >= target
+                or partition.is_reassigned
+                or changes.has(topic.id, partition.partition)
+            ):
+                continue
+            wanted = _grown(image, brokers, partition, target, hosted)
+            first = min(
+                (replica for replica in wanted if replica in brokers.can_lead), key=lambda replica: preferred[replica]
+            )
+            preferred[first] += 1
+            wanted = (first, *(replica for replica in wanted if replica != first))
+            try:
+                changes.add(topic.id, moved(image, brokers, topic, partition, wanted))
+            except KafkaError:
+                # Nobody of the ISR is there: it grows when someone is.
+                continue
+
+
+def _grown(
+    image: ClusterImage, brokers: BrokerStates, partition: PartitionImage, target: int, hosted: dict[int, int]
+) -> tuple[int, ...]:
+    replicas = partition.replicas
+    while len(replicas) < target:
+        racks = [image.brokers[replica].rack for replica in replicas if replica in image.brokers]
+        free = [broker_id for broker_id in sorted(brokers.can_lead) if broker_id not in replicas]
+        if not free:
+            break
+        chosen = min(
+            free,
+            key=lambda broker_id: (
+                image.brokers[broker_id].rack is not None and image.brokers[broker_id].rack in racks,
+                hosted.get(broker_id, 0),
+                broker_id,
+            ),
+        )
+        hosted[chosen] = hosted.get(chosen, 0) + 1
+        replicas = (*replicas, chosen)
+    return replicas

@@ -1,0 +1,92 @@
+"""Which partitions concern a broker, kept up to date from image to image by looking only at what changed.
+
+Images share what did not change, so comparing identities finds the changed partitions of thousands in well below a
+millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+
+Key: TypeAlias = tuple[str, int]
+"""A partition: its topic's name and its number."""
+
+
+class PartitionIndex:
+    """Owned by the controller. Dicts stand for sets here, since these keep their order."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicImage] = {}
+        self._image: ClusterImage | None = None
+        self._version = 0
+        self._hosted: dict[int, dict[Key, None]] = {}
+        self._led: dict[int, dict[Key, None]] = {}
+        self.not_preferred: dict[Key, None] = {}
+        """Those not led by the first of their replicas."""
+        self.demoted_version: dict[int, int] = {}
+        """By broker, the version at which a leadership of its was last seen to have ended."""
+
+    def hosted_by(self, broker_id: int) -> Iterable[Key]:
+        """The partitions with a replica on the broker."""
+        return self._hosted.get(broker_id, {})
+
+    def led_by(self, broker_id: int) -> Iterable[Key]:
+        return self._led.get(broker_id, {})
+
+    def update(self, image: ClusterImage) -> list[Key]:
+        """Follows the image; the partitions that changed or came, or whose topic's settings changed."""
+        before = self._image
+        if before is image:
+            return []
+        self._image = image
+        self._version = image.version
+        are_all_touched = before is None or before.broker_configs is not image.broker_configs
+        touched: list[Key] = []
+        if before is None or before.topics is not image.topics:
+            for name, topic in image.topics.items():
+                known = self._topics.get(name)
+                if known is not topic:
+                    self._follow(known, topic, touched)
+                    self._topics[name] = topic
+            if len(self._topics) != len(image.topics):
+                for name in [name for name in self._topics if name not in image.topics]:
+                    for partition in self._topics.pop(name).partitions:
+                        self._remove((name, partition.partition), partition)
+        if are_all_touched:
+            return [
+                (name, partition.partition) for name, topic in image.topics.items() for partition in topic.partitions
+            ]
+        return touched
+
+    def _follow(self, known: TopicImage | None, topic: TopicImage, touched: list[Key]) -> None:
+        old = () if known is None else known.partitions
+        is_same_topic = known is not None and known.id == topic.id and known.configs == topic.configs
+        for partition in old[len(topic.partitions) :]:
+            self._remove((topic.name, partition.partition), partition)
+        for at, partition in enumerate(topic.partitions):
+            before = old[at] if at < len(old) else None
+            if before is partition and is_same_topic:
+                continue
+            key = (topic.name, at)
+            if before is not None:
+                self._remove(key, before)
+                if before.leader_epoch != partition.leader_epoch and before.leader != NO_LEADER:
+                    self.demoted_version[before.leader] = self._version
+            self._add(key, partition)
+            touched.append(key)
+
+    def _add(self, key: Key, partition: PartitionImage) -> None:
+        for replica in partition.replicas:
+            self._hosted.setdefault(replica, {})[key] = None
+        self._led.setdefault(partition.leader, {})[key] = None
+        if not partition.replicas or partition.leader != partition.replicas[0]:
+            self.not_preferred[key] = None
+
+    def _remove(self, key: Key, partition: PartitionImage) -> None:
+        for replica in partition.replicas:
+            self._hosted[replica].pop(key, None)
+        self._led[partition.leader].pop(key, None)
+        self.not_preferred.pop(key, None)

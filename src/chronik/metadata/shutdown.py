@@ -1,0 +1,92 @@
+"""A broker that wants to stop cleanly: hands over what it leads, loses the rest, and is told when it may go.
+
+It may go when others lead all that others can lead, and everybody who is there knows it: so no request comes to a
+broker that has gone. A partition that only it can lead keeps it for a while if another replica is catching up.
+"""
+
+from __future__ import annotations
+
+from chronik.metadata.calls import HandOver
+from chronik.metadata.elections import BrokerStates, first_able
+from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.metadata.index import PartitionIndex
+from chronik.metadata.liveness import Liveness, Session
+
+HAND_OVERS_PER_REPLY_MAX = 1_000
+
+
+class Shutdowns:
+    """The rules for brokers that want to stop; what they know is in the sessions and the image."""
+
+    def __init__(self, hand_over_ms: int, patience_ms: int) -> None:
+        self._hand_over_ms = hand_over_ms
+        self._patience_ms = patience_ms
+
+    def hand_overs(
+        self, image: ClusterImage, index: PartitionIndex, brokers: BrokerStates, broker: BrokerImage
+    ) -> tuple[HandOver, ...]:
+        """What the broker leads and another in the ISR can."""
+        found: list[HandOver] = []
+        for name, number in index.led_by(broker.id):
+            partition = image.topics[name].partitions[number]
+            to = first_able(partition.replicas, partition.isr, brokers)
+            if to is not None and to != broker.id:
+                found.append(HandOver(image.topics[name].id, number, partition.leader_epoch, to))
+                if len(found) == HAND_OVERS_PER_REPLY_MAX:
+                    break
+        return tuple(found)
+
+    def leaving(
+        self, image: ClusterImage, index: PartitionIndex, liveness: Liveness, brokers: BrokerStates, now_ms: int
+    ) -> list[BrokerImage]:
+        """The brokers that have had their time to hand over, or have nothing left to; by id."""
+        found = []
+        for broker in image.live_brokers():
+            session = liveness.sessions.get(broker.id)
+            if session is None or session.leaves_since_ms is None:
+                continue
+            if broker.is_shutting_down or broker.id not in brokers.serving:
+                continue
+            is_time = now_ms - session.leaves_since_ms >= self._hand_over_ms
+            if is_time or not self.hand_overs(image, index, brokers, broker):
+                found.append(broker)
+        return found
+
+    def may_stop(
+        self,
+        image: ClusterImage,
+        index: PartitionIndex,
+        liveness: Liveness,
+        brokers: BrokerStates,
+        broker: BrokerImage,
+        session: Session,
+        now_ms: int,
+    ) -> bool:
+        """Whether the broker may go. Once it was told so, its session is over."""
+        others = brokers.serving - {broker.id}
+        if session.may_stop or broker.is_fenced or not others:
+            return True
+        if not broker.is_shutting_down or session.leaves_since_ms is None:
+            return False
+        if now_ms - session.leaves_since_ms < self._patience_ms and not self._has_left(
+            image, index, liveness, brokers, broker
+        ):
+            return False
+        session.may_stop = True
+        return True
+
+    def _has_left(
+        self,
+        image: ClusterImage,
+        index: PartitionIndex,
+        liveness: Liveness,
+        brokers: BrokerStates,
+        broker: BrokerImage,
+    ) -> bool:
+        for name, number in index.led_by(broker.id):
+            if any(replica in brokers.can_lead for replica in image.topics[name].partitions[number].replicas):
+                return False
+        told_version = max(broker.status_version, index.demoted_version.get(broker.id, 0))
+        return all(
+            liveness.sessions[other].applied_version >= told_version for other in brokers.serving if other != broker.id
+        )

@@ -1,0 +1,58 @@
+"""AlterPartitionReassignments (key 45), versions 0-1.
+
+Behaviour
+- Each partition has its own outcome. It is answered when the move has begun; ListPartitionReassignments shows it until
+  all new replicas are in sync, when the old ones go.
+- null replicas call a move off: NO_REASSIGNMENT_IN_PROGRESS where there is none. A new list during a move replaces it.
+- INVALID_REPLICA_ASSIGNMENT for a list that is empty, names a broker twice or one that is not registered, or would
+  leave the partition without a leader.
+Versions: 1 says whether the number of replicas may change (INVALID_REPLICATION_FACTOR).
+Answered by the controller; other nodes pass the request on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.reassignment import Move, plan_moves
+from chronik.node.api import Api, Request, Values
+from chronik.node.partition_plans import carry_out
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    may_change_factor = getattr(message, "allow_replication_factor_change", True)
+    moves = [
+        Move(topic.name, entry.partition_index, None if entry.replicas is None else tuple(entry.replicas))
+        for topic in message.topics
+        for entry in topic.partitions
+    ]
+    plan = await carry_out(
+        broker,
+        message.timeout,
+        lambda image: plan_moves(image, BrokerStates.of(image), moves, may_change_factor=may_change_factor),
+    )
+    responses: dict[str, list[Values]] = {topic.name: [] for topic in message.topics}
+    for move, error in zip(moves, plan.outcomes, strict=True):
+        responses[move.topic].append(
+            {
+                "partition_index": move.partition,
+                "error_code": ErrorCode.none if error is None else error.code,
+                "error_message": None if error is None else error.message,
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "allow_replication_factor_change": may_change_factor,
+        "responses": [{"name": name, "partitions": partitions} for name, partitions in responses.items()],
+    }
+
+
+API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), handle, on_controller=True)

@@ -1,0 +1,74 @@
+"""ElectLeaders (key 43), versions 0-2.
+
+Behaviour
+- type 0 gives each partition to its preferred leader, the first of its replicas: PREFERRED_LEADER_NOT_AVAILABLE where
+  that one is not in sync or not alive.
+- type 1 gives each partition without a leader to any replica that is alive, in-sync and eligible ones first:
+  ELIGIBLE_LEADERS_NOT_AVAILABLE where none is. Records that only others have are lost; that is what is asked for.
+- ELECTION_NOT_NEEDED where there is nothing to do. Without a list of partitions all are meant, and those are left out.
+Versions: 0 preferred leaders only, 1 election type and the top-level error, 2 flexible.
+Answered by the controller; other nodes pass the request on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.image import ClusterImage
+from chronik.metadata.index import Key
+from chronik.metadata.preferred import plan_elections
+from chronik.metadata.reassignment import Plan
+from chronik.node.api import Api, Request, Values
+from chronik.node.partition_plans import carry_out
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+PREFERRED = 0
+UNCLEAN = 1
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    message = request.message
+    kind = getattr(message, "election_type", PREFERRED)
+    if kind not in (PREFERRED, UNCLEAN):
+        raise KafkaError(ErrorCode.invalid_request, f"there is no election type {kind}")
+    asked = None
+    if message.topic_partitions is not None:
+        asked = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
+    wanted: list[Key] = []
+
+    def elect(image: ClusterImage) -> Plan:
+        wanted[:] = _all(image) if asked is None else asked
+        return plan_elections(image, BrokerStates.of(image), wanted, unclean=kind == UNCLEAN)
+
+    plan = await carry_out(broker, message.timeout, elect)
+    results: dict[str, list[Values]] = {}
+    for (name, index), error in zip(wanted, plan.outcomes, strict=True):
+        if asked is None and error is not None and error.code == ErrorCode.election_not_needed:
+            continue
+        results.setdefault(name, []).append(
+            {
+                "partition_id": index,
+                "error_code": ErrorCode.none if error is None else error.code,
+                "error_message": None if error is None else error.message,
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "replica_election_results": [
+            {"topic": name, "partition_result": partitions} for name, partitions in results.items()
+        ],
+    }
+
+
+def _all(image: ClusterImage) -> list[Key]:
+    return [
+        (name, partition.partition) for name, topic in sorted(image.topics.items()) for partition in topic.partitions
+    ]
+
+
+API = Api(ApiKey.ELECT_LEADERS, (0, 2), handle, on_controller=True)

@@ -1,0 +1,44 @@
+"""ListPartitionReassignments (key 46), version 0.
+
+Behaviour
+- The partitions whose replicas are on the move, with all replicas, those to come and those to go; of all topics, or of
+  the partitions asked for. What is not on the move, or does not exist, is left out.
+Answered by the controller, which begins and ends moves; other nodes pass the request on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chronik.metadata.reassignment import moving
+from chronik.node.api import Api, Request, Values
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+
+async def handle(broker: Broker, request: Request) -> Values:
+    asked = request.message.topics
+    wanted = None
+    if asked is not None:
+        wanted = [(topic.name, index) for topic in asked for index in topic.partition_indexes]
+    topics: dict[str, list[Values]] = {}
+    for name, partition in moving(broker.image, wanted):
+        topics.setdefault(name, []).append(
+            {
+                "partition_index": partition.partition,
+                "replicas": list(partition.replicas),
+                "adding_replicas": list(partition.adding),
+                "removing_replicas": list(partition.removing),
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
+    }
+
+
+API = Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), handle, on_controller=True)

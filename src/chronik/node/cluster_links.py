@@ -1,0 +1,47 @@
+"""What replication needs of the rest of the node: the way to other nodes, the controller's ear, and the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from chronik.client.connection import Connection
+from chronik.client.errors import Unreachable
+from chronik.wire.errors import ErrorCode, KafkaError
+
+IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
+"""Broker ids with their broker epochs, -1 where not known."""
+
+ProposeIsr: TypeAlias = Callable[[UUID, int, int, int, IsrMembers, int], Awaitable[object]]
+"""(topic id, partition, leader epoch, partition epoch, members, hand over to).
+
+The last is -1 where this node goes on leading. Returns when the controller has committed it, raises KafkaError where it
+has not or nobody knows; it may be committed all the same.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLinks:
+    """Handed in by the broker. `connect` gives a connection of replication's own: what it carries may take long."""
+
+    connect: Callable[[int], Awaitable[Connection]]
+    propose_isr: ProposeIsr
+    lease_is_valid: Callable[[], bool]
+
+
+async def _nobody(node_id: int) -> Connection:
+    raise Unreachable(f"node {node_id} is not known: this node is alone")
+
+
+async def _no_controller(*proposal: object) -> None:
+    raise KafkaError(ErrorCode.operation_not_attempted, "this node is alone")
+
+
+def _always() -> bool:
+    return True
+
+
+ALONE = ClusterLinks(_nobody, _no_controller, _always)
+"""For a node without peers: it needs nobody's leave."""

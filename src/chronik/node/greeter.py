@@ -1,0 +1,128 @@
+"""Who may talk to this node on its internal listener: checks each HELLO, and knows which peers are connected.
+
+A caller of another cluster, one that looks for another node, and a second process under a node's id are refused in
+words that its operator can act on. Both sides log them, once for each reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from chronik.node.connection import Connection
+from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.node.identity import Identity
+from chronik.node.internal_api import Hello, HelloReply
+from chronik.observe.logging import Logger
+
+ALIVE_S = 2.5
+"""A process that greeted so recently is alive: HELLO is repeated every second."""
+
+REASONS_LOGGED_MAX = 1_000
+
+
+@dataclass(slots=True)
+class _Present:
+    """One process of one peer, and its connections to us."""
+
+    incarnation: UUID
+    heard_s: float
+    connections: dict[Connection, None] = field(default_factory=dict)
+
+
+class Greeter:
+    """Invariant: of each node id at most one incarnation has connections here. Owned by the loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        clock: Callable[[], float],
+        log: Logger,
+        on_greeting: Callable[[int, Endpoint], None],
+        on_gone: Callable[[int], None],
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._log = log
+        self._on_greeting = on_greeting
+        self._on_gone = on_gone
+        self._present: dict[int, _Present] = {}
+        self._logged: dict[tuple[int, str], None] = {}
+
+    def is_present(self, node_id: int) -> bool:
+        """Whether a process of this node holds a connection to us."""
+        present = self._present.get(node_id)
+        return present is not None and bool(present.connections)
+
+    def incarnation(self, node_id: int) -> UUID | None:
+        present = self._present.get(node_id)
+        return None if present is None else present.incarnation
+
+    def greet(self, hello: Hello, connection: Connection) -> HelloReply:
+        """The answer to a HELLO. A caller that is refused may not send anything else."""
+        identity = self._identity
+        refusal = self._refusal(hello)
+        if refusal:
+            self._log_once(hello, refusal, connection.client_host)
+        else:
+            connection.peer_id = hello.node_id
+            self._note(hello, connection)
+        return HelloReply(identity.cluster_id, identity.node_id, identity.incarnation, refusal)
+
+    def _refusal(self, hello: Hello) -> str:
+        identity = self._identity
+        if hello.cluster_id and identity.cluster_id and hello.cluster_id != identity.cluster_id:
+            return (
+                f"node {identity.node_id} belongs to cluster {identity.cluster_id}, node {hello.node_id} to "
+                f"{hello.cluster_id}: correct the peers of the one that is in the wrong place, "
+                "or give it an empty data folder to join this cluster"
+            )
+        if hello.node_id == identity.node_id:
+            return (
+                f"node id {hello.node_id} is used twice: give each node a node_id of its own, "
+                "and in its peers name the others"
+            )
+        if hello.target_node_id != identity.node_id:
+            return (
+                f"node {identity.node_id} answers at {identity.internal}, where node {hello.node_id} looks for "
+                f"node {hello.target_node_id}: correct the peers of node {hello.node_id}"
+            )
+        try:
+            Endpoint.parse(hello.internal)
+        except EndpointError as error:
+            return f"node {hello.node_id} names no address where it can be reached: {error}"
+        present = self._present.get(hello.node_id)
+        if present is None or present.incarnation == hello.incarnation or not present.connections:
+            return ""
+        if self._clock() - present.heard_s > ALIVE_S:
+            return ""
+        return (
+            f"node id {hello.node_id} is used twice: another process with that id is alive; "
+            f"stop one of the two, or give the one at {hello.internal} a node_id of its own"
+        )
+
+    def _note(self, hello: Hello, connection: Connection) -> None:
+        node_id = hello.node_id
+        present = self._present.get(node_id)
+        if present is None or present.incarnation != hello.incarnation:
+            if present is not None:
+                for old in list(present.connections):
+                    old.abort()
+            present = self._present[node_id] = _Present(hello.incarnation, self._clock())
+        present.heard_s = self._clock()
+        if connection not in present.connections:
+            present.connections[connection] = None
+            known = present
+            connection.when_closed(self, lambda: self._closed(node_id, known, connection))
+            self._on_greeting(node_id, Endpoint.parse(hello.internal))
+
+    def _closed(self, node_id: int, present: _Present, connection: Connection) -> None:
+        present.connections.pop(connection, None)
+        if not present.connections and self._present.get(node_id) is present:
+            self._on_gone(node_id)
+
+    def _log_once(self, hello: Hello, refusal: str, host: str) -> None:
+        if (hello.node_id, refusal) not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
+            self._logged[(hello.node_id, refusal)] = None
+            self._log.error("peer_refused", peer=hello.node_id, host=host, reason=refusal)

@@ -1,0 +1,206 @@
+"""What a partition is at one moment: its log, its role, and what others may know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from chronik.metadata.image import PartitionImage
+from chronik.metadata.names import is_internal
+from chronik.node.environment import Environment
+from chronik.node.partition_waits import PartitionWaits
+from chronik.node.storage_jobs import StorageJobs
+from chronik.node.syncer import Syncer
+from chronik.node.topic_settings import TopicSettings
+from chronik.observe.logging import Logger
+from chronik.observe.metrics import Metrics
+from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
+from chronik.replication.leader import PartitionLeader
+from chronik.storage.log import Log
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.partition import Partition
+
+LATEST_EPOCH = -1
+
+
+class Replicating(Protocol):
+    """Who replicates: knows the brokers, and hears when a partition's part in it changes."""
+
+    live: Mapping[int, int]
+    """The epoch of each broker that may be in an ISR."""
+    lag_ms_max: int
+
+    def now_ms(self) -> int: ...
+
+    def lease_is_valid(self) -> bool: ...
+
+    def isr_is_due(self, partition: Partition) -> None:
+        """A replica may join the ISR, or has what it takes to lead."""
+
+    def role_changed(self, partition: Partition) -> None: ...
+
+    def counted(self, partition: Partition) -> None:
+        """The follower's copy counts as written up to its end."""
+
+    def log_failed(self, partition: Partition) -> None:
+        """The log can be read but not written any more, until the node starts anew."""
+
+
+class PartitionState:
+    """The part of a `Partition` that does nothing: its state, and questions about it. Owned by the loop."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: UUID,
+        index: int,
+        log: Log,
+        settings: TopicSettings,
+        *,
+        node_id: int,
+        high_watermark: int,
+        counts_unsynced: bool,
+        replicating: Replicating,
+        env: Environment,
+        syncer: Syncer,
+        metrics: Metrics,
+        logger: Logger,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.log = log
+        self.settings = settings
+        self.node_id = node_id
+        self.is_internal = is_internal(topic)
+        self.is_closed = False
+        self.image: PartitionImage | None = None
+        watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
+        self.role: PartitionLeader | PartitionFollower = PartitionFollower(NO_LEADER, NO_EPOCH, watermark)
+        self.leader: PartitionLeader | None = None
+        self.hands_over_to = NO_LEADER
+        """Who shall lead instead: until that is decided, this node takes no records and answers no readers."""
+        self.durable_log_start = log.log_start_offset
+        """Records below do not come back, whatever happens to this node. At most the log's start."""
+        self.generation = 0
+        """Rises when what was read before may no longer be true: with each role, and with each truncation."""
+        self.jobs = StorageJobs()
+        self._appender: PartitionLeader | None = None
+        self._next_image: PartitionImage | None = None
+        self._counts_unsynced = counts_unsynced
+        self._replicating = replicating
+        self._env = env
+        self._syncer = syncer
+        self._metrics = metrics
+        self._logger = logger
+        self._waits = PartitionWaits()
+        self._deleting = asyncio.Lock()
+
+    # -- what others may know ------------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.log.log_end_offset
+
+    @property
+    def counted_end_offset(self) -> int:
+        """Below this, this node's copy counts as written."""
+        return self.log.log_end_offset if self._counts_unsynced else self.log.synced_end_offset
+
+    def fetch_position(self) -> tuple[int, int] | None:
+        """Where this node's copy goes on, and the epoch of the record before; None while it must not ask.
+
+        A follower asks from what counts as written, since its leader takes the question for that.
+        """
+        log = self.log
+        end = log.log_end_offset
+        if self.is_closed or self.jobs.is_exclusive or log.read_only_forever or self.counted_end_offset < end:
+            return None
+        return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+
+    @property
+    def high_watermark(self) -> int:
+        return self.role.high_watermark
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.role.leader_epoch
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return () if self.image is None else self.image.replicas
+
+    @property
+    def in_sync_replicas(self) -> tuple[int, ...]:
+        return () if self.image is None else self.image.isr
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node may answer for the partition now: the metadata says so, and its lease runs."""
+        return self._appender is not None and self._replicating.lease_is_valid()
+
+    @property
+    def follows(self) -> bool:
+        """Whether this node may answer readers of its copy: it follows a leader, and its lease runs."""
+        if self.leader is not None or self.is_closed or self.jobs.is_exclusive:
+            return False
+        return self._replicating.lease_is_valid()
+
+    @property
+    def visible_end_offset(self) -> int:
+        """The first offset that consumers do not see."""
+        if self.settings.visible_when_appended and self.leader is not None:
+            return self.log.log_end_offset
+        return self.role.high_watermark
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether this node leads so freshly that its watermark may lie below what clients have seen.
+
+        However long that takes: without enough replicas in sync the watermark cannot rise, and no end may go back.
+        """
+        leader = self.leader
+        return leader is not None and not leader.has_reached_its_epoch and not self.settings.visible_when_appended
+
+    def check_end_is_known(self) -> None:
+        """The end that consumers see may not go back at a failover (KIP-207)."""
+        leader = self.leader
+        if leader is not None and self.is_settling:
+            raise KafkaError(
+                ErrorCode.offset_not_available,
+                f"epoch {leader.leader_epoch} began at {leader.epoch_start_offset}, "
+                f"the watermark is {leader.high_watermark}",
+            )
+
+    def check_leader_epoch(self, epoch: int) -> None:
+        """A client that knows another epoch than ours has old metadata, or we have."""
+        current = self.role.leader_epoch
+        if epoch in (LATEST_EPOCH, current):
+            return
+        if epoch < current:
+            raise KafkaError(ErrorCode.fenced_leader_epoch, f"epoch {epoch} is over, now {current}")
+        raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
+
+    def check_enough_replicas(self) -> None:
+        """acks=all needs min.insync.replicas in sync before the append."""
+        leader = self.leader
+        if leader is not None and not leader.has_enough_replicas:
+            raise KafkaError(ErrorCode.not_enough_replicas, too_few(leader))
+
+    def _not_leader(self) -> KafkaError:
+        return KafkaError(
+            ErrorCode.not_leader_or_follower, f"{self.topic}-{self.index} is not led by node {self.node_id}"
+        )
+
+
+def too_few(leader: PartitionLeader) -> str:
+    """Why acks=all cannot be now."""
+    return f"{len(leader.in_sync_replicas)} replicas are in sync, {leader.replicas_needed} are needed"

@@ -1,0 +1,325 @@
+"""Replication on this node: who follows whom, who is in sync, and who hands over to whom.
+
+The rules are in `chronik.replication`; here they are asked, in time, and what they say is carried out: fetchers for the
+leaders that this node follows, proposals to the controller for the partitions that it leads, and truncations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from chronik.client.connection import Connection
+from chronik.metadata.image import ClusterImage
+from chronik.node.cluster_links import ClusterLinks
+from chronik.node.environment import Environment
+from chronik.node.replica_fetcher import ReplicaFetcher
+from chronik.observe.logging import Logger
+from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
+from chronik.replication.leader import PartitionLeader, ProposedIsr
+from chronik.wire.errors import KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.partition import Partition
+
+CHECK_INTERVAL_S = 0.5
+STALLED_S = 2.0
+"""A check that comes so late means that this node stood still, and heard nobody meanwhile."""
+PROPOSALS_AT_ONCE_MAX = 64
+PROPOSAL_TIMEOUT_S = 3.0
+SETTLE_S = 0.06
+"""After a hand-over that failed, nothing is served before a further proposal: it is made soon."""
+HAND_OVER_S_MAX = 1.0
+"""So long a leader waits without taking records for the one that shall lead to have all of them."""
+
+LowerRecoveryPoint = Callable[["Partition", int], Awaitable[None]]
+
+
+class Replication:
+    """Owned by the loop. Invariant: a partition is followed by the fetcher of its leader, or led, or neither."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        node_id: int,
+        lag_ms_max: int,
+        links: ClusterLinks,
+        lower_recovery_point: LowerRecoveryPoint,
+        log: Logger,
+    ) -> None:
+        self.live: Mapping[int, int] = {}
+        self.lag_ms_max = lag_ms_max
+        self.lease_is_valid = links.lease_is_valid
+        self._loop = loop
+        self._env = env
+        self._node_id = node_id
+        self._links = links
+        self._lower_recovery_point = lower_recovery_point
+        self._log = log.bind(component="replication")
+        self._broker_epoch = -1
+        self._led: dict[Partition, None] = {}
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._followed: dict[Partition, ReplicaFetcher] = {}
+        self._heard_ms: dict[int, int] = {}
+        self._proposals = asyncio.Semaphore(PROPOSALS_AT_ONCE_MAX)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._checked_s = loop.time()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Follow nobody, propose nothing. The partitions stay as they are."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        self._fetchers = {}
+        self._followed = {}
+        self._led = {}
+
+    # -- what partitions and fetchers ask ------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self._env.wall_ms()
+
+    def broker_epoch(self) -> int:
+        return self._broker_epoch
+
+    def connect(self, node_id: int) -> Awaitable[Connection]:
+        return self._links.connect(node_id)
+
+    def counted(self, partition: Partition) -> None:
+        fetcher = self._followed.get(partition)
+        if fetcher is not None:
+            fetcher.counted(partition)
+
+    def replica_heard(self, replica_id: int) -> None:
+        self._heard_ms[replica_id] = self.now_ms()
+
+    # -- metadata ------------------------------------------------------------------------------------------------------
+
+    def brokers_changed(self, image: ClusterImage) -> None:
+        self.live = {
+            broker.id: broker.epoch
+            for broker in image.brokers.values()
+            if broker.may_join_isr or broker.id == self._node_id
+        }
+        own = image.brokers.get(self._node_id)
+        epoch = -1 if own is None else own.epoch
+        if epoch != self._broker_epoch:
+            # Whoever leads counts what was said under this epoch only.
+            self._broker_epoch = epoch
+            for fetcher in self._fetchers.values():
+                fetcher.name_all()
+
+    def role_changed(self, partition: Partition) -> None:
+        """Follow the partition's leader, or watch its replicas."""
+        if self._is_closed:
+            return
+        role = partition.role
+        leader_id = role.leader_id if isinstance(role, PartitionFollower) else NO_LEADER
+        if partition.is_closed or self._node_id not in partition.replicas:
+            leader_id = NO_LEADER
+        known = self._followed.get(partition)
+        if known is not None and known.leader_id != leader_id:
+            self._leave(partition, known)
+        if leader_id not in (NO_LEADER, self._node_id):
+            fetcher = self._fetchers.get(leader_id)
+            if fetcher is None:
+                fetcher = self._fetchers[leader_id] = ReplicaFetcher(
+                    self._loop, self._node_id, leader_id, self, self._log
+                )
+            self._followed[partition] = fetcher
+            fetcher.follow(partition)
+        if partition.leader is not None and len(partition.replicas) > 1:
+            self._led[partition] = None
+            if self._timer is None:
+                self._checked_s = self._loop.time()
+                self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+        else:
+            self._led.pop(partition, None)
+
+    def gone(self, partition: Partition) -> None:
+        """The partition is closed here."""
+        self._led.pop(partition, None)
+        known = self._followed.get(partition)
+        if known is not None:
+            self._leave(partition, known)
+
+    def _leave(self, partition: Partition, fetcher: ReplicaFetcher) -> None:
+        del self._followed[partition]
+        fetcher.leave(partition)
+        if not len(fetcher):
+            fetcher.close()
+            del self._fetchers[fetcher.leader_id]
+
+    # -- who is in sync ------------------------------------------------------------------------------------------------
+
+    def isr_is_due(self, partition: Partition) -> None:
+        self._check(partition)
+
+    def _check_all(self) -> None:
+        self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all) if self._led else None
+        now_s = self._loop.time()
+        has_stalled = now_s - self._checked_s > STALLED_S
+        self._checked_s = now_s
+        for partition in list(self._led):
+            if has_stalled and partition.leader is not None:
+                partition.leader.stalled(self.now_ms())
+            self._check(partition)
+
+    def _check(self, partition: Partition) -> None:
+        leader = partition.leader
+        if leader is None or self._is_closed:
+            return
+        now_ms = self.now_ms()
+        to = partition.hands_over_to
+        proposed: ProposedIsr | None = None
+        if to != NO_LEADER:
+            if leader.counted_end_of(to) >= partition.log_end_offset:
+                proposed = leader.propose_hand_over(to, now_ms, self.live)
+        else:
+            before = leader.high_watermark
+            proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)
+            leader.advanced()
+            partition.watermark_checked(before)
+        if proposed is not None:
+            self._run(self._propose(partition, leader, proposed))
+
+    async def _propose(self, partition: Partition, leader: PartitionLeader, proposed: ProposedIsr) -> None:
+        is_committed = False
+        reason = ""
+        async with self._proposals:
+            try:
+                async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                    await self._links.propose_isr(
+                        partition.topic_id,
+                        partition.index,
+                        proposed.leader_epoch,
+                        proposed.partition_epoch,
+                        proposed.isr,
+                        proposed.hand_over_to,
+                    )
+                is_committed = True
+            except (KafkaError, TimeoutError) as error:
+                reason = str(error) or "no answer in time"
+            except Exception:
+                reason = "unexpected"
+                self._log.exception("isr_proposal_failed", topic=partition.topic, partition=partition.index)
+        leader.proposal_ended(proposed.partition_epoch, is_committed, self.now_ms())
+        self._log.info(
+            "isr_proposed",
+            topic=partition.topic,
+            partition=partition.index,
+            isr=[replica for replica, _ in proposed.isr],
+            hand_over_to=proposed.hand_over_to,
+            committed=is_committed,
+            reason=reason,
+        )
+        if proposed.hand_over_to != NO_LEADER and not is_committed and partition.leader is leader:
+            # It may be committed all the same: nothing is served until a further proposal has settled that.
+            partition.hands_over_to = NO_LEADER
+            self._loop.call_later(SETTLE_S, self._check, partition)
+
+    # -- handing over --------------------------------------------------------------------------------------------------
+
+    def hand_over(self, partitions: Iterable[tuple[Partition, int, int]]) -> None:
+        """Give these partitions, led under the given epoch, to the given nodes, with all that is in their logs."""
+        for partition, leader_epoch, to in partitions:
+            leader = partition.leader
+            if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
+                continue
+            if to == self._node_id or to not in leader.in_sync_replicas:
+                continue
+            partition.hand_over(to)
+            self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
+            self._check(partition)
+
+    def log_failed(self, partition: Partition) -> None:
+        """Another replica in sync should lead: this node cannot take records for it any more."""
+        leader = partition.leader
+        if leader is None or self._is_closed:
+            return
+        for replica in leader.in_sync_replicas:
+            if replica != self._node_id and replica in self.live:
+                self.hand_over([(partition, leader.leader_epoch, replica)])
+                return
+
+    def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
+        if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:
+            partition.keep()
+
+    # -- truncations ---------------------------------------------------------------------------------------------------
+
+    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+        """Truncate a follower's log, with no other job on it; tells whether it was done."""
+        # Of its own: whoever asked for it may be gone before it ends.
+        return await asyncio.shield(self._run(self._cut(partition, role, decision)))
+
+    async def _cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+        log = partition.log
+        offset = decision.offset
+        if partition.jobs.is_exclusive or partition.is_closed or partition.role is not role:
+            return False
+        await partition.jobs.begin_exclusive()
+        before = log.log_end_offset
+        if partition.is_closed:
+            partition.jobs.end_exclusive()
+            return False
+        self._report_cut(partition, role, decision)
+        is_done = False
+        try:
+            # First of all, or after a crash the missing end would look like damage.
+            await self._lower_recovery_point(partition, min(offset, before))
+        except OSError as error:
+            self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
+            partition.cut_ended(before)
+            return False
+        try:
+            cut = log.truncate_fully if isinstance(decision, StartOver) else log.truncate_to
+            await self._loop.run_in_executor(self._env.executor, cut, offset)
+            is_done = True
+        except Exception as error:
+            # Half done: only opening the log anew can tell what is there.
+            log.read_only = log.read_only_forever = True
+            log.read_only_reason = f"truncation failed: {error}"
+            self._log.exception("truncation_failed", topic=partition.topic, partition=partition.index)
+        if isinstance(decision, StartOver):
+            role.started_over(decision)
+            partition.cut_ended(0)
+        else:
+            role.truncated(log.log_end_offset)
+            partition.cut_ended(log.log_end_offset)
+        return is_done
+
+    def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
+        """One line for each; loud where records go that clients were told are safe."""
+        say = self._log.error if decision.below_watermark else self._log.info
+        say(
+            "truncated_below_watermark" if decision.below_watermark else "log_truncated",
+            topic=partition.topic,
+            partition=partition.index,
+            offset=decision.offset,
+            log_end_offset=partition.log_end_offset,
+            high_watermark=role.high_watermark,
+            leader=role.leader_id,
+            leader_epoch=role.leader_epoch,
+            starts_over=isinstance(decision, StartOver),
+        )
+
+    async def follow_log_start(self, partition: Partition, offset: int) -> None:
+        """The leader let go of what lies below `offset`."""
+        if not partition.is_closed and not partition.jobs.is_exclusive:
+            await partition.raise_log_start(offset)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work, name="replication")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,127 @@
+"""A node that follows: it takes what the leader sends, and stands for election when it hears none for too long."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from chronik.raft.entries import Snapshot
+from chronik.raft.messages import (
+    Append,
+    AppendReply,
+    Body,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    SnapshotChunk,
+    SnapshotReply,
+    TimeoutNow,
+)
+from chronik.raft.ready import RoleKind
+from chronik.raft.state import RaftState, ToCandidate, Transition
+
+
+class IncomingSnapshot:
+    """A snapshot on its way here, in chunks that follow each other."""
+
+    __slots__ = ("data", "index", "term")
+
+    def __init__(self, index: int, term: int) -> None:
+        self.index = index
+        self.term = term
+        self.data = bytearray()
+
+
+class Follower:
+    """Follows `state.leader` where one is known. Learners, and nodes that are no members (yet), are followers too."""
+
+    kind = RoleKind.FOLLOWER
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+        self._timeout_ms = 0 if state.is_sole_voter else state.election_timeout_ms()
+        self._waiting_since_ms = state.now_ms
+        self._incoming: IncomingSnapshot | None = None
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return self._waiting_since_ms + self._timeout_ms if self._state.may_campaign else None
+
+    def tick(self) -> Transition | None:
+        deadline_ms = self.deadline_ms
+        if deadline_ms is None or self._state.now_ms < deadline_ms:
+            return None
+        return ToCandidate(is_pre_vote=True)
+
+    def wait_on(self) -> None:
+        """A leader was heard, or a vote given: wait for a whole timeout again."""
+        self._waiting_since_ms = self._state.now_ms
+
+    def receive(self, message: Message) -> Transition | None:
+        """What the leader of the present term sends."""
+        state = self._state
+        body = message.body
+        if isinstance(body, TimeoutNow):
+            return ToCandidate(is_pre_vote=False, is_transfer=True) if state.may_campaign else None
+        self.wait_on()
+        state.heard_ms = state.now_ms
+        if isinstance(body, Append):
+            self._append(message, body)
+        elif isinstance(body, Heartbeat):
+            state.commit_to(body.commit)
+            # It promises patience, nothing about the log, and so need not wait for the disk.
+            self._answer_once_in_term(message, HeartbeatReply(body.round))
+        elif isinstance(body, SnapshotChunk):
+            self._take_chunk(message, body)
+        return None
+
+    def persisted(self) -> Transition | None:
+        return None
+
+    def _append(self, message: Message, append: Append) -> None:
+        state = self._state
+        source, store = message.source, message.source_store
+        if append.prev_index < state.commit_index:
+            # What is committed is equal everywhere, so this much is known to agree.
+            state.send_after(source, store, AppendReply(state.commit_index))
+        elif state.log.term_at(append.prev_index) == append.prev_term:
+            last_index = append.prev_index + len(append.entries)
+            state.merge(append.entries)
+            state.commit_to(min(append.commit, last_index))
+            state.send_after(source, store, AppendReply(last_index))
+        else:
+            hint_index, hint_term = state.log.agreement_hint(append.prev_index, append.prev_term)
+            self._answer_once_in_term(message, AppendReply(append.prev_index, True, hint_index, hint_term))
+
+    def _take_chunk(self, message: Message, chunk: SnapshotChunk) -> None:
+        """Collects a snapshot. It is answered chunk by chunk, and as a whole when it is durable."""
+        state = self._state
+        source, store = message.source, message.source_store
+        if chunk.index <= state.commit_index:
+            state.send_after(source, store, AppendReply(state.commit_index))
+            return
+        if state.log.term_at(chunk.index) == chunk.index_term:
+            # The log has it all; only that it is committed was not known here.
+            state.commit_to(chunk.index)
+            state.send_after(source, store, AppendReply(chunk.index))
+            return
+        incoming = self._incoming
+        if incoming is None or (incoming.index, incoming.term) != (chunk.index, chunk.index_term):
+            incoming = self._incoming = IncomingSnapshot(chunk.index, chunk.index_term)
+        is_too_large = chunk.size_bytes > state.settings.snapshot_bytes_max
+        if chunk.offset == len(incoming.data) and not is_too_large:
+            incoming.data += chunk.data
+        if len(incoming.data) < chunk.size_bytes:
+            self._answer_once_in_term(message, SnapshotReply(chunk.index, len(incoming.data)))
+            return
+        self._incoming = None
+        state.restore(Snapshot(chunk.index, chunk.index_term, chunk.membership, bytes(incoming.data)))
+        state.send_after(source, store, AppendReply(chunk.index))
+
+    def _answer_once_in_term(self, message: Message, body: Body) -> None:
+        """An answer that needs this node's term to be durable, but nothing of its log."""
+        target: int = message.source
+        store: UUID = message.source_store
+        if self._state.is_state_durable:
+            self._state.send(target, store, body)
+        else:
+            self._state.send_after(target, store, body)

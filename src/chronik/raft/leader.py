@@ -1,0 +1,289 @@
+"""A node that leads: it takes proposals, brings its log to its peers, and commits what a majority has made durable."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from chronik.raft.entries import Entry, EntryKind
+from chronik.raft.membership import AddLearner, MembershipChange, MembershipError, Promote, encode_membership
+from chronik.raft.messages import (
+    AppendReply,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    SnapshotReply,
+    TimeoutNow,
+)
+from chronik.raft.progress import Mode, Progress
+from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind, TransferAborted
+from chronik.raft.replication import send_due
+from chronik.raft.rounds import Rounds
+from chronik.raft.state import RaftState, ToFollower, Transition
+
+
+class Leader:
+    """Leads in the present term.
+
+    Invariant: the log only grows; `progress` has one entry for each other member, with the store the membership names.
+    """
+
+    kind = RoleKind.LEADER
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+        state.leader = state.node_id
+        self.progress: dict[int, Progress] = {}
+        self._follow_membership()
+        self._rounds = Rounds(state)
+        self._transfer: tuple[int, int] | None = None
+        self._has_handed_over = False
+        self._next_beat_ms = state.now_ms
+        self._uncommitted_bytes = sum(entry.size_bytes for entry in state.uncommitted())
+        # Only an entry of its own term tells a leader what is committed (section 5.4.2 of the paper).
+        self._established_index = self._append(EntryKind.NO_OP, b"").index
+        self._beat()
+
+    # Time
+
+    @property
+    def deadline_ms(self) -> int:
+        quorum_ms = self._rounds.contact_ms + self._state.settings.election_timeout_ms
+        deadlines = [self._next_beat_ms, quorum_ms]
+        if self._transfer is not None:
+            deadlines.append(self._transfer[1])
+        return min(deadlines)
+
+    def tick(self) -> Transition | None:
+        state = self._state
+        if state.now_ms - self._rounds.contact_ms >= state.settings.election_timeout_ms:
+            # Check-quorum: others may have elected a leader that this node cannot hear.
+            return ToFollower(state.term)
+        if self._transfer is not None and state.now_ms >= self._transfer[1]:
+            if self._has_handed_over:
+                # The target may still hold its election, which the voters' patience does not hinder. Without a lease
+                # for the rest of the term it is better to make way.
+                return ToFollower(state.term)
+            state.events.append(TransferAborted(self._transfer[0]))
+            self._transfer = None
+        if state.now_ms >= self._next_beat_ms:
+            for progress in self.progress.values():
+                if progress.mode is Mode.REPLICATE and not self._is_active(progress):
+                    progress.start(Mode.PROBE)
+            self._beat()
+        return None
+
+    def _beat(self) -> None:
+        """Begins a round of heartbeats."""
+        state = self._state
+        number = self._rounds.begin()
+        self._next_beat_ms = state.now_ms + state.settings.heartbeat_interval_ms
+        for node_id, progress in self.progress.items():
+            commit = min(progress.match_index, state.commit_index)
+            state.send(node_id, progress.store, Heartbeat(commit, number))
+        self._count_rounds()
+
+    @property
+    def lease_until_ms(self) -> int | None:
+        """Until when, by this node's clock, nobody else can have been elected; None where that is not known."""
+        if self._has_handed_over or self._rounds.lease_from_ms is None or not self.is_established:
+            return None
+        return self._rounds.lease_from_ms + self._state.settings.lease_ms
+
+    @property
+    def is_established(self) -> bool:
+        return self._state.commit_index >= self._established_index
+
+    def _is_active(self, progress: Progress) -> bool:
+        return progress.is_active(self._state.now_ms, self._state.settings.election_timeout_ms)
+
+    # Calls
+
+    def propose(self, data: bytes) -> ProposalId | Refused:
+        state = self._state
+        settings = state.settings
+        if self._transfer is not None:
+            return Refused(Reason.TRANSFERRING)
+        if len(data) > settings.entry_bytes_max:
+            return Refused(Reason.TOO_LARGE, state.node_id)
+        is_full = state.log.last_index - state.commit_index >= settings.uncommitted_entries_max
+        if is_full or self._uncommitted_bytes + len(data) > settings.uncommitted_bytes_max:
+            return Refused(Reason.BUSY, state.node_id)
+        return self._propose(EntryKind.COMMAND, data)
+
+    def propose_membership(self, change: MembershipChange) -> ProposalId | Refused:
+        refusal = self.refusal(change)
+        if refusal is not None:
+            return Refused(refusal, self._state.node_id)
+        try:
+            membership = self._state.membership.after(change)
+        except MembershipError as error:
+            return Refused(Reason.INVALID, self._state.node_id, str(error))
+        proposal = self._propose(EntryKind.MEMBERSHIP, encode_membership(membership))
+        self._follow_membership()
+        return proposal
+
+    def refusal(self, change: MembershipChange) -> Reason | None:
+        """Why the change may not be proposed now, whatever the membership says to it."""
+        state = self._state
+        if self._transfer is not None:
+            return Reason.TRANSFERRING
+        if not self.is_established:
+            # Without this, two leaders in turn could each change the membership they started from, and their
+            # majorities would not meet.
+            return Reason.NOT_ESTABLISHED
+        if state.members.index > state.commit_index:
+            return Reason.CHANGE_IN_FLIGHT
+        if isinstance(change, Promote) and change.node_id in self.progress and not self.is_caught_up(change.node_id):
+            return Reason.NOT_CAUGHT_UP
+        if isinstance(change, AddLearner) and self.is_in_use(change.node_id, change.store):
+            return Reason.STORE_IN_USE
+        return None
+
+    def is_caught_up(self, node_id: int) -> bool:
+        """Whether the peer answers and has nearly all that is committed."""
+        progress = self.progress.get(node_id)
+        if progress is None:
+            return False
+        lag_entries = self._state.commit_index - progress.match_index
+        return self._is_active(progress) and lag_entries <= self._state.settings.promotion_lag_entries_max
+
+    def is_in_use(self, node_id: int, store: UUID) -> bool:
+        """Whether the node id is that of a member which answers from another store than this one."""
+        if node_id == self._state.node_id:
+            return True
+        progress = self.progress.get(node_id)
+        return progress is not None and progress.store != store and self._is_active(progress)
+
+    def read_index(self, token: int) -> Refused | None:
+        state = self._state
+        refused = self._rounds.add_read(token, state.commit_index)
+        if refused is None and self._rounds.wants_round:
+            self._beat()
+        return refused
+
+    def transfer(self, target: int | None) -> Refused | None:
+        """Hands leadership to `target`, or to the voter that is most up to date."""
+        state = self._state
+        if self._transfer is not None:
+            return Refused(Reason.TRANSFERRING)
+        candidates = [
+            (progress.match_index, -node_id)
+            for node_id, progress in self.progress.items()
+            if state.membership.is_voter(node_id, progress.store) and self._is_active(progress)
+        ]
+        if target is None and candidates:
+            target = -max(candidates)[1]
+        if target is None or target not in self.progress or not self._is_voter(target):
+            return Refused(Reason.INVALID, state.node_id, "no other voter to hand over to")
+        self._transfer = (target, state.now_ms + state.settings.transfer_timeout_ms)
+        return None
+
+    def _is_voter(self, node_id: int) -> bool:
+        return self._state.membership.is_voter(node_id, self.progress[node_id].store)
+
+    def resign(self) -> None:
+        """What is left to say when another leads, or nobody does."""
+        self._state.proposals.doubt(self._state.term)
+        self._rounds.refuse_reads()
+        self._state.stop_hearing()
+
+    # The log
+
+    def _propose(self, kind: EntryKind, data: bytes) -> ProposalId:
+        entry = self._append(kind, data)
+        proposal = ProposalId(entry.index, entry.term)
+        self._state.proposals.add(proposal)
+        return proposal
+
+    def _append(self, kind: EntryKind, data: bytes) -> Entry:
+        state = self._state
+        entry = Entry(state.log.last_index + 1, state.term, kind, data)
+        self._uncommitted_bytes += entry.size_bytes
+        state.append([entry])
+        return entry
+
+    def _follow_membership(self) -> None:
+        """Members may have come or gone, or have come back with another store."""
+        state = self._state
+        kept = self.progress
+        self.progress = {}
+        for member in state.membership.members:
+            if member.node_id == state.node_id:
+                continue
+            known = kept.get(member.node_id)
+            is_same = known is not None and known.store == member.store
+            progress = known if known is not None and is_same else Progress(member.store, state.log.last_index + 1)
+            self.progress[member.node_id] = progress
+
+    def persisted(self) -> Transition | None:
+        """Only now do the leader's own entries count."""
+        return self._commit()
+
+    def _commit(self) -> Transition | None:
+        state = self._state
+        index = state.membership.majority_value(self._match_index)
+        if index <= state.commit_index or state.log.term_at(index) != state.term:
+            return None
+        committed = state.uncommitted(index)
+        self._uncommitted_bytes -= sum(entry.size_bytes for entry in committed)
+        state.commit_to(index)
+        self._count_rounds()
+        is_member = state.membership.is_voter(state.node_id, state.store_id)
+        if not is_member and state.members.index <= state.commit_index:
+            # The change that took this node's vote is committed: its work is done.
+            return ToFollower(state.term)
+        return None
+
+    def _match_index(self, node_id: int) -> int:
+        if node_id == self._state.node_id:
+            return self._state.log.durable_index
+        return self.progress[node_id].match_index
+
+    # Answers
+
+    def receive(self, message: Message) -> Transition | None:
+        state = self._state
+        progress = self.progress.get(message.source)
+        if progress is None or progress.store != message.source_store:
+            return None
+        progress.acked_ms = state.now_ms
+        body = message.body
+        if isinstance(body, AppendReply):
+            if not body.is_rejected:
+                return self._commit() if progress.acked(min(body.index, state.log.last_index)) else None
+            agreed = body.hint_index
+            if body.hint_term:
+                agreed, _ = state.log.agreement_hint(body.hint_index, body.hint_term)
+            progress.rejected(body.index, agreed)
+        elif isinstance(body, HeartbeatReply):
+            progress.acked_round = max(progress.acked_round, body.round)
+            progress.is_probe_sent = False
+            # What was lost on the way, in either direction, comes to light by an append with nothing new in it.
+            progress.must_probe = progress.match_index < state.log.last_index
+            progress.chunk_overdue(state.now_ms, state.settings.election_timeout_ms)
+            self._count_rounds()
+        elif isinstance(body, SnapshotReply):
+            progress.chunk_taken(body.index, body.next_offset)
+        return None
+
+    def _count_rounds(self) -> None:
+        state = self._state
+        number = state.membership.majority_value(self._acked_round)
+        self._rounds.answered(number)
+        self._rounds.confirm_reads(number, self._established_index)
+        if self._rounds.wants_round:
+            self._beat()
+
+    def _acked_round(self, node_id: int) -> int:
+        return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round
+
+    def send_due(self) -> None:
+        """Sends each peer what it may get now. Called once per Ready, so that proposals travel together."""
+        state = self._state
+        for node_id, progress in self.progress.items():
+            send_due(state, node_id, progress)
+        if self._transfer is not None and not self._has_handed_over:
+            target = self.progress.get(self._transfer[0])
+            if target is not None and target.match_index == state.log.last_index:
+                self._has_handed_over = True
+                state.send(self._transfer[0], target.store, TimeoutNow())

@@ -1,0 +1,182 @@
+"""Who belongs to the cluster: voters and learners, each named by its node id and the id of its store.
+
+A change is one entry that holds the whole next membership. It counts from the moment it is appended, on each node by
+itself, and is taken back when that entry is cut from the log. Two memberships that follow each other differ by at most
+one voter, so that any majority of one meets any majority of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+
+
+class MembershipError(ValueError):
+    """A change that the membership does not allow; the message says why."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One node with one store. `address` is where its peers reach it; Raft itself does not read it."""
+
+    node_id: int
+    store: UUID
+    is_voter: bool
+    address: str = ""
+
+
+class AddLearner(msgspec.Struct, frozen=True):
+    """A new node, or one that came back with an empty store and so is a voter no more."""
+
+    node_id: int
+    store: UUID
+    address: str = ""
+
+
+class Promote(msgspec.Struct, frozen=True):
+    """A learner gets a vote."""
+
+    node_id: int
+
+
+class Demote(msgspec.Struct, frozen=True):
+    """A voter loses its vote and goes on as a learner."""
+
+    node_id: int
+
+
+class Remove(msgspec.Struct, frozen=True):
+    node_id: int
+
+
+MembershipChange: TypeAlias = AddLearner | Promote | Demote | Remove
+
+
+REMOVED_MAX = 100
+"""So many removed stores are remembered, the latest ones."""
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """The members in the order of their node ids, and the stores that were removed, which do not join by themselves."""
+
+    members: tuple[Member, ...] = ()
+    removed: tuple[UUID, ...] = ()
+
+    def member(self, node_id: int) -> Member | None:
+        return next((member for member in self.members if member.node_id == node_id), None)
+
+    @property
+    def voters(self) -> list[Member]:
+        return [member for member in self.members if member.is_voter]
+
+    def is_voter(self, node_id: int, store: UUID) -> bool:
+        member = self.member(node_id)
+        return member is not None and member.is_voter and member.store == store
+
+    def has_majority(self, node_ids: Collection[int]) -> bool:
+        """Whether these nodes hold more than half of the votes; with no voter at all nobody does."""
+        voters = self.voters
+        return sum(voter.node_id in node_ids for voter in voters) * 2 > len(voters)
+
+    def majority_value(self, value_of: Callable[[int], int]) -> int:
+        """The highest value that a majority of the voters has reached; 0 without voters."""
+        values = sorted((value_of(voter.node_id) for voter in self.voters), reverse=True)
+        return values[len(values) // 2] if values else 0
+
+    def after(self, change: MembershipChange) -> Membership:
+        """The membership that the change leads to; MembershipError where it cannot be."""
+        member = self.member(change.node_id)
+        if isinstance(change, AddLearner):
+            if member is not None and member.store == change.store:
+                raise MembershipError(f"node {change.node_id} is a member already")
+            return self._with(Member(change.node_id, change.store, False, change.address), change.node_id)
+        if member is None:
+            raise MembershipError(f"node {change.node_id} is not a member")
+        if isinstance(change, Promote):
+            if member.is_voter:
+                raise MembershipError(f"node {change.node_id} is a voter already")
+            return self._with(msgspec.structs.replace(member, is_voter=True), change.node_id)
+        if isinstance(change, Demote):
+            if not member.is_voter:
+                raise MembershipError(f"node {change.node_id} is a learner already")
+            return self._with(msgspec.structs.replace(member, is_voter=False), change.node_id)
+        return self._with(None, change.node_id)
+
+    def _with(self, member: Member | None, node_id: int) -> Membership:
+        """The membership with `member` in the place of whoever had the node id."""
+        members = [each for each in self.members if each.node_id != node_id]
+        removed = [each.store for each in self.members if each.node_id == node_id]
+        if member is not None:
+            members.append(member)
+        if not any(each.is_voter for each in members):
+            raise MembershipError("the last voter has to stay")
+        stores = [each.store for each in members]
+        gone = [store for store in (*self.removed, *removed) if store not in stores]
+        return Membership(tuple(sorted(members, key=lambda each: each.node_id)), tuple(gone[-REMOVED_MAX:]))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Membership)
+
+
+def encode_membership(membership: Membership) -> bytes:
+    """The membership as msgpack maps keyed by field name: what a membership entry holds."""
+    return _encoder.encode(membership)
+
+
+def decode_membership(data: bytes) -> Membership:
+    """The membership of `encode_membership`; ValueError when the bytes are none."""
+    return _decoder.decode(data)
+
+
+class MembershipHistory:
+    """The memberships of the log: that of its snapshot, and one for each membership entry after it.
+
+    Invariant: indexes rise; the last one is in force, whether it is committed or not.
+    """
+
+    __slots__ = ("_memberships",)
+
+    def __init__(self, index: int, membership: Membership) -> None:
+        self._memberships = [(index, membership)]
+
+    @property
+    def current(self) -> Membership:
+        return self._memberships[-1][1]
+
+    @property
+    def index(self) -> int:
+        """Where the membership in force stands in the log."""
+        return self._memberships[-1][0]
+
+    def at(self, index: int) -> Membership:
+        """The membership in force once the log is applied up to `index`."""
+        return next(membership for start, membership in reversed(self._memberships) if start <= index)
+
+    def append(self, index: int, membership: Membership) -> None:
+        self._memberships.append((index, membership))
+
+    def cut_from(self, index: int) -> bool:
+        """Takes back what entries from `index` on have changed; tells whether that was anything."""
+        count = len(self._memberships)
+        while len(self._memberships) > 1 and self._memberships[-1][0] >= index:
+            self._memberships.pop()
+        return len(self._memberships) < count
+
+    def forget_before(self, index: int) -> None:
+        """The log starts after `index` now."""
+        while len(self._memberships) > 1 and self._memberships[1][0] <= index:
+            self._memberships.pop(0)
+
+    def may_campaign(self, node_id: int, store: UUID, commit_index: int) -> bool:
+        """Whether this node may ask for votes: as a voter, or as one whose own removal is not committed yet.
+
+        The latter may be the only one that can be elected: its log is longer than those of the voters that remain.
+        """
+        if self.current.is_voter(node_id, store):
+            return True
+        if self.index <= commit_index or len(self._memberships) < 2:
+            return False
+        return self._memberships[-2][1].is_voter(node_id, store)

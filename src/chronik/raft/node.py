@@ -1,0 +1,340 @@
+"""One Raft node: events go in with their time, a `Ready` comes out.
+
+node = RaftNode(1, store.load(), settings, random, now_ms, seeds=(1, 2, 3), founders=(1, 2, 3))
+node.step(message, now_ms)                 # a message of a peer
+node.propose(command, now_ms)              # a ProposalId, or Refused
+node.tick(now_ms)                          # not later than next_deadline_ms()
+while (ready := node.ready()) is not None:
+    ...                                    # carry it out, see chronik.raft.ready
+    node.persisted(ready, now_ms)          # when its `persist` is durable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from chronik.raft.candidate import Candidate
+from chronik.raft.entries import EntryKind, RaftError, StoredState
+from chronik.raft.follower import Follower
+from chronik.raft.introduction import Introduction
+from chronik.raft.joining import Joiners
+from chronik.raft.leader import Leader
+from chronik.raft.membership import Membership, MembershipChange
+from chronik.raft.messages import (
+    Append,
+    AppendReply,
+    Heartbeat,
+    Hello,
+    HelloReply,
+    Message,
+    SnapshotChunk,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from chronik.raft.ready import (
+    LeaderEstablished,
+    ProposalId,
+    Ready,
+    Reason,
+    Refused,
+    RoleChanged,
+    RoleKind,
+)
+from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftState, ToCandidate, ToFollower, Transition
+from chronik.raft.votes import answer_vote_request
+
+
+class RaftNode:
+    """One member of the cluster, or a node that wants to be.
+
+    Invariants: all those of `RaftState`; one role is active; at most one Ready with something to persist is out.
+    Owned by the node's loop; nothing here waits, reads a clock or touches a file.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        stored: StoredState,
+        settings: RaftSettings,
+        random: Random,
+        now_ms: int,
+        *,
+        address: str = "",
+        seeds: Sequence[int] = (),
+        founders: Sequence[int] = (),
+    ) -> None:
+        """`seeds` are the nodes to say hello to; `founders` are the first voters, none for a node that only joins."""
+        self._state = state = RaftState(node_id, stored, settings, random, now_ms, address)
+        self._introduction = Introduction(state, seeds, tuple(founders))
+        self._joiners = Joiners(state)
+        self._role: Follower | Candidate | Leader = Follower(state)
+        self._told = RoleChanged(RoleKind.FOLLOWER, state.term, None)
+        self._persisting: Ready | None = None
+
+    # What it is
+
+    @property
+    def node_id(self) -> int:
+        return self._state.node_id
+
+    @property
+    def role(self) -> RoleKind:
+        return self._role.kind
+
+    @property
+    def is_leader(self) -> bool:
+        return self._role.kind is RoleKind.LEADER
+
+    @property
+    def term(self) -> int:
+        return self._state.term
+
+    @property
+    def leader(self) -> int | None:
+        """The leader of the present term, as far as known here."""
+        return self._state.leader
+
+    @property
+    def commit_index(self) -> int:
+        return self._state.commit_index
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry that a Ready has handed out to apply."""
+        return self._state.applied_index
+
+    @property
+    def last_index(self) -> int:
+        return self._state.log.last_index
+
+    @property
+    def snapshot_index(self) -> int:
+        snapshot = self._state.log.snapshot
+        return 0 if snapshot is None else snapshot.index
+
+    @property
+    def membership(self) -> Membership:
+        """The membership in force, committed or not."""
+        return self._state.membership
+
+    @property
+    def leader_lease_until_ms(self) -> int | None:
+        """Until then no other node can lead, provided that clocks keep within the drift; None where this one may not.
+
+        To be compared with the clock at the moment of use. Renewed by each heartbeat that a majority answers.
+        """
+        return self._role.lease_until_ms if isinstance(self._role, Leader) else None
+
+    def match_index(self, node_id: int) -> int | None:
+        """How far a member's log is known to be durable and equal to this leader's; None where this does not lead."""
+        if not isinstance(self._role, Leader):
+            return None
+        if node_id == self.node_id:
+            return self._state.log.durable_index
+        progress = self._role.progress.get(node_id)
+        return None if progress is None else progress.match_index
+
+    # Events
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is due; None where only a message can bring news."""
+        deadlines = [self._role.deadline_ms, self._introduction.deadline_ms]
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def tick(self, now_ms: int) -> None:
+        self._set_time(now_ms)
+        if self._introduction.tick():
+            self._go(ToCandidate(is_pre_vote=True))
+        else:
+            self._go(self._role.tick())
+
+    def step(self, message: Message, now_ms: int) -> None:
+        """A message of a peer. What is not meant for this store, or out of date, has no effect.
+
+        `now_ms` must have been read after the message came in: the leader's lease rests on it.
+        """
+        self._set_time(now_ms)
+        state = self._state
+        if message.target != state.node_id or message.source == state.node_id:
+            return
+        body = message.body
+        if isinstance(body, Hello):
+            self._hello(message, body)
+            return
+        if message.target_store != state.store_id or self._introduction.is_ghost(message):
+            return
+        if isinstance(body, HelloReply):
+            if state.is_blank and self._introduction.reply(message, body):
+                self._go(ToCandidate(is_pre_vote=True))
+        elif isinstance(body, VoteRequest):
+            self._vote(message, body)
+        elif isinstance(body, Append | Heartbeat | SnapshotChunk | TimeoutNow):
+            self._follow(message)
+        elif message.term > state.term and not (isinstance(body, VoteReply) and body.is_granted):
+            # A granted pre-vote names a term that does not exist yet; every other answer names its sender's.
+            self._go(ToFollower(message.term))
+        elif message.term >= state.term and not isinstance(self._role, Follower):
+            self._go(self._role.receive(message))
+
+    def propose(self, data: bytes, now_ms: int) -> ProposalId | Refused:
+        """Appends a command to the log. What becomes of it, the following Readys tell by its index and term."""
+        self._set_time(now_ms)
+        return self._role.propose(data) if isinstance(self._role, Leader) else self._not_leader()
+
+    def propose_membership(self, change: MembershipChange, now_ms: int) -> ProposalId | Refused:
+        """Appends a change of the membership, which is in force at once. One may be uncommitted at a time."""
+        self._set_time(now_ms)
+        return self._role.propose_membership(change) if isinstance(self._role, Leader) else self._not_leader()
+
+    def suggested_change(self, voters_max: int) -> MembershipChange | None:
+        """What this leader should propose next, see `chronik.raft.joining`; None where it need not or may not."""
+        return self._joiners.suggest_change(self._role, voters_max) if isinstance(self._role, Leader) else None
+
+    def read_index(self, token: int, now_ms: int) -> Refused | None:
+        """A linearizable read: a Ready will answer the token once the state machine is new enough, or refuse it."""
+        self._set_time(now_ms)
+        return self._role.read_index(token) if isinstance(self._role, Leader) else self._not_leader()
+
+    def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
+        """Hands leadership over, within `transfer_timeout_ms`, to `target` or whoever is most up to date.
+
+        No proposals are taken meanwhile. It has succeeded when another leader is known, and failed by TransferAborted.
+        """
+        self._set_time(now_ms)
+        return self._role.transfer(target) if isinstance(self._role, Leader) else self._not_leader()
+
+    def compact(self, index: int, data: bytes) -> None:
+        """`data` is the state machine after the applied entry `index`; most entries up to there are forgotten."""
+        if len(data) > self._state.settings.snapshot_bytes_max:
+            raise RaftError(f"a snapshot of {len(data)} bytes is too large to be sent to a follower")
+        if index > self.snapshot_index:
+            self._state.compact(index, data)
+
+    def _not_leader(self) -> Refused:
+        return Refused(Reason.NOT_LEADER, self._state.leader)
+
+    def _set_time(self, now_ms: int) -> None:
+        self._state.now_ms = max(self._state.now_ms, now_ms)
+
+    # Messages
+
+    def _vote(self, message: Message, request: VoteRequest) -> None:
+        state = self._state
+        # A leader that has lost its majority steps down by itself; until then it is no reason to hold elections.
+        if not request.is_transfer and (self.is_leader or state.hears_leader):
+            return
+        if message.term > state.term and not request.is_pre_vote:
+            self._go(ToFollower(message.term))
+        if answer_vote_request(state, message, request) and isinstance(self._role, Follower):
+            self._role.wait_on()
+
+    def _follow(self, message: Message) -> None:
+        """Messages that only a leader sends."""
+        state = self._state
+        if message.term < state.term:
+            # Its sender may lead a majority that this node's term would keep it from hearing for ever.
+            state.send_after(message.source, message.source_store, AppendReply(0, is_rejected=True))
+            return
+        if message.term == state.term and (self.is_leader or state.leader not in (None, message.source)):
+            raise RaftError(f"nodes {state.leader} and {message.source} both lead in term {state.term}")
+        if message.term > state.term or not isinstance(self._role, Follower) or state.leader is None:
+            self._go(ToFollower(message.term, message.source))
+        assert isinstance(self._role, Follower)
+        self._go(self._role.receive(message))
+
+    def _hello(self, message: Message, hello: Hello) -> None:
+        state, role = self._state, self._role
+        if hello.node_id == state.node_id:
+            return
+        if isinstance(role, Leader):
+            self._joiners.hello(hello, role)
+        elif state.is_blank:
+            self._introduction.hello(message, hello)
+        elif state.leader is not None and not hello.is_relayed:
+            leader = state.membership.member(state.leader)
+            relayed = Hello(hello.node_id, hello.store, hello.address, is_relayed=True)
+            state.send(state.leader, None if leader is None else leader.store, relayed)
+
+    # Roles
+
+    def _go(self, transition: Transition | None) -> None:
+        """Changes the role, and goes on while the new role asks for the next one."""
+        state = self._state
+        while transition is not None:
+            if isinstance(self._role, Leader):
+                self._role.resign()
+                self._joiners.clear()
+            if isinstance(transition, ToFollower):
+                if transition.term > state.term:
+                    state.enter_term(transition.term, None)
+                state.leader = transition.leader
+                self._role = Follower(state)
+                transition = None
+            elif isinstance(transition, ToCandidate):
+                state.leader = None
+                self._role = Candidate(state, transition)
+                transition = self._role.started()
+            else:
+                self._role = Leader(state)
+                transition = None
+        now = RoleChanged(self._role.kind, state.term, state.leader)
+        if now != self._told:
+            self._told = now
+            state.events.append(now)
+
+    # What is to be done
+
+    def ready(self) -> Ready | None:
+        """The next thing to carry out, to be called after each event until it is None."""
+        state = self._state
+        if isinstance(self._role, Leader):
+            self._role.send_due()
+        persist, messages_after = None, []
+        if self._persisting is None:
+            persist = state.take_persist()
+            messages_after, state.messages_after = state.messages_after, []
+        messages, state.messages = state.messages, []
+        if persist is None:
+            messages += messages_after
+            messages_after = []
+        restore = state.take_restore()
+        committed = state.take_committed()
+        if self.is_leader and any(each.kind is EntryKind.NO_OP and each.term == state.term for each in committed):
+            state.events.append(LeaderEstablished(state.term))
+        proposals = state.proposals
+        ready = Ready(
+            tuple(messages),
+            persist,
+            tuple(messages_after),
+            restore,
+            committed,
+            state.take_reads(),
+            tuple(state.reads_refused),
+            tuple(proposals.in_doubt),
+            tuple(proposals.dropped),
+            tuple(state.events),
+        )
+        for taken in (state.reads_refused, proposals.in_doubt, proposals.dropped, state.events):
+            taken.clear()
+        if ready == _NOTHING:
+            return None
+        if persist is not None:
+            self._persisting = ready
+        return ready
+
+    def persisted(self, ready: Ready, now_ms: int) -> None:
+        """What `ready.persist` asked for is durable."""
+        self._set_time(now_ms)
+        if ready.persist is None:
+            return
+        if ready is not self._persisting:
+            raise RaftError("a write was reported that is not the one under way")
+        self._persisting = None
+        self._state.persisted()
+        self._go(self._role.persisted())
+
+
+_NOTHING = Ready()

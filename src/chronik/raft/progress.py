@@ -1,0 +1,129 @@
+"""One peer, as the leader sees it: what it has, what is on the way to it, and what it may be sent.
+
+PROBE      one append at a time, until an answer tells where the logs agree
+REPLICATE  a stream of appends, bounded in number and bytes
+SNAPSHOT   the entries it needs are compacted away: the snapshot goes first, chunk by chunk
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from uuid import UUID
+
+from chronik.raft.entries import Snapshot
+from chronik.raft.settings import RaftSettings
+
+
+class Mode(Enum):
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
+
+
+class Progress:
+    """Invariant: match_index < next_index; everything up to `match_index` is durable at the peer and equal to ours."""
+
+    __slots__ = (
+        "_in_flight",
+        "_in_flight_bytes",
+        "acked_ms",
+        "acked_round",
+        "chunk_offset",
+        "chunk_sent_ms",
+        "is_probe_sent",
+        "match_index",
+        "mode",
+        "must_probe",
+        "next_index",
+        "sent_commit",
+        "snapshot",
+        "store",
+    )
+
+    def __init__(self, store: UUID, next_index: int) -> None:
+        self.store = store
+        self.mode = Mode.PROBE
+        self.match_index = 0
+        self.next_index = next_index
+        self.sent_commit = 0
+        self.acked_round = 0
+        """The latest heartbeat round that it has answered."""
+        self.acked_ms: int | None = None
+        """When it was last heard of; None before the first answer."""
+        self.is_probe_sent = False
+        self.must_probe = True
+        """An append is due even if it is empty, since something may have been lost on the way."""
+        self.snapshot: Snapshot | None = None
+        self.chunk_offset = 0
+        self.chunk_sent_ms: int | None = None
+        self._in_flight: deque[tuple[int, int]] = deque()
+        self._in_flight_bytes = 0
+
+    def is_active(self, now_ms: int, within_ms: int) -> bool:
+        return self.acked_ms is not None and now_ms - self.acked_ms < within_ms
+
+    def may_append(self, settings: RaftSettings) -> bool:
+        """Whether entries may be sent now."""
+        if self.mode is Mode.PROBE:
+            return not self.is_probe_sent
+        return (
+            self.mode is Mode.REPLICATE
+            and len(self._in_flight) < settings.in_flight_appends_max
+            and self._in_flight_bytes < settings.in_flight_bytes_max
+        )
+
+    def appended(self, last_index: int, size_bytes: int, commit: int) -> None:
+        """An append that ends at `last_index` is on its way; `size_bytes` is 0 for an empty one."""
+        self.must_probe = False
+        self.sent_commit = commit
+        if self.mode is Mode.PROBE:
+            self.is_probe_sent = True
+        elif size_bytes:
+            self._in_flight.append((last_index, size_bytes))
+            self._in_flight_bytes += size_bytes
+            self.next_index = last_index + 1
+
+    def acked(self, index: int) -> bool:
+        """The peer has everything up to `index`; tells whether that is news."""
+        is_news = index > self.match_index
+        self.match_index = max(self.match_index, index)
+        self.next_index = max(self.next_index, self.match_index + 1)
+        if self.mode is Mode.PROBE or (self.snapshot is not None and self.match_index >= self.snapshot.index):
+            self.start(Mode.REPLICATE)
+        while self._in_flight and self._in_flight[0][0] <= self.match_index:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
+        return is_news
+
+    def rejected(self, index: int, agreed_index: int) -> None:
+        """The peer's log differs at `index`; it may agree up to `agreed_index`."""
+        if self.mode is Mode.REPLICATE:
+            # An answer to an append that others have overtaken says nothing new.
+            if index > self.match_index:
+                self.start(Mode.PROBE)
+        elif self.mode is Mode.PROBE and index == self.next_index - 1:
+            next_index = max(self.match_index + 1, min(index, agreed_index + 1))
+            # A peer that has lost what it once had gets nowhere; it must not be asked as fast as it can answer.
+            self.is_probe_sent = next_index == self.next_index
+            self.next_index = next_index
+
+    def chunk_taken(self, index: int, next_offset: int) -> None:
+        """The peer has the snapshot's bytes before `next_offset`."""
+        if self.snapshot is not None and self.snapshot.index == index:
+            self.chunk_offset = min(next_offset, len(self.snapshot.data))
+            self.chunk_sent_ms = None
+
+    def chunk_overdue(self, now_ms: int, timeout_ms: int) -> None:
+        """The peer is there; a chunk that it has not answered for so long was lost."""
+        if self.chunk_sent_ms is not None and now_ms - self.chunk_sent_ms >= timeout_ms:
+            self.chunk_sent_ms = None
+
+    def start(self, mode: Mode, snapshot: Snapshot | None = None) -> None:
+        self.mode = mode
+        self.snapshot = snapshot
+        self.chunk_offset = 0
+        self.chunk_sent_ms = None
+        self.is_probe_sent = self.must_probe = False
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+        self.next_index = self.match_index + 1 if mode is not Mode.SNAPSHOT else self.next_index

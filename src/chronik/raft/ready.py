@@ -1,0 +1,139 @@
+"""What comes out of the Raft core: answers to calls, and the `Ready` that the node carries out.
+
+Of one Ready, in this order: send `messages`; write `persist` and report it by `RaftNode.persisted`, then send
+`messages_after`; restore, apply `committed`, answer reads, take note of the rest. Only the write takes time, and only
+`messages_after` wait for it: the rest rests on earlier writes. While it is under way `ready()` goes on handing out what
+does not depend on it (heartbeats, replication, what is committed and durable), with `persist` None. There is never a
+second write before the first is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+from uuid import UUID
+
+from chronik.raft.entries import Entry, HardState, Snapshot
+from chronik.raft.membership import Membership
+from chronik.raft.messages import Message
+
+
+class RoleKind(Enum):
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProposalId:
+    """The place of a proposal in the log. It is committed when an entry with this index *and* term is handed out."""
+
+    index: int
+    term: int
+
+
+class Reason(Enum):
+    """Why a call was refused. In all cases nothing was appended."""
+
+    NOT_LEADER = "this node does not lead"
+    TRANSFERRING = "leadership is being handed over"
+    BUSY = "too much waits for agreement"
+    TOO_LARGE = "the entry is too large"
+    NOT_ESTABLISHED = "the leader has not committed an entry of its term yet"
+    CHANGE_IN_FLIGHT = "another membership change is not committed yet"
+    NOT_CAUGHT_UP = "the learner lags too far behind"
+    STORE_IN_USE = "the node answers with the store that it is known by"
+    INVALID = "the change does not fit the membership"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call had no effect. `leader` is where to try instead, as far as this node knows."""
+
+    reason: Reason
+    leader: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """Once this Ready is applied, the state machine is at least as new as everything committed before the read."""
+
+    token: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """This node's role, the term, or the leader that it knows of has changed."""
+
+    role: RoleKind
+    term: int
+    leader: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEstablished:
+    """This node leads and, with this Ready, has applied all that earlier leaders committed: the controller may act."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChanged:
+    """The membership in force, where it is new or has just been committed."""
+
+    membership: Membership
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAborted:
+    """The target of a leadership transfer did not catch up in time; this node goes on leading."""
+
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdTaken:
+    """A node with an empty store asks to join under the id of a member that is alive: one id was given twice."""
+
+    node_id: int
+    store: UUID
+
+
+Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | TransferAborted | NodeIdTaken
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """One atomic write: store the snapshot, drop entries below `drop_before`, cut those from `cut_from` on, append."""
+
+    hard_state: HardState
+    snapshot: Snapshot | None = None
+    drop_before: int | None = None
+    cut_from: int | None = None
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is to be done now; the module says in which order."""
+
+    messages: tuple[Message, ...] = ()
+    persist: Persist | None = None
+    messages_after: tuple[Message, ...] = ()
+    """Empty unless there is something to persist."""
+    restore: Snapshot | None = None
+    """Replaces the state machine; already durable. The committed entries follow it."""
+    committed: tuple[Entry, ...] = ()
+    """Durable here and committed, in order and without a gap since the last Ready or `restore`."""
+    reads: tuple[ReadAnswer, ...] = ()
+    reads_refused: tuple[int, ...] = ()
+    proposals_in_doubt: tuple[ProposalId, ...] = ()
+    """Leadership was lost before these were committed. They may be committed or dropped later."""
+    proposals_dropped: tuple[ProposalId, ...] = ()
+    """These were overwritten: they surely never take effect."""
+    events: tuple[Event, ...] = ()

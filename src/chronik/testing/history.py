@@ -1,0 +1,99 @@
+"""Judges a recorded history by the anomalies that Jepsen's tests of Kafka look for.
+
+The log of each partition is put together from all that anybody saw of it: the offsets of acknowledgements and of polled
+records. Against it stand:
+
+    lost-write                  acknowledged, never polled, although somebody polled beyond its offset
+    unseen                      acknowledged, never polled, and nobody polled beyond it (yet)
+    duplicate                   one value at two places
+    inconsistent-offsets        one offset, two values
+    nonmonotonic-send           a producer's later send stands before its earlier one
+    int-poll-skip               inside one poll, records between two neighbours are left out
+    external-poll-skip          the same between a consumer's position and its next poll
+    int-nonmonotonic-poll       inside one poll, a record stands behind one of a higher or the same offset
+    external-nonmonotonic-poll  the same between a consumer's position and its next poll
+    unknown-value               a record that nobody sent (content was changed)
+    aborted-read                a record whose send had certainly failed
+
+and the worst real-time lag: how long a consumer, at a poll, had not been given what was known to be there.
+Pure: a history in, a report out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chronik.testing.anomalies import KINDS, Anomaly
+from chronik.testing.operations import Operation
+from chronik.testing.places import Facts
+from chronik.testing.polls import Lag, PollWalk
+
+SHOWN_PER_KIND_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict on one history."""
+
+    anomalies: dict[str, list[Anomaly]]
+    worst_lag: Lag | None
+    operations: int
+    sent: int
+    acknowledged: int
+    unknown: int
+    polled: int
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.anomalies
+
+    def counts(self) -> dict[str, int]:
+        """How many of each kind, zero included."""
+        return {kind: len(self.anomalies.get(kind, ())) for kind in KINDS}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.operations} operations: {self.sent} sent, {self.acknowledged} acknowledged, "
+            f"{self.unknown} unknown, {self.polled} polled: {'clean' if self.is_clean else 'NOT clean'}"
+        ]
+        for kind, found in self.anomalies.items():
+            lines.append(f"{kind}: {len(found)}")
+            lines += [
+                f"  {anomaly.evidence} (operations {anomaly.operations})" for anomaly in found[:SHOWN_PER_KIND_MAX]
+            ]
+        return "\n".join(lines)
+
+
+def check(operations: Sequence[Operation], *, dense: bool = False) -> Report:
+    """The report on a history.
+
+    `dense` says that the topics have a record at every offset (no transactions, no compaction), so that an offset which
+    was passed over is a skip, even where nobody ever saw what stands there.
+    """
+    facts = Facts()
+    for number, operation in enumerate(operations):
+        facts.take(number, operation)
+    walk = PollWalk(facts.known_offsets(), facts.timelines, dense)
+    for number, operation in enumerate(operations):
+        walk.take(number, operation)
+    anomalies: dict[str, list[Anomaly]] = {}
+    for anomaly in (*facts.anomalies(), *walk.anomalies):
+        anomalies.setdefault(anomaly.kind, []).append(anomaly)
+    outcomes = Counter(send.outcome for send in facts.sends.values())
+    return Report(
+        anomalies={kind: anomalies[kind] for kind in KINDS if kind in anomalies},
+        worst_lag=walk.worst_lag,
+        operations=len(operations),
+        sent=len(facts.sends),
+        acknowledged=outcomes["ok"],
+        unknown=outcomes["info"] + outcomes[None],
+        polled=facts.polled_records,
+    )
+
+
+def merge(histories: Iterable[Iterable[Operation]]) -> list[Operation]:
+    """Histories that were recorded side by side with one clock, as one. Equal times keep the order given."""
+    return sorted((operation for history in histories for operation in history), key=lambda operation: operation.at_s)

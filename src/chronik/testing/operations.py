@@ -1,0 +1,113 @@
+"""What clients did and saw, operation by operation: the history that `chronik.testing.history` judges.
+
+A history is a sequence of operations in real-time order: an operation stands where it ended, an invocation where it
+began. Values are unique: each is sent once. On disk it is JSON Lines, one operation each, named by its `op`:
+
+    {"op":"send","at_s":0.1,"producer":"p1","value":"p1/0","partition":"t-0"}
+    {"op":"send-ok","at_s":0.2,"producer":"p1","value":"p1/0","partition":"t-0","offset":0}
+    {"op":"send-fail",...}      it was certainly not appended
+    {"op":"send-info",...}      nobody knows whether it was appended
+    {"op":"assign","at_s":0.1,"consumer":"c1","positions":{"t-0":0,"t-1":null}}
+    {"op":"poll","at_s":0.3,"invoked_s":0.2,"consumer":"c1","records":[["t-0",0,"p1/0"]]}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+
+class SendInvoked(msgspec.Struct, frozen=True, tag_field="op", tag="send", omit_defaults=True):
+    """A producer was handed a value. `partition` is None where the client chooses it."""
+
+    at_s: float
+    producer: str
+    value: str
+    partition: str | None = None
+
+
+class SendAcknowledged(msgspec.Struct, frozen=True, tag_field="op", tag="send-ok", omit_defaults=True):
+    """The producer was told that the value is stored. `offset` is None where the client was not told (acks=0)."""
+
+    at_s: float
+    producer: str
+    value: str
+    partition: str
+    offset: int | None = None
+
+
+class SendFailed(msgspec.Struct, frozen=True, tag_field="op", tag="send-fail", omit_defaults=True):
+    """The value was certainly not stored."""
+
+    at_s: float
+    producer: str
+    value: str
+    reason: str = ""
+
+
+class SendUnknown(msgspec.Struct, frozen=True, tag_field="op", tag="send-info", omit_defaults=True):
+    """The producer gave up; the value may be stored or not."""
+
+    at_s: float
+    producer: str
+    value: str
+    reason: str = ""
+
+
+class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign"):
+    """From here on the consumer reads these partitions and no others, by its own choice or by its group's.
+
+    A position is the offset that it must read next. None means on from where it was, and anywhere for a partition that
+    it did not have before.
+    """
+
+    at_s: float
+    consumer: str
+    positions: dict[str, int | None]
+
+
+class Polled(msgspec.Struct, frozen=True, tag_field="op", tag="poll"):
+    """One poll, asked at `invoked_s` and answered at `at_s`, with what it gave: (partition, offset, value)."""
+
+    at_s: float
+    invoked_s: float
+    consumer: str
+    records: tuple[tuple[str, int, str], ...]
+
+
+Operation = SendInvoked | SendAcknowledged | SendFailed | SendUnknown | Assigned | Polled
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Operation] = msgspec.json.Decoder(Operation)
+
+
+class HistoryError(Exception):
+    """A history that cannot be judged: it does not parse, or contradicts what a history is."""
+
+
+def to_lines(operations: Iterable[Operation]) -> Iterator[bytes]:
+    """Each operation as a line of JSON, with its newline."""
+    for operation in operations:
+        yield _ENCODER.encode(operation) + b"\n"
+
+
+def from_lines(lines: Iterable[bytes | str]) -> Iterator[Operation]:
+    """The operations of JSON lines; empty lines are passed over."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _DECODER.decode(line)
+            except msgspec.MsgspecError as error:
+                raise HistoryError(f"line {number} is no operation: {error}") from None
+
+
+def write_history(path: str | os.PathLike[str], operations: Iterable[Operation]) -> None:
+    with open(path, "wb") as opened:
+        opened.writelines(to_lines(operations))
+
+
+def read_history(path: str | os.PathLike[str]) -> list[Operation]:
+    with open(path, "rb") as opened:
+        return list(from_lines(opened))

@@ -1,0 +1,169 @@
+"""Puts the partitions of a history together from all that anybody saw of them, and finds what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chronik.testing.anomalies import (
+    ABORTED_READ,
+    DUPLICATE,
+    INCONSISTENT_OFFSETS,
+    LOST_WRITE,
+    NONMONOTONIC_SEND,
+    UNKNOWN_VALUE,
+    UNSEEN,
+    Anomaly,
+    Place,
+)
+from chronik.testing.operations import (
+    HistoryError,
+    Operation,
+    Polled,
+    SendAcknowledged,
+    SendFailed,
+    SendInvoked,
+    SendUnknown,
+)
+from chronik.testing.polls import Timeline
+
+
+@dataclass(slots=True)
+class Sent:
+    """One value on its way: `outcome` is None while nobody knows."""
+
+    producer: str
+    invoked: int
+    outcome: str | None = None
+    ended: int | None = None
+    partition: str | None = None
+    offset: int | None = None
+
+
+class Facts:
+    """All that the operations say about sends and places, without regard to who read what in which order."""
+
+    def __init__(self) -> None:
+        self.sends: dict[str, Sent] = {}
+        self.polled_records = 0
+        self.timelines: dict[str, Timeline] = {}
+        self._values_at: dict[Place, dict[str, int]] = {}
+        self._places_of: dict[str, dict[Place, int]] = {}
+        self._polled: set[str] = set()
+        self._highest_polled: dict[str, tuple[int, int]] = {}
+
+    def take(self, number: int, operation: Operation) -> None:
+        match operation:
+            case SendInvoked(producer=producer, value=value):
+                if value in self.sends:
+                    raise HistoryError(f"operation {number} sends {value!r} a second time: values must be unique")
+                self.sends[value] = Sent(producer, number)
+            case SendAcknowledged(value=value, partition=partition, offset=offset):
+                sent = self._end(number, value, "ok")
+                sent.partition, sent.offset = partition, offset
+                if offset is not None:
+                    self._see(number, operation.at_s, Place(partition, offset), value)
+            case SendFailed(value=value):
+                self._end(number, value, "fail")
+            case SendUnknown(value=value):
+                self._end(number, value, "info")
+            case Polled(records=records):
+                for partition, offset, value in records:
+                    self._see(number, operation.at_s, Place(partition, offset), value)
+                    self._polled.add(value)
+                    highest = self._highest_polled.get(partition)
+                    if highest is None or offset > highest[0]:
+                        self._highest_polled[partition] = (offset, number)
+                self.polled_records += len(records)
+
+    def known_offsets(self) -> dict[str, list[int]]:
+        """The offsets of each partition at which somebody ever saw a record, in order."""
+        known: dict[str, list[int]] = {}
+        for partition, offset in self._values_at:
+            known.setdefault(partition, []).append(offset)
+        for offsets in known.values():
+            offsets.sort()
+        return known
+
+    def anomalies(self) -> Iterator[Anomaly]:
+        yield from self._unread()
+        yield from self._out_of_place()
+        yield from self._out_of_order()
+        yield from self._never_sent()
+
+    def _end(self, number: int, value: str, outcome: str) -> Sent:
+        sent = self.sends.get(value)
+        if sent is None:
+            raise HistoryError(f"operation {number} ends a send of {value!r} that never began")
+        if sent.outcome is not None:
+            raise HistoryError(f"operation {number} ends the send of {value!r} a second time")
+        sent.outcome, sent.ended = outcome, number
+        return sent
+
+    def _see(self, number: int, at_s: float, place: Place, value: str) -> None:
+        self._values_at.setdefault(place, {}).setdefault(value, number)
+        self._places_of.setdefault(value, {}).setdefault(place, number)
+        self.timelines.setdefault(place.partition, Timeline()).reached(place.offset + 1, at_s)
+
+    def _unread(self) -> Iterator[Anomaly]:
+        for value, sent in self.sends.items():
+            if sent.outcome != "ok" or value in self._polled:
+                continue
+            ended = _number(sent.ended)
+            where = sent.partition if sent.offset is None else str(Place(str(sent.partition), sent.offset))
+            told = f"{value!r} was acknowledged at {where} and never polled"
+            highest = self._highest_polled.get(str(sent.partition))
+            if sent.offset is None or highest is None or highest[0] < sent.offset:
+                yield Anomaly(UNSEEN, sent.partition, told, (sent.invoked, ended))
+            else:
+                beyond = f"{told}; {Place(str(sent.partition), highest[0])} was"
+                yield Anomaly(LOST_WRITE, sent.partition, beyond, (sent.invoked, ended, highest[1]))
+
+    def _out_of_place(self) -> Iterator[Anomaly]:
+        for value, places in self._places_of.items():
+            if len(places) > 1:
+                told = f"{value!r} stands at {', '.join(map(str, sorted(places)))}"
+                yield Anomaly(DUPLICATE, min(places).partition, told, tuple(sorted(places.values())))
+        for place, values in self._values_at.items():
+            if len(values) > 1:
+                told = f"{place} holds {', '.join(map(repr, values))}"
+                yield Anomaly(INCONSISTENT_OFFSETS, place.partition, told, tuple(sorted(values.values())))
+
+    def _out_of_order(self) -> Iterator[Anomaly]:
+        """In the order of invocation: a producer that keeps its order keeps that of its retries too."""
+        furthest: dict[tuple[str, str], tuple[int, str]] = {}
+        for value, sent in self.sends.items():
+            places = self._places_of.get(value)
+            if not places:
+                continue
+            partition, offset = min(places) if sent.offset is None else Place(str(sent.partition), sent.offset)
+            key = (sent.producer, partition)
+            before = furthest.get(key)
+            if before is not None and offset <= before[0]:
+                earlier = self.sends[before[1]]
+                told = (
+                    f"{sent.producer} sent {before[1]!r} before {value!r}, "
+                    f"which stands at {Place(partition, offset)}, not behind {Place(partition, before[0])}"
+                )
+                yield Anomaly(NONMONOTONIC_SEND, partition, told, (earlier.invoked, sent.invoked))
+            else:
+                furthest[key] = (offset, value)
+
+    def _never_sent(self) -> Iterator[Anomaly]:
+        for value in self._places_of:
+            if value not in self._polled:
+                continue
+            (place, number), *_ = self._places_of[value].items()
+            sent = self.sends.get(value)
+            if sent is None:
+                told = f"{place} holds {value!r}, which nobody sent"
+                yield Anomaly(UNKNOWN_VALUE, place.partition, told, (number,))
+            elif sent.outcome == "fail":
+                told = f"{place} holds {value!r}, whose send had failed"
+                yield Anomaly(ABORTED_READ, place.partition, told, (_number(sent.ended), number))
+
+
+def _number(operation: int | None) -> int:
+    if operation is None:
+        raise HistoryError("a send has an outcome and no operation that says so")
+    return operation

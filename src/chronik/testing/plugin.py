@@ -1,0 +1,53 @@
+"""The pytest plugin: `chronik_cluster` gives a test a real cluster (three nodes, or `chronik_nodes` of the ini file).
+
+    def test_orders_survive_a_crash(chronik_cluster):
+        topic = chronik_cluster.topic(partitions=1)
+        producer = KafkaProducer(bootstrap_servers=chronik_cluster.bootstrap, acks="all")
+        chronik_cluster.kill(chronik_cluster.leader(topic))
+        producer.send(topic, b"still there").get(timeout=10)
+
+The processes start once for a run of pytest; each test finds all nodes up, no topics and no groups. Nothing is left
+behind, however the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from chronik.testing.cluster import TestCluster
+
+DEFAULT_NODES = 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("chronik_nodes", f"nodes of the chronik_cluster fixture (default {DEFAULT_NODES})")
+
+
+@pytest.fixture(scope="session")
+def _chronik_processes(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    # Imported when it is used: the plugin is loaded in every run of pytest where chronik is installed.
+    from chronik.testing.cluster import TestCluster
+
+    with TestCluster(_wanted_nodes(request.config.getini("chronik_nodes"))) as cluster:
+        yield cluster
+
+
+def _wanted_nodes(setting: str) -> int:
+    if not setting:
+        return DEFAULT_NODES
+    if not setting.isdecimal() or int(setting) == 0:
+        raise pytest.UsageError(f"chronik_nodes = {setting}: how many nodes the cluster has, as a number from 1")
+    return int(setting)
+
+
+@pytest.fixture
+def chronik_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
+    """A real cluster: `.bootstrap`, `.nodes`, `.topic()`, `.leader(topic)`, `.kill(n)`, `.stop(n)`, `.pause(n)`, ..."""
+    _chronik_processes.heal()  # where the test before could not be cleaned up after
+    yield _chronik_processes
+    _chronik_processes.heal()
+    _chronik_processes.tidy()

@@ -1,0 +1,117 @@
+"""Follows consumers through a history: what a poll left out or gave again, and how far behind they were."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chronik.testing.anomalies import (
+    EXTERNAL_NONMONOTONIC_POLL,
+    EXTERNAL_POLL_SKIP,
+    INT_NONMONOTONIC_POLL,
+    INT_POLL_SKIP,
+    Anomaly,
+    Place,
+)
+from chronik.testing.operations import Assigned, Operation, Polled
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """At its poll, operation `operation`, the consumer had not been given a record known for so long."""
+
+    seconds: float
+    consumer: str
+    partition: str
+    next_offset: int
+    operation: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Since when a partition was known to reach how far: both lists rise together."""
+
+    ends: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    def reached(self, end: int, at_s: float) -> None:
+        if not self.ends or end > self.ends[-1]:
+            self.ends.append(end)
+            self.times_s.append(at_s)
+
+    def known_since_s(self, offset: int) -> float | None:
+        """When it became known that there is a record at or behind `offset`."""
+        index = bisect_right(self.ends, offset)
+        return self.times_s[index] if index < len(self.ends) else None
+
+
+class Position(NamedTuple):
+    """How far a consumer is: the last offset that is behind it, and the operation that says so."""
+
+    offset: int
+    operation: int
+
+
+class PollWalk:
+    """Follows each consumer through its polls. `known` are the offsets that hold a record, as far as anybody knows."""
+
+    def __init__(self, known: dict[str, list[int]], timelines: dict[str, Timeline], dense: bool) -> None:
+        self._known = known
+        self._timelines = timelines
+        self._dense = dense
+        self._positions: dict[str, dict[str, Position | None]] = {}
+        self.anomalies: list[Anomaly] = []
+        self.worst_lag: Lag | None = None
+
+    def take(self, number: int, operation: Operation) -> None:
+        match operation:
+            case Assigned(consumer=consumer, positions=positions):
+                before = self._positions.get(consumer, {})
+                self._positions[consumer] = {
+                    partition: before.get(partition) if offset is None else Position(offset - 1, number)
+                    for partition, offset in positions.items()
+                }
+            case Polled(consumer=consumer):
+                stands = self._positions.setdefault(consumer, {})
+                self._follow(number, operation, stands)
+                self._measure(number, operation, stands)
+
+    def _follow(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
+        for partition, offset, value in polled.records:
+            before = positions.get(partition)
+            positions[partition] = Position(offset, number)
+            if before is None or offset == before.offset + 1:
+                continue
+            inside = before.operation == number
+            operations = (number,) if inside else (before.operation, number)
+            now = f"{polled.consumer} was given {value!r} at {Place(partition, offset)}"
+            if offset <= before.offset:
+                kind = INT_NONMONOTONIC_POLL if inside else EXTERNAL_NONMONOTONIC_POLL
+                told = f"{now} when {Place(partition, before.offset)} was behind it"
+            else:
+                left_out = self._between(partition, before.offset, offset)
+                if not left_out:
+                    continue
+                kind = INT_POLL_SKIP if inside else EXTERNAL_POLL_SKIP
+                told = f"{now} after {Place(partition, before.offset)}: {left_out} records left out"
+            self.anomalies.append(Anomaly(kind, partition, told, operations))
+
+    def _between(self, partition: str, after: int, before: int) -> int:
+        """How many records are known to stand between two offsets."""
+        if self._dense:
+            return before - after - 1
+        known = self._known[partition]
+        return bisect_left(known, before) - bisect_right(known, after)
+
+    def _measure(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
+        for partition, position in positions.items():
+            timeline = self._timelines.get(partition)
+            if position is None or timeline is None:
+                continue
+            since_s = timeline.known_since_s(position.offset + 1)
+            if since_s is None:
+                continue
+            lag_s = polled.invoked_s - since_s
+            if lag_s > (0.0 if self.worst_lag is None else self.worst_lag.seconds):
+                self.worst_lag = Lag(lag_s, polled.consumer, partition, position.offset + 1, number)

@@ -1,0 +1,21 @@
+"""The simulator: the real node code on virtual time, with a network and disks that fail, all from one seed.
+
+    world         one heap of events, the virtual clock, random streams, a hash over everything that happened
+    loop          an asyncio loop for each process; threads: its executor; clock: its machine's clocks
+    network       machines, links that are slow or cut, connections that break; transport: one end of a connection
+    disk          page cache and durable part, lost and torn writes, full and slow; tree: files and folders
+    host          a machine; it outlives the processes that run on it
+    node          a `Broker` on a host; metadata_store, raft_store: its stores, on the simulated disk
+    history       the oracle: what clients were told, and what may therefore never be told afterwards
+    client        what clients share; producer, consumer, member, observer, keyed, churn: clients; workload: all of them
+    faults        when something breaks, and what
+    scenario      puts these together and runs the phases; single_node is the first one
+    runner        `run_seed`; campaign: many of them; tripwires: traps for the real clock, real chance, real threads
+
+A crash is not a cancel: the process's loop is marked dead, its handles are dropped, and its corpses are kept until the
+run is over, so that no `finally` of theirs can repair anything. Whatever a corpse touches raises `Crashed`.
+"""
+
+from chronik.testing.sim.runner import Report, run_seed
+
+__all__ = ["Report", "run_seed"]

@@ -1,0 +1,84 @@
+"""Many seeds on many cores: each in a process of its own kind, which has no part in the result."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from chronik.testing.sim.runner import run_seed
+
+AHEAD = 2
+"""Seeds that wait for each core, so that none is idle."""
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What came of it. `failures` are whole reports, each with the command that replays it."""
+
+    scenario: str
+    first_seed: int
+    seeds: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+    acknowledged: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        return (
+            f"{self.scenario}: {self.seeds} seeds from {self.first_seed}, {len(self.failures)} with a violation; "
+            f"{self.virtual_s:,.0f} virtual seconds in {self.wall_s:.0f} s ({self.seeds / self.wall_s * 60:.0f} seeds "
+            f"a minute, {self.events / self.wall_s:,.0f} events/s); {self.acknowledged:,} records acknowledged; "
+            f"faults: {faults}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    events: int
+    virtual_s: float
+    acknowledged: int
+    faults: dict[str, int]
+    failure: str | None
+
+
+def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failures_max: int = 1) -> Campaign:
+    """Run seed after seed for `seconds`, or until enough have failed."""
+    result = Campaign(scenario, first_seed)
+    started_s = perf_counter()
+    next_seed = first_seed
+    waiting: set[Future[_Outcome]] = set()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        while True:
+            is_over = perf_counter() - started_s > seconds or len(result.failures) >= failures_max
+            while not is_over and len(waiting) < jobs * AHEAD:
+                waiting.add(pool.submit(_run, next_seed, scenario))
+                next_seed += 1
+            if not waiting:
+                break
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                _count(result, future.result())
+    result.wall_s = perf_counter() - started_s
+    return result
+
+
+def _run(seed: int, scenario: str) -> _Outcome:
+    report = run_seed(seed, scenario)
+    failure = None if report.violation is None else report.failure()
+    return _Outcome(report.events, report.virtual_s, report.counts["acknowledged"], report.faults, failure)
+
+
+def _count(result: Campaign, outcome: _Outcome) -> None:
+    result.seeds += 1
+    result.events += outcome.events
+    result.virtual_s += outcome.virtual_s
+    result.acknowledged += outcome.acknowledged
+    for name, count in outcome.faults.items():
+        result.faults[name] = result.faults.get(name, 0) + count
+    if outcome.failure is not None:
+        result.failures.append(outcome.failure)

@@ -1,0 +1,89 @@
+"""What the simulated clients share: finding the leader, a connection of their own, retrying as real clients do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+from chronik.client.cluster import Cluster, Deadline
+from chronik.client.connection import Connection
+from chronik.client.errors import RETRIABLE, ClientError
+from chronik.testing.sim.history import History
+from chronik.testing.sim.world import World
+from chronik.wire.errors import KafkaError
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S = 1.0
+RETRY_PAUSE_S = 0.1
+
+
+class SimClient:
+    """One application: works until it is asked to `finish`, and then until nothing is left to do; then `is_done`."""
+
+    def __init__(self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]]) -> None:
+        self.name = name
+        self.world = world
+        self.history = history
+        self.random: Random = world.random(f"client:{name}")
+        self.is_finishing = False
+        self.is_done = False
+        self.errors: dict[str, int] = {}
+        self._bootstrap = bootstrap
+        self._cluster: Cluster | None = None
+
+    async def run(self) -> None:
+        await self.work()
+        if self._cluster is not None:
+            await self._cluster.close()
+        self.is_done = True
+
+    async def work(self) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        self.is_finishing = True
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._bootstrap, client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
+        return self._cluster
+
+    async def leader(self, topic: str, partition: int) -> Connection:
+        """A connection to the partition's leader, whatever that takes."""
+
+        async def find() -> Connection:
+            deadline = Deadline(REQUEST_TIMEOUT_S)
+            leaders = await self.cluster.leaders(topic, frozenset({partition}), deadline=deadline)
+            return await self.cluster.connection(leaders[partition], deadline)
+
+        return await self.insist(find)
+
+    async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try until it works. A cluster that never recovers is found by the scenario's deadline."""
+        while True:
+            try:
+                return await attempt()
+            except (ClientError, KafkaError, TimeoutError) as error:
+                self.failed(error)
+                if isinstance(error, KafkaError) and error.code not in RETRIABLE:
+                    self.world.violated(f"{self.name} got {error.code.name} ({error.message})")
+                await self.pause()
+
+    async def drop_connections(self) -> None:
+        """Start over, as an application does that lost its patience."""
+        if self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            await cluster.close()
+
+    async def pause(self) -> None:
+        await asyncio.sleep(RETRY_PAUSE_S * (0.2 + self.random.random()))
+
+    def failed(self, error: BaseException) -> None:
+        kind = error.code.name if isinstance(error, KafkaError) else type(error).__name__
+        self.errors[kind] = self.errors.get(kind, 0) + 1

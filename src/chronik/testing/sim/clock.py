@@ -1,0 +1,29 @@
+"""A machine's own clocks: both run a little fast or slow, and start anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chronik.testing.sim.world import World
+
+EPOCH_MS = 1_750_000_000_000
+
+
+@dataclass(slots=True)
+class Clock:
+    """Invariant: `monotonic_s` never goes back; `wall_ms` may be stepped."""
+
+    world: World
+    rate: float = 1.0
+    offset_s: float = 0.0
+    wall_offset_ms: int = 0
+
+    def monotonic_s(self) -> float:
+        return self.offset_s + self.world.now * self.rate
+
+    def world_s(self, monotonic_s: float) -> float:
+        """When this clock will show `monotonic_s`."""
+        return (monotonic_s - self.offset_s) / self.rate
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self.wall_offset_ms + int(self.world.now * self.rate * 1000)

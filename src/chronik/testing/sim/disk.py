@@ -1,0 +1,293 @@
+"""A machine's disk, and the view of it that one process has: `storage.disk.Disk` over a simulated tree of files.
+
+Each operation takes time, may fail, and is a moment at which the process may die. A dead process gets `Crashed` from
+everything, so that what runs while it unwinds changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, NoReturn
+
+from chronik.storage.disk import Buffer
+from chronik.testing.sim.tree import FileNode, FolderNode, Resize, Write
+
+if TYPE_CHECKING:
+    from chronik.testing.sim.host import Host, Process
+
+SYNC_S_MIN = 20e-6
+CALL_S = 3e-6
+BYTE_S = 1e-9
+
+
+@dataclass(slots=True)
+class DiskSpeed:
+    """How a device behaves; drawn for each machine, made worse by faults."""
+
+    sync_s: float
+    """Mean time of a sync."""
+    cold_share: float
+    """How often what is read is not in the page cache."""
+
+    @staticmethod
+    def drawn(random: Random) -> DiskSpeed:
+        return DiskSpeed(sync_s=random.choice((200e-6, 1e-3, 4e-3, 12e-3)), cold_share=random.choice((0.0, 0.05, 0.3)))
+
+
+class SimDisk:
+    """The device: its tree, its speed, and the faults it has now."""
+
+    def __init__(self, host: Host, speed: DiskSpeed, random: Random) -> None:
+        self.speed = speed
+        self.random = random
+        self.slowness = 1.0
+        self.root = FolderNode()
+        self.capacity_bytes: int | None = None
+        """None: no bound."""
+        self.sync_error_share = 0.0
+        self.syncs_failed = 0
+        self.locks: dict[FileNode, Process] = {}
+        self._host = host
+
+    @property
+    def sync_s(self) -> float:
+        return self.speed.sync_s * self.slowness
+
+    def fill(self, left_bytes: int) -> None:
+        """Somebody else's data takes the room, but for this much."""
+        self.capacity_bytes = self.root.size_bytes() + left_bytes
+
+    def make_room(self) -> None:
+        self.capacity_bytes = None
+
+    def lacks(self, more_bytes: int) -> int:
+        """How many of `more_bytes` do not fit."""
+        if self.capacity_bytes is None or more_bytes <= 0:
+            return 0
+        return max(0, self.root.size_bytes() + more_bytes - self.capacity_bytes)
+
+    def process_ended(self) -> None:
+        self.locks.clear()
+        self.root.forget_doubtful()
+
+    def lose_power(self) -> None:
+        self.root.lose_power(self.random)
+
+
+class ProcessDisk:
+    """`Disk` for one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.device = process.host.disk
+        self._world = process.world
+
+    # -- what each operation does first --------------------------------------------------------------------------------
+
+    def begin(self, operation: str, size_bytes: int = 0) -> None:
+        """Time passes; the process may die before the operation."""
+        self.process.check_alive()
+        self._world.trace(operation, self.process.serial, size_bytes)
+        self.process.charge((CALL_S + size_bytes * BYTE_S) * self.device.slowness)
+        self.process.reached(operation)
+
+    def sync(self, operation: str) -> None:
+        self.begin(operation)
+        device = self.device
+        self.process.charge(SYNC_S_MIN + device.random.expovariate(1.0) * device.sync_s)
+
+    def _folder(self, path: str) -> FolderNode:
+        node = self.device.root
+        for name in path.strip("/").split("/"):
+            if not name:
+                continue
+            found = node.names.get(name)
+            if not isinstance(found, FolderNode):
+                _no_such(path)
+            node = found
+        return node
+
+    def _parent(self, path: str) -> tuple[FolderNode, str]:
+        folder, _, name = path.rpartition("/")
+        return self._folder(folder), name
+
+    # -- Disk ----------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, create: bool = False) -> SimFile:
+        self.process.check_alive()
+        folder, name = self._parent(path)
+        node = folder.names.get(name)
+        if node is None:
+            if not create:
+                _no_such(path)
+            self.begin("disk.create")
+            node = FileNode()
+            folder.change(None, name, node)
+        if not isinstance(node, FileNode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return SimFile(self, node, path)
+
+    def listdir(self, path: str) -> list[str]:
+        self.begin("disk.listdir")
+        return sorted(self._folder(path).names)
+
+    def mkdir(self, path: str) -> None:
+        node = self.device.root
+        for name in path.strip("/").split("/"):
+            found = node.names.get(name)
+            if found is None:
+                self.begin("disk.mkdir")
+                found = FolderNode()
+                node.change(None, name, found)
+            if not isinstance(found, FolderNode):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            node = found
+
+    def remove(self, path: str) -> None:
+        self.begin("disk.remove")
+        folder, name = self._parent(path)
+        if not isinstance(folder.names.get(name), FileNode):
+            _no_such(path)
+        folder.change(name, None, None)
+        self.process.reached("disk.removed")
+
+    def rename(self, old: str, new: str) -> None:
+        self.begin("disk.rename")
+        folder, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        node = folder.names.get(old_name)
+        if node is None:
+            _no_such(old)
+        if target is not folder:
+            raise OSError(errno.EXDEV, "renames between folders are not simulated", old)
+        occupied = folder.names.get(new_name)
+        if isinstance(occupied, FolderNode) and occupied.names:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), new)
+        folder.change(old_name, new_name, node)
+        self.process.reached("disk.renamed")
+
+    def sync_dir(self, path: str) -> None:
+        self.sync("disk.sync_dir")
+        self._folder(path).sync()
+        self.process.reached("disk.synced_dir")
+
+    def exists(self, path: str) -> bool:
+        self.process.check_alive()
+        try:
+            folder, name = self._parent(path)
+        except FileNotFoundError:
+            return False
+        return name in folder.names
+
+    def size(self, path: str) -> int:
+        self.process.check_alive()
+        folder, name = self._parent(path)
+        node = folder.names.get(name)
+        if not isinstance(node, FileNode):
+            _no_such(path)
+        return len(node.cached)
+
+    def rmtree(self, path: str) -> None:
+        folder = self._folder(path)
+        for name in sorted(folder.names):
+            if isinstance(folder.names[name], FolderNode):
+                self.rmtree(f"{path}/{name}")
+            else:
+                self.begin("disk.remove")
+                folder.change(name, None, None)
+        parent, own_name = self._parent(path)
+        self.begin("disk.remove")
+        parent.change(own_name, None, None)
+
+    def free_bytes(self, path: str) -> int:
+        capacity = self.device.capacity_bytes
+        return 1 << 40 if capacity is None else max(0, capacity - self.device.root.size_bytes())
+
+    def lock(self, path: str) -> SimFile:
+        file = self.open(path, create=True)
+        if file.node in self.device.locks:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), path)
+        self.device.locks[file.node] = self.process
+        return file
+
+
+class SimFile:
+    """`File` for one process."""
+
+    __slots__ = ("_disk", "_is_open", "_path", "node")
+
+    def __init__(self, disk: ProcessDisk, node: FileNode, path: str) -> None:
+        self.node = node
+        self._disk = disk
+        self._path = path
+        self._is_open = True
+
+    def _begin(self, operation: str, size_bytes: int = 0) -> None:
+        self._check_open()
+        self._disk.begin(operation, size_bytes)
+
+    def _check_open(self) -> None:
+        self._disk.process.check_alive()
+        if not self._is_open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+
+    def pwrite(self, data: Buffer, at: int) -> None:
+        content = bytes(data)
+        self._begin("disk.write", len(content))
+        missing = self._disk.device.lacks(at + len(content) - len(self.node.cached))
+        if missing:
+            self.node.change(Write(at, content[: max(0, len(content) - missing)]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.node.change(Write(at, content))
+        self._disk.process.reached("disk.written")
+
+    def pread(self, at: int, size: int) -> bytes:
+        self._begin("disk.read", size)
+        return bytes(self.node.cached[at : at + size])
+
+    def pread_cached(self, at: int, size: int) -> bytes | None:
+        device = self._disk.device
+        if device.random.random() < device.speed.cold_share:
+            return None
+        return self.pread(at, size)
+
+    def datasync(self) -> None:
+        self._check_open()
+        self._disk.sync("disk.sync")
+        device = self._disk.device
+        if device.sync_error_share and device.random.random() < device.sync_error_share:
+            device.syncs_failed += 1
+            self.node.fail_sync()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.node.sync()
+        self._disk.process.reached("disk.synced")
+
+    def size(self) -> int:
+        self._check_open()
+        return len(self.node.cached)
+
+    def truncate(self, size: int) -> None:
+        self._begin("disk.truncate")
+        if self._disk.device.lacks(size - len(self.node.cached)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.node.change(Resize(size))
+
+    def allocate(self, size: int) -> None:
+        self._begin("disk.allocate")
+        if self._disk.device.lacks(size - len(self.node.cached)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if size > len(self.node.cached):
+            self.node.change(Resize(size))
+
+    def close(self) -> None:
+        self._disk.process.check_alive()
+        self._is_open = False
+        if self._disk.device.locks.get(self.node) is self._disk.process:
+            del self._disk.device.locks[self.node]
+
+
+def _no_such(path: str) -> NoReturn:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)

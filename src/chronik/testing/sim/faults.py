@@ -1,0 +1,252 @@
+"""The nemesis: what breaks, when, and how it is mended.
+
+Most crashes come at a moment that matters (a sync begins or is done, a segment arrives, a file was renamed) and not at
+just any time: that is where bugs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.network import Network
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
+
+MOMENTS: Mapping[str, int] = {
+    "job.submitted": 4,
+    "job.done": 2,
+    "job.reported": 2,
+    "segment.arrived": 2,
+    "disk.write": 2,
+    "disk.written": 4,
+    "disk.sync": 4,
+    "disk.synced": 2,
+    "disk.sync_dir": 1,
+    "disk.synced_dir": 1,
+    "disk.create": 1,
+    "disk.rename": 1,
+    "disk.renamed": 1,
+    "disk.remove": 1,
+    "disk.removed": 1,
+    "disk.truncate": 1,
+}
+"""Each moment and its weight."""
+FAULTS: Mapping[str, int] = {
+    "kill": 5,
+    "power": 8,
+    "stop": 2,
+    "pause": 2,
+    "full": 1,
+    "slow": 1,
+    "sync_error": 1,
+    "cut": 2,
+    "reset": 1,
+    "silence": 1,
+}
+"""Each fault and its weight."""
+
+MOMENT_SHARE = 0.75
+MOMENT_WAIT_S = 0.4
+SECOND_CRASH_SHARE = 0.4
+DOWN_S_MAX = 0.3
+SOON_S = 0.4
+
+
+@dataclass(slots=True)
+class Strike:
+    """A fault that waits for its moment."""
+
+    moment: str
+    countdown: int
+    carry_out: Callable[[], None]
+
+
+class Nemesis:
+    """Breaks and mends nodes and what is between them and their clients."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        nodes: Sequence[SimNode],
+        clients: Sequence[Host],
+        faults: Mapping[str, int] = FAULTS,
+    ) -> None:
+        self.counts: dict[str, int] = {}
+        self._world = world
+        self._network = network
+        self._nodes = nodes
+        self._clients = clients
+        self._faults = faults
+        self._random = world.random("nemesis")
+        self._armed: dict[Host, Strike] = {}
+        self._is_over = False
+
+    def begin(self, until_s: float, pause_s: float) -> None:
+        """Strike at random times, `pause_s` apart in the mean, until then."""
+        for node in self._nodes:
+            node.host.on_moment = self._on_moment
+        now_s = self._world.now
+        while True:
+            now_s += pause_s * (0.3 + 1.4 * self._random.random())
+            if now_s >= until_s:
+                break
+            self._world.at(now_s, self._strike)
+
+    def end(self) -> None:
+        """Mend everything, for good."""
+        self._is_over = True
+        self._armed.clear()
+        for one in (*self._clients, *(node.host for node in self._nodes)):
+            for other in (*self._clients, *(node.host for node in self._nodes)):
+                if one is not other:
+                    self._network.heal(one, other)
+        for node in self._nodes:
+            node.host.on_moment = None
+            node.host.disk.make_room()
+            node.host.disk.slowness = 1.0
+            node.host.resume()
+            if node.host.disk.syncs_failed:
+                # A log whose sync failed waits for a restart, as an operator would do it.
+                node.kill()
+            node.host.disk.sync_error_share = 0.0
+            node.start_when_down()
+
+    # -- striking ------------------------------------------------------------------------------------------------------
+
+    def _strike(self) -> None:
+        if self._is_over:
+            return
+        node = self._random.choice(self._nodes)
+        kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
+        carry_out = self._fault(kind, node)
+        is_crash = kind in ("kill", "power", "pause")
+        if is_crash and self._random.random() < MOMENT_SHARE:
+            self._arm(node, self._random.randint(1, 8), carry_out)
+        else:
+            carry_out()
+
+    def _arm(self, node: SimNode, countdown: int, carry_out: Callable[[], None]) -> None:
+        moment = self._random.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        strike = self._armed[node.host] = Strike(moment, countdown, carry_out)
+        self._world.after(MOMENT_WAIT_S, self._give_up, node.host, strike)
+
+    def _give_up(self, host: Host, strike: Strike) -> None:
+        if self._armed.get(host) is strike:
+            del self._armed[host]
+            strike.carry_out()
+
+    def _on_moment(self, host: Host, moment: str) -> None:
+        strike = self._armed.get(host)
+        if strike is None or strike.moment != moment:
+            return
+        strike.countdown -= 1
+        if strike.countdown == 0:
+            del self._armed[host]
+            self._world.note(f"{host.name} reaches {moment}")
+            strike.carry_out()
+
+    def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
+        faults: dict[str, Callable[[SimNode], None]] = {
+            "kill": self._kill,
+            "power": self._power,
+            "stop": self._stop,
+            "pause": self._pause,
+            "full": self._full,
+            "slow": self._slow,
+            "sync_error": self._sync_error,
+            "cut": self._cut,
+            "reset": self._reset,
+            "silence": self._silence,
+        }
+
+        def carry_out() -> None:
+            if not self._is_over:
+                self.counts[kind] = self.counts.get(kind, 0) + 1
+                faults[kind](node)
+
+        return carry_out
+
+    # -- the faults ----------------------------------------------------------------------------------------------------
+
+    def _kill(self, node: SimNode) -> None:
+        node.kill()
+        self._start_later(node)
+
+    def _power(self, node: SimNode) -> None:
+        if node.host.is_powered:
+            node.power_off()
+        self._start_later(node)
+
+    def _start_later(self, node: SimNode) -> None:
+        self._world.after(self._random.random() * DOWN_S_MAX, self._start, node)
+
+    def _start(self, node: SimNode) -> None:
+        if self._is_over:
+            return
+        node.host.resume()
+        node.start_when_down()
+        if self._random.random() < SECOND_CRASH_SHARE:
+            if self._random.random() < 0.5:
+                kind = self._random.choice(("kill", "power"))
+                self._arm(node, self._random.randint(1, 30), self._fault(kind, node))
+            else:
+                # Soon after recovery, to show what that took for durable and did not make so.
+                self._world.after(self._random.random() * SOON_S, self._fault("power", node))
+
+    def _stop(self, node: SimNode) -> None:
+        node.stop()
+        self._start_later(node)
+
+    def _pause(self, node: SimNode) -> None:
+        pause_s = self._random.expovariate(1.0) * 0.5
+        self._world.note(f"{node.host.name} is paused for {pause_s:.3f} s")
+        node.host.pause()
+        self._world.after(pause_s, node.host.resume)
+
+    def _full(self, node: SimNode) -> None:
+        left_bytes = self._random.choice((0, 100, 5_000, 70_000))
+        self._world.note(f"{node.host.name} has a full disk, {left_bytes} bytes left")
+        node.host.disk.fill(left_bytes)
+        self._world.after(self._random.random() * 1.5, node.host.disk.make_room)
+
+    def _slow(self, node: SimNode) -> None:
+        disk = node.host.disk
+        disk.slowness = self._random.choice((10.0, 50.0, 200.0))
+        self._world.note(f"{node.host.name} has a disk that is {disk.slowness:g} times slower")
+        self._world.after(self._random.random(), setattr, disk, "slowness", 1.0)
+
+    def _sync_error(self, node: SimNode) -> None:
+        disk = node.host.disk
+        disk.sync_error_share = self._random.choice((0.02, 0.2, 1.0))
+        self._world.note(f"{node.host.name} fails {disk.sync_error_share:.0%} of its syncs")
+        self._world.after(self._random.random() * 0.5, self._sync_error_over, node)
+
+    def _sync_error_over(self, node: SimNode) -> None:
+        disk = node.host.disk
+        disk.sync_error_share = 0.0
+        if disk.syncs_failed and not self._is_over:
+            disk.syncs_failed = 0
+            self._fault(self._random.choice(("kill", "power", "stop")), node)()
+
+    def _cut(self, node: SimNode) -> None:
+        others = [host for host in (*self._clients, *(each.host for each in self._nodes)) if host is not node.host]
+        way = self._random.choice(("in", "out", "both"))
+        duration_s = self._random.expovariate(1.0) * 0.8
+        for other in self._random.sample(others, self._random.randint(1, len(others))):
+            if way != "out":
+                self._network.cut(other, node.host)
+                self._world.after(duration_s, self._network.heal, other, node.host)
+            if way != "in":
+                self._network.cut(node.host, other)
+                self._world.after(duration_s, self._network.heal, node.host, other)
+
+    def _reset(self, node: SimNode) -> None:
+        count = self._network.reset_some((node.host,), self._random.random())
+        self._world.note(f"{count} connections of {node.host.name} are reset")
+
+    def _silence(self, node: SimNode) -> None:
+        count = self._network.silence_some((node.host,), self._random.random())
+        self._world.note(f"{count} connections of {node.host.name} fall silent")

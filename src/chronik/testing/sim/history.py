@@ -1,0 +1,194 @@
+"""The oracle: what clients were told, and what they may therefore never be told afterwards.
+
+It runs with the clients: each answer is checked when it comes. Every record is unique and says who sent it, so that one
+place in one partition is the only right one for it.
+
+- A record that was acknowledged at an offset, or read there, is there for ever, and nothing else is.
+- No record is in a partition twice, and none that nobody sent.
+- The records of one stream (an idempotent producer, or one connection of another) keep their order.
+- End offsets and watermarks never go back: an answer is compared with all that came before its request was sent.
+- A reader meets every offset from where it began, in order.
+- A group's committed offset never goes back, and no member starts behind what the group has processed.
+- A producer id is handed out once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from chronik.testing.sim.world import World
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class RecordName(NamedTuple):
+    """What a record's value says: its stream, and its number there."""
+
+    stream: str
+    number: int
+
+    def value(self, size_bytes: int = 0) -> bytes:
+        return f"{self.stream}/{self.number}/".encode().ljust(size_bytes, b".")
+
+    @staticmethod
+    def of(value: bytes | None) -> RecordName | None:
+        parts = (value or b"").split(b"/")
+        if len(parts) != 3 or not parts[1].isdigit():
+            return None
+        return RecordName(parts[0].decode(errors="replace"), int(parts[1]))
+
+
+class PartitionHistory:
+    """One partition, as all clients together know it."""
+
+    def __init__(self, world: World, name: TopicPartition) -> None:
+        self.name = name
+        self.records: dict[int, RecordName] = {}
+        self.offsets: dict[RecordName, int] = {}
+        self.end_seen = 0
+        """The largest end of the log that a client was shown."""
+        self.acknowledged_count = 0
+        self._sent: set[RecordName] = set()
+        self._numbers: dict[str, list[int]] = {}
+        self._world = world
+
+    def sending(self, name: RecordName) -> None:
+        """From here on the record may be in the log."""
+        self._sent.add(name)
+
+    def acknowledged(self, names: list[RecordName], base_offset: int) -> None:
+        for offset, name in enumerate(names, base_offset):
+            self._place(offset, name, "acknowledged")
+        self.acknowledged_count += len(names)
+        self._world.trace("acknowledged", base_offset, len(names))
+
+    def read(self, offset: int, value: bytes | None, reader: str) -> None:
+        name = RecordName.of(value)
+        if name is None or name not in self._sent:
+            self._violated(f"{reader} read at offset {offset} what nobody sent: {value!r:.60}")
+            return
+        self._place(offset, name, f"read by {reader}")
+
+    def end_shown(self, end_offset: int, known_when_asked: int, reader: str) -> None:
+        """A client was told where the log ends for consumers."""
+        if end_offset < known_when_asked:
+            self._violated(f"{reader} was shown the end {end_offset} after {known_when_asked} had been shown")
+        self.end_seen = max(self.end_seen, end_offset)
+
+    def skipped(self, position: int, offset: int, end_offset: int, reader: str) -> None:
+        self._violated(f"{reader} expected offset {position} and got {offset} of a log that ends at {end_offset}")
+
+    def damaged(self, position: int, why: str, reader: str) -> None:
+        self._violated(f"{reader} got a damaged batch at offset {position}: {why}")
+
+    def out_of_range(self, position: int, reader: str) -> None:
+        """No record is ever deleted here: a position that was right stays right."""
+        self._violated(f"{reader} was told that offset {position} does not exist")
+
+    def _place(self, offset: int, name: RecordName, how: str) -> None:
+        known = self.records.get(offset)
+        if known == name:
+            return
+        if known is not None:
+            self._violated(f"offset {offset} held {known}, now {name} is {how} there")
+            return
+        elsewhere = self.offsets.get(name)
+        if elsewhere is not None:
+            self._violated(f"{name} is at offset {elsewhere}, now also {how} at {offset}")
+            return
+        self.records[offset] = name
+        self.offsets[name] = offset
+        self._check_order(offset, name, how)
+
+    def _check_order(self, offset: int, name: RecordName, how: str) -> None:
+        numbers = self._numbers.setdefault(name.stream, [])
+        at = bisect_left(numbers, name.number)
+        before = self.offsets[RecordName(name.stream, numbers[at - 1])] if at else -1
+        after = self.offsets[RecordName(name.stream, numbers[at])] if at < len(numbers) else offset + 1
+        if not before < offset < after:
+            self._violated(f"{name} is {how} at {offset}, its neighbours in the stream at {before} and {after}")
+        numbers.insert(at, name.number)
+
+    def _violated(self, what: str) -> None:
+        self._world.violated(f"{self.name}: {what}")
+
+
+class GroupHistory:
+    """One group's position in one partition."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.committed = 0
+        """What was acknowledged last to a member of the newest generation that committed."""
+        self.processed_end = 0
+        """Every offset below has been processed by a member."""
+        self.tried = 0
+        self._generation = -1
+        self._world = world
+
+    def trying(self, offset: int) -> None:
+        self.tried = max(self.tried, offset)
+
+    def commit_acknowledged(self, offset: int, generation: int) -> None:
+        """A member that lost its place may hear of its last commit after its successor has asked for the offset.
+
+        So an older generation says nothing any more, and a newer one counts from where it began.
+        """
+        if generation > self._generation:
+            self._generation, self.committed = generation, offset
+        elif generation == self._generation:
+            self.committed = max(self.committed, offset)
+
+    def fetched(self, offset: int, known_when_asked: int, member: str) -> None:
+        """A member was told where the group stands (-1: nowhere yet)."""
+        if max(offset, 0) < known_when_asked:
+            self._world.violated(
+                f"{self.name}: {member} was told {offset} after the commit of {known_when_asked} was acknowledged"
+            )
+        elif offset > self.tried:
+            self._world.violated(f"{self.name}: {member} was told offset {offset}, and nobody committed that")
+
+    def processed(self, first: int, end: int, member: str) -> None:
+        if first > self.processed_end:
+            self._world.violated(
+                f"{self.name}: {member} goes on at {first}, and the group has processed up to {self.processed_end}"
+            )
+        self.processed_end = max(self.processed_end, end)
+
+
+class History:
+    """Everything that clients were told in one run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._partitions: dict[TopicPartition, PartitionHistory] = {}
+        self._groups: dict[tuple[str, TopicPartition], GroupHistory] = {}
+        self._producer_ids: dict[tuple[int, int], str] = {}
+
+    def partition(self, topic: str, partition: int) -> PartitionHistory:
+        name = TopicPartition(topic, partition)
+        if name not in self._partitions:
+            self._partitions[name] = PartitionHistory(self.world, name)
+        return self._partitions[name]
+
+    def group(self, group: str, topic: str, partition: int) -> GroupHistory:
+        key = (group, TopicPartition(topic, partition))
+        if key not in self._groups:
+            self._groups[key] = GroupHistory(self.world, f"group {group}, {key[1]}")
+        return self._groups[key]
+
+    def producer_id_given(self, producer_id: int, epoch: int, producer: str) -> None:
+        owner = self._producer_ids.setdefault((producer_id, epoch), producer)
+        if owner != producer:
+            self.world.violated(f"producer id {producer_id} was given to {owner} and to {producer}")
+
+    @property
+    def acknowledged_count(self) -> int:
+        return sum(partition.acknowledged_count for partition in self._partitions.values())

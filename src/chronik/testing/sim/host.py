@@ -1,0 +1,174 @@
+"""A machine, and the processes that run on it one after the other.
+
+The machine has the clocks, the disk and the network address; these outlive every process. A process has a loop and
+threads. It ends by itself, by SIGKILL (the page cache stays, the kernel closes its sockets), or with the machine when
+the power fails (what was not synced is gone, and nobody is told).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from chronik.testing.sim.clock import Clock
+from chronik.testing.sim.disk import DiskSpeed, SimDisk
+from chronik.testing.sim.loop import SimLoop
+from chronik.testing.sim.threads import SimExecutor
+from chronik.testing.sim.world import World
+
+if TYPE_CHECKING:
+    from chronik.testing.sim.network import Network
+
+CLOCK_DRIFT_MAX = 200e-6
+CLOCK_OFFSET_S_MAX = 1e6
+WALL_OFFSET_MS_MAX = 400
+
+
+class Crashed(BaseException):
+    """The process is dead. Not an Exception: nothing may catch it and go on."""
+
+
+class Process:
+    """One incarnation of a program. `is_alive` until it ends; `is_running` while it is alive and not stopped."""
+
+    def __init__(self, host: Host, number: int, threads: int) -> None:
+        self.host = host
+        self.world = host.world
+        self.name = f"{host.name}.{number}"
+        self.serial = host.world.next_serial()
+        self.is_alive = True
+        self.is_paused = False
+        self.executor = SimExecutor(self, threads)
+        self.loop = SimLoop(self)  # type: ignore[abstract]  # as much of a loop as node code uses
+        self._held: list[Callable[[], None]] = []
+
+    @property
+    def is_running(self) -> bool:
+        return self.is_alive and not self.is_paused
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Start the program; what it raises ends the run."""
+        task = self.loop.create_task(main, name=f"{self.name}:main")
+
+        def ended(_: object) -> None:
+            if self.is_alive and not task.cancelled() and task.exception() is not None:
+                error = task.exception()
+                self.world.violated(f"{self.name} ended with {type(error).__name__}: {error}")
+
+        task.add_done_callback(ended)
+
+    def check_alive(self) -> None:
+        if not self.is_alive:
+            raise Crashed(self.name)
+
+    def charge(self, seconds: float) -> None:
+        """What runs now in this process takes this long."""
+        if self.world.in_thread:
+            self.executor.charge(seconds)
+        else:
+            self.loop.charge(seconds)
+
+    def reached(self, moment: str) -> None:
+        """Its code comes to a moment that matters; the nemesis may strike here, and the code does not go on."""
+        self.check_alive()
+        self.noticed(moment)
+        self.check_alive()
+
+    def noticed(self, moment: str) -> None:
+        """A moment that matters, seen from outside the process."""
+        if self.host.on_moment is not None:
+            self.host.on_moment(self.host, moment)
+
+    def when_continued(self, call: Callable[[], None]) -> None:
+        """Call when a stopped process goes on; never, if it does not."""
+        if self.is_alive:
+            self._held.append(call)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if not self.is_paused:
+            return
+        self.is_paused = False
+        if self.is_alive:
+            held, self._held = self._held, []
+            for call in held:
+                self.world.after(0.0, call)
+            self.loop.continue_after_pause()
+
+    def end(self) -> None:
+        """Its code never runs again."""
+        self.is_alive = False
+        self._held = []
+        self.loop.die()
+
+
+class Host:
+    """A machine. Everything random about it is drawn when it is made."""
+
+    def __init__(self, world: World, network: Network, name: str, address: str) -> None:
+        random = world.random(f"{name}:machine")
+        self.world = world
+        self.network = network
+        self.name = name
+        self.address = address
+        self.clock = Clock(
+            world,
+            rate=1.0 + random.uniform(-CLOCK_DRIFT_MAX, CLOCK_DRIFT_MAX),
+            offset_s=random.uniform(0.0, CLOCK_OFFSET_S_MAX),
+            wall_offset_ms=random.randint(-WALL_OFFSET_MS_MAX, WALL_OFFSET_MS_MAX),
+        )
+        self.disk = SimDisk(self, DiskSpeed.drawn(random), world.random(f"{name}:disk"))
+        self.is_powered = True
+        self.process: Process | None = None
+        self.on_moment: Callable[[Host, str], None] | None = None
+        self._processes: list[Process] = []
+        network.add(self)
+
+    def start(self, program: Callable[[Process], Coroutine[Any, Any, None]], threads: int = 4) -> Process:
+        """Run a program on the machine, which has no other."""
+        assert self.is_powered and (self.process is None or not self.process.is_alive)
+        process = Process(self, len(self._processes) + 1, threads)
+        self._processes.append(process)
+        self.process = process
+        process.run(program(process))
+        return process
+
+    def kill(self) -> None:
+        """SIGKILL of the program, if one runs."""
+        process = self.process
+        if process is not None and process.is_alive:
+            process.end()
+            self.network.process_ended(process)
+            self.disk.process_ended()
+
+    def power_off(self) -> None:
+        """The plug is pulled: what is not durable is lost, and peers hear nothing."""
+        if self.process is not None:
+            self.process.end()
+        self.is_powered = False
+        self.network.machine_lost(self)
+        self.disk.process_ended()
+        self.disk.lose_power()
+
+    def power_on(self) -> None:
+        self.is_powered = True
+        self.network.machine_back(self)
+
+    def pause(self) -> None:
+        if self.process is not None:
+            self.process.pause()
+
+    def resume(self) -> None:
+        if self.process is not None:
+            self.process.resume()
+
+    def bury(self) -> None:
+        """The run is over."""
+        for process in self._processes:
+            process.end()
+        for process in self._processes:
+            process.loop.bury()

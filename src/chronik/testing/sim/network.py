@@ -1,0 +1,267 @@
+"""The network between machines: links with latency that can be cut in one direction, listeners, and connections.
+
+Bytes travel as over TCP: in order, or not at all. What is sent into a cut link is held and arrives after the link is
+healed, as retransmission would have it. A machine without power hears nothing; when it is back, its kernel answers what
+belongs to no connection with a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from chronik.testing.sim.transport import SimTransport
+from chronik.testing.sim.world import World
+
+if TYPE_CHECKING:
+    from chronik.testing.sim.host import Host, Process
+
+EPHEMERAL_PORTS_FROM = 40_000
+RETRANSMIT_S_MAX = 0.4
+SYN_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two machines."""
+
+    latency_s: float
+    jitter_s: float
+    is_cut: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+    not_before_s: float = 0.0
+    """What was held arrives by then; nothing that was sent later overtakes it."""
+
+
+class SimSocket:
+    """As much of a socket as a server shows."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._name = (address, port)
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+
+class Listener(asyncio.AbstractServer):
+    """A bound port; refuses until `start_serving`."""
+
+    def __init__(
+        self, network: Network, process: Process, factory: Callable[[], asyncio.BaseProtocol], port: int
+    ) -> None:
+        self.process = process
+        self.factory = factory
+        self.port = port
+        self.sockets = (SimSocket(process.host.address, port),)
+        self._network = network
+        self._is_serving = False
+
+    async def start_serving(self) -> None:
+        self._is_serving = True
+
+    def is_serving(self) -> bool:
+        return self._is_serving and self.process.is_alive
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.process.loop
+
+    def close(self) -> None:
+        self._is_serving = False
+        self._network.unbind(self)
+
+    async def serve_forever(self) -> None:
+        raise NotImplementedError
+
+    async def wait_closed(self) -> None:
+        return
+
+    def accept(self, transport: SimTransport) -> None:
+        """In the process's loop: the kernel has a new connection."""
+        if self._is_serving:
+            transport.attach(self.factory())
+        else:
+            transport.close_socket()
+
+
+class Network:
+    """All machines and what connects them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random: Random = world.random("network")
+        self.base_latency_s = self.random.choice((30e-6, 200e-6, 1e-3))
+        self._hosts: dict[str, Host] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._next_port = EPHEMERAL_PORTS_FROM
+        self._transports: dict[SimTransport, None] = {}
+
+    # -- machines and links --------------------------------------------------------------------------------------------
+
+    def add(self, host: Host) -> None:
+        self._hosts[host.address] = host
+
+    def link(self, source: Host, target: Host) -> Link:
+        found = self._links.get((source.address, target.address))
+        if found is None:
+            latency_s = 10e-6 if source is target else self.base_latency_s * (0.5 + self.random.random())
+            found = self._links[(source.address, target.address)] = Link(latency_s, latency_s * self.random.random())
+        return found
+
+    def latency_s(self, source: Host, target: Host) -> float:
+        link = self.link(source, target)
+        # Now and then a packet is lost and comes with its retransmission.
+        lost_s = 0.2 if self.random.random() < 0.0005 else 0.0
+        return link.latency_s + self.random.random() * link.jitter_s + lost_s
+
+    def carry(self, source: Host, target: Host, arrive: Callable[[], None], not_before_s: float = 0.0) -> float:
+        """Have `arrive` called after the link's latency; held while it is cut. Returns when, as far as is known."""
+        link = self.link(source, target)
+        if link.is_cut or link.held:
+            link.held.append(arrive)
+            return self.world.now
+        when_s = max(not_before_s, link.not_before_s, self.world.now + self.latency_s(source, target))
+        self.world.at(when_s, arrive)
+        return when_s
+
+    def cut(self, source: Host, target: Host) -> None:
+        self.link(source, target).is_cut = True
+        self.world.note(f"link {source.name} -> {target.name} is cut")
+
+    def heal(self, source: Host, target: Host) -> None:
+        link = self.link(source, target)
+        if not link.is_cut:
+            return
+        link.is_cut = False
+        self.world.note(f"link {source.name} -> {target.name} is healed, {len(link.held)} held")
+        self.world.after(self.random.random() * RETRANSMIT_S_MAX, self._release, link)
+
+    def _release(self, link: Link) -> None:
+        if link.is_cut:
+            return
+        held, link.held = link.held, []
+        # One by one in their order; what is sent meanwhile comes behind them.
+        for number, arrive in enumerate(held):
+            link.not_before_s = self.world.now + link.latency_s + number * 1e-6
+            self.world.at(link.not_before_s, arrive)
+
+    # -- listening and connecting --------------------------------------------------------------------------------------
+
+    def bind(self, process: Process, factory: Callable[[], asyncio.BaseProtocol], address: str, port: int) -> Listener:
+        if address != process.host.address:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        if port == 0:
+            port = self._ephemeral_port()
+        if (address, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        listener = self._listeners[(address, port)] = Listener(self, process, factory, port)
+        return listener
+
+    def unbind(self, listener: Listener) -> None:
+        key = (listener.process.host.address, listener.port)
+        if self._listeners.get(key) is listener:
+            del self._listeners[key]
+
+    def _ephemeral_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    async def connect(self, process: Process, address: str, port: int) -> SimTransport:
+        """A connection from the process to an address, without a protocol yet. Raises what connect(2) would."""
+        target = self._hosts.get(address)
+        if target is None:
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        source = process.host
+        connected: asyncio.Future[SimTransport] = process.loop.create_future()
+        local = (source.address, self._ephemeral_port())
+
+        def answer(transport: SimTransport | OSError) -> None:
+            process.loop.call_soon_threadsafe(settle, transport)
+
+        def settle(transport: SimTransport | OSError) -> None:
+            if connected.done():
+                if isinstance(transport, SimTransport):
+                    transport.close_socket()
+            elif isinstance(transport, OSError):
+                connected.set_exception(transport)
+            else:
+                connected.set_result(transport)
+
+        def syn_arrives() -> None:
+            if not target.is_powered or connected.done() or not process.is_alive:
+                return
+            listener = self._listeners.get((address, port))
+            if listener is None or not listener.is_serving():
+                refused = ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                self.carry(target, source, lambda: answer(refused))
+                return
+            here = SimTransport(self, process, local, (address, port))
+            there = SimTransport(self, listener.process, (address, port), local)
+            here.peer, there.peer = there, here
+            listener.process.loop.call_soon_threadsafe(listener.accept, there)
+            self.carry(target, source, lambda: answer(here))
+
+        self.carry(source, target, syn_arrives)
+        timeout = process.loop.call_later(
+            SYN_TIMEOUT_S, answer, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        )
+        try:
+            return await connected
+        finally:
+            timeout.cancel()
+
+    # -- what ends connections -----------------------------------------------------------------------------------------
+
+    def opened(self, transport: SimTransport) -> None:
+        self._transports[transport] = None
+
+    def closed(self, transport: SimTransport) -> None:
+        self._transports.pop(transport, None)
+
+    def process_ended(self, process: Process) -> None:
+        """The kernel closes what the dead process had open."""
+        for key, listener in list(self._listeners.items()):
+            if listener.process is process:
+                del self._listeners[key]
+        for transport in [each for each in self._transports if each.process is process]:
+            transport.close_socket()
+
+    def machine_lost(self, host: Host) -> None:
+        """No power: its ends of connections are gone without a word."""
+        for key, listener in list(self._listeners.items()):
+            if listener.process.host is host:
+                del self._listeners[key]
+        for transport in [each for each in self._transports if each.process.host is host]:
+            transport.vanish()
+
+    def machine_back(self, host: Host) -> None:
+        """Whoever has something unacknowledged under way to it sends again, and is answered with a reset."""
+        for transport in list(self._transports):
+            peer = transport.peer
+            if peer is not None and peer.process.host is host and peer.is_gone and transport.in_flight_bytes:
+                self.world.after(self.random.random() * RETRANSMIT_S_MAX, transport.arrived_reset)
+
+    def reset_some(self, hosts: tuple[Host, ...], share: float) -> int:
+        """A middlebox forgets connections of these machines: each is reset at both ends."""
+        count = 0
+        for transport in [each for each in self._transports if each.process.host in hosts]:
+            if self.random.random() < share and not transport.is_gone:
+                transport.arrived_reset()
+                if transport.peer is not None:
+                    transport.peer.arrived_reset()
+                count += 1
+        return count
+
+    def silence_some(self, hosts: tuple[Host, ...], share: float) -> int:
+        """Connections that stay open at both ends while nothing gets through any more."""
+        count = 0
+        for transport in [each for each in self._transports if each.process.host in hosts]:
+            if self.random.random() < share and transport.peer is not None:
+                transport.is_silenced = transport.peer.is_silenced = True
+                count += 1
+        return count

@@ -1,0 +1,141 @@
+"""The real node on a simulated machine: started, killed, unplugged, stopped, and started again on what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+
+from chronik.node.broker import Broker
+from chronik.node.config import Listen, NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.sqlite_file import StoreError
+from chronik.observe.logging import LogLevels, make_logger
+from chronik.observe.metrics import Metrics
+from chronik.storage.errors import DataFolderError
+from chronik.testing.sim.disk import ProcessDisk
+from chronik.testing.sim.host import Host, Process
+from chronik.testing.sim.raft_store import DiskRaftStore
+from chronik.wire.errors import ErrorCode, KafkaError
+
+LOG_LINES_KEPT = 200
+TRY_AGAIN_S = 0.2
+LOGGED_AS_FAULTS = (
+    "request_failed",
+    "append_failed",
+    "read_failed",
+    "error_response_failed",
+    "metadata_event_failed",
+    "log_damaged",
+)
+"""Events that no node may log, whatever happens around it."""
+
+
+class SimNode:
+    """One node of the cluster: its machine, its settings, and the broker that runs there now, if any."""
+
+    def __init__(self, host: Host, config: NodeConfig) -> None:
+        self.host = host
+        self.world = host.world
+        self.config = config
+        self.broker: Broker | None = None
+        self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+        self.starts = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_up and self.broker is not None and self.broker.is_ready
+
+    @property
+    def is_up(self) -> bool:
+        process = self.host.process
+        return self.host.is_powered and process is not None and process.is_alive
+
+    def start(self) -> None:
+        """Start the program, unless it runs."""
+        if self.is_up:
+            return
+        if not self.host.is_powered:
+            self.host.power_on()
+        self.starts += 1
+        self.broker = None
+        self.world.note(f"{self.host.name} starts")
+        self.host.start(self._main, self.config.executor_threads)
+
+    async def _main(self, process: Process) -> None:
+        clock = self.host.clock
+        disk = ProcessDisk(process)
+        env = Environment(
+            disk,
+            self.world.random(f"{process.name}:node"),
+            process.executor,
+            clock.wall_ms,
+            lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
+        )
+        logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
+        self.broker = Broker(self.config, env, Metrics(), logger)
+        try:
+            await self.broker.start()
+        except (OSError, DataFolderError, StoreError, KafkaError) as error:
+            if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:
+                raise
+            # A program that cannot use its disk says so and exits; whoever started it tries again.
+            self.world.note(f"{self.host.name} cannot start: {error}")
+            asyncio.get_running_loop().call_soon(self.host.kill)
+        else:
+            self.world.note(f"{self.host.name} is ready")
+
+    def _logged(self, line: str) -> None:
+        self.log_lines.append(f"{self.world.now:10.6f}  {self.host.name}  {line.rstrip()}")
+        if any(f'"{event}"' in line for event in LOGGED_AS_FAULTS):
+            event = json.loads(line)
+            if event["event"] in LOGGED_AS_FAULTS:
+                self.world.violated(f"{self.host.name} logged {event['event']}: {event.get('error')}")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note(f"{self.host.name} is killed")
+        self.host.kill()
+
+    def power_off(self) -> None:
+        self.world.note(f"{self.host.name} loses power")
+        self.host.power_off()
+
+    def stop(self) -> None:
+        """SIGTERM: a clean stop, if the node has come far enough for that; otherwise it just ends."""
+        process, broker = self.host.process, self.broker
+        if process is None or not process.is_running:
+            return
+        if broker is None or not broker.is_ready:
+            self.kill()
+            return
+        self.world.note(f"{self.host.name} is stopped")
+        process.loop.call_soon_threadsafe(lambda: process.run(self._stop(broker)))
+
+    async def _stop(self, broker: Broker) -> None:
+        await broker.stop()
+        self.world.note(f"{self.host.name} has stopped")
+        asyncio.get_running_loop().call_soon(self.host.kill)
+
+    def start_when_down(self) -> None:
+        """Start it as soon as it does not run, and look after it until it is ready."""
+        if not self.is_ready:
+            self.start()
+            self.world.after(TRY_AGAIN_S, self.start_when_down)
+
+
+def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
+    """Settings for a simulated node: everything happens more often than a real node would let it."""
+    values: dict[str, object] = {
+        "node_id": node_id,
+        "data_dir": f"/data/node-{node_id}",
+        "listen": Listen(kafka=f"{host.address}:9092"),
+        "offsets_topic_partitions": 2,
+        "group_initial_rebalance_delay_ms": 20,
+        "group_min_session_timeout_ms": 500,
+        "retention_check_interval_ms": 400,
+        "compaction_check_interval_ms": 300,
+        "recovery_point_interval_ms": 250,
+        **settings,
+    }
+    return NodeConfig(**values)  # type: ignore[arg-type]

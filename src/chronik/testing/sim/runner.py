@@ -1,0 +1,111 @@
+"""Running one seed: the same seed and scenario always lead to the same report."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from chronik.testing.sim.scenario import Scenario
+from chronik.testing.sim.single_node import SingleNode
+from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.tripwires import tripwires
+from chronik.testing.sim.world import World
+
+SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode, ThreeNodes)}
+DEFAULT_SCENARIO = SingleNode.name
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run came to."""
+
+    seed: int
+    scenario: str
+    violation: str | None
+    trace_hash: str
+    events: int
+    virtual_s: float
+    wall_s: float = field(compare=False)
+    counts: dict[str, int]
+    faults: dict[str, int]
+    notes: list[str]
+    log_lines: list[str]
+
+    @property
+    def replay(self) -> str:
+        """The command that shows the same again."""
+        return f"python -m chronik.testing.sim --scenario {self.scenario} --seed {self.seed}"
+
+    def summary(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        faults = ", ".join(f"{name} {count}" for name, count in self.faults.items()) or "none"
+        return (
+            f"{self.scenario} seed {self.seed}: {'ok' if self.violation is None else 'VIOLATION'}; "
+            f"{self.virtual_s:.1f} s in {self.wall_s:.2f} s, {self.events} events; {counts}; "
+            f"faults: {faults}; trace {self.trace_hash}"
+        )
+
+    def failure(self) -> str:
+        """All that helps to understand a violation."""
+        lines = [
+            self.summary(),
+            f"violation: {self.violation}",
+            "what happened:",
+            *self.notes[-60:],
+            "the nodes' logs:",
+            *self.log_lines[-40:],
+            f"replay: {self.replay}",
+        ]
+        return "\n".join(lines)
+
+
+def run_seed(
+    seed: int,
+    scenario: str = DEFAULT_SCENARIO,
+    *,
+    events_max: int | None = None,
+    print_note: Callable[[str], None] | None = None,
+) -> Report:
+    """Run a scenario from a seed. A violation is in the report; only a fault of the simulator itself is raised."""
+    world = World(seed)
+    world.print_note = print_note
+    # The collector runs finalizers at times that do not follow from the seed.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    started_s = perf_counter()
+    try:
+        with tripwires(world):
+            played = SCENARIOS[scenario](world, events_max)
+            played.run()
+        report = Report(
+            seed,
+            scenario,
+            world.violation,
+            world.trace_hash,
+            world.events,
+            world.now,
+            perf_counter() - started_s,
+            played.workload.counts() | {"starts": sum(node.starts for node in played.nodes)},
+            played.nemesis.counts,
+            list(world.notes),
+            [line for node in played.nodes for line in node.log_lines],
+        )
+        _let_go(played)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return report
+
+
+def _let_go(played: Scenario) -> None:
+    """End the corpses here: what they raise while they are freed is nobody's business."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        played.bury()
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook

@@ -1,0 +1,120 @@
+"""What every scenario has: machines, nodes, clients, a nemesis, and the phases of a run.
+
+1. The nodes start and the topic is made. 2. Clients work while the nemesis strikes, which it may do from the start.
+3. Everything is mended; producers have to get rid of what they have, and all clients to end. 4. The logs are read from
+beginning to end. 5. All nodes lose power at once; after their start the same is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.faults import Nemesis
+from chronik.testing.sim.history import History
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.network import Network
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.workload import Workload
+from chronik.testing.sim.world import World
+
+START_S_MAX = 60.0
+MENDED_S_MAX = 120.0
+CLIENT_MACHINES = 2
+
+
+class Scenario:
+    """One run. A subclass makes the nodes and the workload's settings in `build`."""
+
+    name: ClassVar[str]
+
+    def __init__(self, world: World, events_max: int | None = None) -> None:
+        self.world = world
+        self.network = Network(world)
+        self.history = History(world)
+        self.random = world.random("scenario")
+        self.client_hosts = [
+            Host(world, self.network, f"client-{number}", f"10.0.1.{number}") for number in range(CLIENT_MACHINES)
+        ]
+        self.nodes: list[SimNode] = []
+        self.workload: Workload
+        self.nemesis: Nemesis
+        self.busy_s = self.random.uniform(1.5, 4.0)
+        self.strike_pause_s = self.random.choice((0.2, 0.4, 0.8))
+        self.strikes_from_the_start = self.random.random() < 0.3
+        self._events_max = events_max
+        self.build()
+
+    def build(self) -> None:
+        """Make `nodes`, `workload` and `nemesis`."""
+        raise NotImplementedError
+
+    def check_at_rest(self) -> None:
+        """Look into the nodes when nobody writes: for what clients cannot see."""
+
+    def run(self) -> None:
+        if self.strikes_from_the_start:
+            self.nemesis.begin(self.busy_s, self.strike_pause_s)
+        for node in self.nodes:
+            node.start_when_down()
+        if not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready"):
+            return
+        maker = self.workload.make_topic()
+        if not self._reaches(START_S_MAX, lambda: maker.is_done, "the topic is made"):
+            return
+        self.workload.start()
+        if not self.strikes_from_the_start:
+            self.nemesis.begin(self.world.now + self.busy_s, self.strike_pause_s)
+        self.world.run(self.world.now + self.busy_s, events_max=self._events_max)
+        self.nemesis.end()
+        if not self._reaches(MENDED_S_MAX, self._all_ready, "all nodes are ready again"):
+            return
+        if not self._clients_end() or not self._is_all_there("final"):
+            return
+        self.check_at_rest()
+        if self.world.violation is not None:
+            return
+        for node in self.nodes:
+            node.power_off()
+        for node in self.nodes:
+            node.start_when_down()
+        if self._reaches(START_S_MAX, self._all_ready, "all nodes are ready after the power failure"):
+            self._is_all_there("reboot")
+
+    def bury(self) -> None:
+        """The run is over: let go of everything without a sound."""
+        for host in (*self.client_hosts, *(node.host for node in self.nodes)):
+            host.bury()
+
+    def _clients_end(self) -> bool:
+        workload = self.workload
+        for producer in workload.producers:
+            producer.finish()
+        if not self._ended(workload.producers, "the producers got rid of all they had"):
+            return False
+        for client in workload.others:
+            client.finish()
+        return self._ended(workload.others, "the clients ended")
+
+    def _is_all_there(self, run: str) -> bool:
+        return self._ended(self.workload.start_final_readers(run), f"everything was read ({run})")
+
+    def _ended(self, clients: Sequence[SimClient], what: str) -> bool:
+        def stuck() -> str:
+            names = ", ".join(f"{each.name} {each.errors}" for each in clients if not each.is_done)
+            return f"still at work: {names}"
+
+        return self._reaches(MENDED_S_MAX, lambda: all(client.is_done for client in clients), what, stuck)
+
+    def _all_ready(self) -> bool:
+        return all(node.is_ready for node in self.nodes)
+
+    def _reaches(
+        self, within_s: float, is_over: Callable[[], bool], what: str, why: Callable[[], str] = lambda: ""
+    ) -> bool:
+        if self.world.run(self.world.now + within_s, is_over, self._events_max):
+            return True
+        if self.world.violation is None and (self._events_max is None or self.world.events < self._events_max):
+            self.world.violated(f"after {within_s:g} s it is still not so that {what}; {why()}")
+        return False

@@ -1,0 +1,104 @@
+"""The threads of a process: jobs that wait for a free thread, take virtual time, and touch files only.
+
+A job's work is done at one instant between its start and its end, and the loop hears of it at the end: a crash may come
+before the work, after it, or (at a disk operation) in its middle. Two jobs never mix, nor does a job with the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chronik.testing.sim.world import SimulationFault
+
+if TYPE_CHECKING:
+    from chronik.testing.sim.host import Process
+
+HANDOVER_S = 150e-6
+"""A thread is woken, and wakes the loop, within this time each."""
+
+
+class Job(NamedTuple):
+    future: asyncio.Future[Any]
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+class SimExecutor(Executor):
+    """Invariant: at most `threads` jobs have begun and not ended; the others wait in order."""
+
+    def __init__(self, process: Process, threads: int) -> None:
+        self._process = process
+        self._world = process.world
+        self._random = process.world.random(f"{process.name}:threads")
+        self._idle = threads
+        self._waiting: deque[Job] = deque()
+        self._charged_s = 0.0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise SimulationFault("threads are used by loop.run_in_executor only")
+
+    def charge(self, seconds: float) -> None:
+        """The job that runs now takes this long."""
+        self._charged_s += seconds
+
+    def start(self, future: asyncio.Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._process.reached("job.submitted")
+        self._waiting.append(Job(future, call, args))
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._idle and self._waiting:
+            self._idle -= 1
+            # The work happens somewhere between start and end: part of the device's time passes before it.
+            before_s = self._random.random() * (HANDOVER_S + self._process.host.disk.sync_s)
+            self._world.after(before_s, self._work, self._waiting.popleft())
+
+    def _work(self, job: Job) -> None:
+        if not self._process.is_running:
+            self._process.when_continued(lambda: self._work(job))
+            return
+        if job.future.cancelled():
+            self._ended()
+            return
+        world = self._world
+        world.trace("job", self._process.serial)
+        self._charged_s = self._random.random() * HANDOVER_S
+        world.running, world.in_thread = self._process, True
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = job.call(*job.args)
+        except SimulationFault:
+            raise
+        except BaseException as raised:
+            error = raised
+        finally:
+            world.running, world.in_thread = None, False
+        if self._process.is_alive:
+            world.after(self._charged_s, self._report, job, result, error)
+            self._process.noticed("job.done")
+
+    def _report(self, job: Job, result: Any, error: BaseException | None) -> None:
+        if not self._process.is_running:
+            self._process.when_continued(lambda: self._report(job, result, error))
+            return
+        self._process.loop.call_soon_threadsafe(_resolve, job.future, result, error)
+        self._ended()
+        self._process.noticed("job.reported")
+
+    def _ended(self) -> None:
+        self._idle += 1
+        self._begin()
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,162 @@
+"""The clients of a run: drawn from the seed, all of one topic, on machines of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from chronik.client.topics import Topics
+from chronik.testing.sim.churn import TopicChurn
+from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.consumer import FinalReader, SimConsumer
+from chronik.testing.sim.history import History
+from chronik.testing.sim.host import Host, Process
+from chronik.testing.sim.keyed import KeyedWriter
+from chronik.testing.sim.member import SimMember
+from chronik.testing.sim.observer import SimObserver
+from chronik.testing.sim.producer import ProducerSettings, SimProducer
+from chronik.testing.sim.world import World
+from chronik.wire.errors import ErrorCode, KafkaError
+
+ACKS_ALL = -1
+TOPIC = "records"
+GROUP = "readers"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSettings:
+    partitions: int
+    replication_factor: int
+    topic_configs: dict[str, str]
+    producers: tuple[ProducerSettings, ...]
+    members: int
+    has_keyed_topic: bool
+    has_churned_topic: bool
+
+    @staticmethod
+    def drawn(random: Random, replication_factor: int) -> WorkloadSettings:
+        is_alone = replication_factor == 1
+        producers = [_producer(random, True, is_alone), _producer(random, random.random() < 0.5, is_alone)]
+        if random.random() < 0.5:
+            producers.append(_producer(random, False, is_alone))
+        return WorkloadSettings(
+            partitions=random.randint(1, 3),
+            replication_factor=replication_factor,
+            topic_configs={
+                "segment.bytes": str(random.choice((4_096, 30_000, 1 << 20))),
+                "index.interval.bytes": str(random.choice((64, 4_096))),
+            },
+            producers=tuple(producers),
+            members=random.randint(0, 2),
+            has_keyed_topic=random.random() < 0.4,
+            has_churned_topic=random.random() < 0.4,
+        )
+
+
+def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSettings:
+    acks = ACKS_ALL if is_idempotent else random.choice((0, 1, 1, ACKS_ALL))
+    return ProducerSettings(
+        acks=acks,
+        is_promise=acks == ACKS_ALL or is_alone,
+        is_idempotent=is_idempotent,
+        in_flight_max=random.randint(1, 5),
+        batch_records_max=random.choice((1, 5, 20)),
+        record_bytes_max=random.choice((20, 200, 2_000)),
+        pause_s=random.choice((10e-3, 30e-3, 80e-3)),
+    )
+
+
+class TopicMaker(SimClient):
+    """Creates the topic, whatever that takes."""
+
+    def __init__(
+        self, world: World, history: History, bootstrap: list[tuple[str, int]], settings: WorkloadSettings
+    ) -> None:
+        super().__init__("topic-maker", world, history, bootstrap)
+        self._settings = settings
+
+    async def work(self) -> None:
+        await self.insist(self._create)
+
+    async def _create(self) -> None:
+        settings = self._settings
+        try:
+            await Topics(self.cluster).create(
+                TOPIC, settings.partitions, settings.replication_factor, settings.topic_configs
+            )
+        except KafkaError as error:
+            if error.code is not ErrorCode.topic_already_exists:
+                raise
+
+
+class Workload:
+    """All clients of one run."""
+
+    def __init__(
+        self,
+        world: World,
+        history: History,
+        hosts: list[Host],
+        bootstrap: list[tuple[str, int]],
+        settings: WorkloadSettings,
+    ) -> None:
+        self.settings = settings
+        self.history = history
+        self.hosts = hosts
+        self.producers: list[SimProducer] = []
+        self.others: list[SimClient] = []
+        self._world = world
+        self._bootstrap = bootstrap
+        self._random = world.random("workload")
+        self._processes: list[Process] = [host.start(_idle) for host in hosts]
+
+    def make_topic(self) -> SimClient:
+        maker = TopicMaker(self._world, self.history, self._bootstrap, self.settings)
+        self._start(maker)
+        return maker
+
+    def start(self) -> None:
+        settings, random = self.settings, self._random
+        shared = self._world, self.history, self._bootstrap
+        for number, producer in enumerate(settings.producers):
+            self.producers.append(SimProducer(f"p{number}", *shared, TOPIC, settings.partitions, producer))
+        for partition in range(settings.partitions):
+            max_bytes = random.choice((200, 4_096, 65_536))
+            max_wait_ms = random.choice((10, 100, 400))
+            self.others.append(
+                SimConsumer(f"c{partition}", *shared, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+            )
+        for number in range(settings.members):
+            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions))
+        self.others.append(SimObserver("o0", *shared, TOPIC, settings.partitions, random.choice((10e-3, 50e-3))))
+        if settings.has_keyed_topic:
+            self.others.append(KeyedWriter("k0", *shared, settings.replication_factor))
+        if settings.has_churned_topic:
+            self.others.append(TopicChurn("t0", *shared, settings.replication_factor))
+        for client in (*self.producers, *self.others):
+            self._start(client)
+
+    def start_final_readers(self, run: str) -> list[SimClient]:
+        readers: list[SimClient] = [
+            FinalReader(f"{run}-{partition}", self._world, self.history, self._bootstrap, TOPIC, partition)
+            for partition in range(self.settings.partitions)
+        ]
+        for reader in readers:
+            self._start(reader)
+        return readers
+
+    def _start(self, client: SimClient) -> None:
+        process = self._random.choice(self._processes)
+        process.loop.call_soon_threadsafe(lambda: process.run(client.run()))
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "acknowledged": self.history.acknowledged_count,
+            "read": sum(each.records_read for each in self.others if isinstance(each, SimConsumer)),
+            "commits": sum(each.commits for each in self.others if isinstance(each, SimMember)),
+            "generations": sum(each.generations for each in self.others if isinstance(each, SimMember)),
+        }
+
+
+async def _idle(process: Process) -> None:
+    """A client machine's program: its clients are started one by one."""

@@ -1,0 +1,132 @@
+"""What a node knows of its cluster, as values for JSON: from its own metadata image and its own replicas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+
+NAMED_PARTITIONS_MAX = 100
+"""How many partitions in trouble are named; their number is always told."""
+
+
+class Replica(Protocol):
+    """A partition's log as this node has it."""
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+
+class ViewedNode(Protocol):
+    """What the views need of a node. Asking for the image before the node has one is an AttributeError."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def image(self) -> ClusterImage: ...
+
+    @property
+    def controller_id(self) -> int: ...
+
+    def partition(self, topic: str, index: int) -> Replica | None: ...
+
+
+def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[str, Any]:
+    """Who is there, who leads how much, and which partitions are in trouble. An immutable image: safe in a thread."""
+    leaders: Counter[int] = Counter()
+    replicas: Counter[int] = Counter()
+    in_sync: Counter[int] = Counter()
+    partitions = 0
+    under_replicated: list[str] = []
+    leaderless: list[str] = []
+    for topic, partition in _partitions(image):
+        partitions += 1
+        leaders[partition.leader] += 1
+        replicas.update(partition.replicas)
+        in_sync.update(partition.isr)
+        name = f"{topic.name}-{partition.partition}"
+        if len(partition.isr) < len(partition.replicas):
+            under_replicated.append(name)
+        if partition.leader < 0:
+            leaderless.append(name)
+    return {
+        "cluster_id": image.cluster_id,
+        "node_id": node_id,
+        "version": image.version,
+        "controller": controller_id if controller_id >= 0 else None,
+        "nodes": [
+            {
+                "id": broker.id,
+                "state": "fenced" if broker.is_fenced else "stopping" if broker.is_shutting_down else "alive",
+                "kafka": f"{broker.host}:{broker.port}",
+                "rack": broker.rack,
+                "epoch": broker.epoch,
+                "leaders": leaders[broker.id],
+                "replicas": replicas[broker.id],
+                "in_sync": in_sync[broker.id],
+            }
+            for _, broker in sorted(image.brokers.items())
+        ],
+        "topics": len(image.topics),
+        "partitions": partitions,
+        "under_replicated": len(under_replicated),
+        "leaderless": len(leaderless),
+        "under_replicated_partitions": under_replicated[:NAMED_PARTITIONS_MAX],
+        "leaderless_partitions": leaderless[:NAMED_PARTITIONS_MAX],
+    }
+
+
+def topics_view(image: ClusterImage) -> dict[str, Any]:
+    """One line for each topic."""
+    return {"topics": [_summary(topic) for _, topic in sorted(image.topics.items())]}
+
+
+def topic_view(node: ViewedNode, topic: TopicImage) -> dict[str, Any]:
+    """One topic. Offsets are those of this node's own replicas, and null where it has none: `node` says whose."""
+    return {
+        **_summary(topic),
+        "configs": dict(sorted(topic.configs.items())),
+        "node": node.node_id,
+        "partitions": [_partition(node, topic, partition) for partition in topic.partitions],
+    }
+
+
+def _summary(topic: TopicImage) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "id": str(topic.id),
+        "internal": topic.is_internal,
+        "partitions": len(topic.partitions),
+        "replication_factor": max((len(partition.replicas) for partition in topic.partitions), default=0),
+        "under_replicated": sum(len(partition.isr) < len(partition.replicas) for partition in topic.partitions),
+        "leaderless": sum(partition.leader < 0 for partition in topic.partitions),
+    }
+
+
+def _partition(node: ViewedNode, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+    replica = node.partition(topic.name, partition.partition)
+    return {
+        "partition": partition.partition,
+        "leader": partition.leader,
+        "epoch": partition.leader_epoch,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "log_start_offset": None if replica is None else replica.log_start_offset,
+        "log_end_offset": None if replica is None else replica.log_end_offset,
+        "high_watermark": None if replica is None else replica.high_watermark,
+    }
+
+
+def _partitions(image: ClusterImage) -> Iterator[tuple[TopicImage, PartitionImage]]:
+    for _, topic in sorted(image.topics.items()):
+        for partition in topic.partitions:
+            yield topic, partition

@@ -1,0 +1,252 @@
+"""`chronik cluster` as shells use it: every call is a process of its own, and finds what the others left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.run_chronik import CHRONIK, Outcome, chronik
+
+from chronik.cli.local_cluster import LocalCluster, free_port
+
+
+class Shell:
+    """Runs `chronik cluster` on one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port(1)
+
+    def run(self, *arguments: str) -> Outcome:
+        return chronik("cluster", *arguments, "--dir", str(self.folder))
+
+    def up(self) -> Outcome:
+        return self.run("up", "--nodes", "1", "--port", str(self.port))
+
+    def node(self) -> dict[str, Any]:
+        (node,) = self.run("status", "--json").json()["nodes"]
+        assert isinstance(node, dict)
+        return node
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path / "data")
+    yield made
+    left = LocalCluster(str(made.folder))
+    for node in left.running:
+        left.kill(node.id)
+
+
+def test_up_returns_when_clients_are_served_and_says_where(shell: Shell) -> None:
+    up = shell.up()
+    assert up.code == 0, up.err
+    assert f"bootstrap 127.0.0.1:{shell.port}\n" in up.out
+    assert f"page http://127.0.0.1:{shell.port - 3000}/\n" in up.out
+    with urllib.request.urlopen(f"http://127.0.0.1:{shell.port - 3000}/readyz", timeout=5) as ready:
+        assert ready.status == 200
+    assert chronik("topic", "create", "t", "-b", f"127.0.0.1:{shell.port}").code == 0
+
+
+def test_up_again_says_so_and_changes_nothing(shell: Shell) -> None:
+    shell.up()
+    before = (shell.node()["pid"], (shell.folder / "node-1" / "node.toml").stat().st_mtime_ns)
+    again = shell.up()
+    assert again.code == 0
+    assert "already running" in again.out
+    assert f"bootstrap 127.0.0.1:{shell.port}\n" in again.out
+    assert (shell.node()["pid"], (shell.folder / "node-1" / "node.toml").stat().st_mtime_ns) == before
+
+
+def test_two_shells_that_start_at_once_make_one_cluster(shell: Shell) -> None:
+    with ThreadPoolExecutor(2) as both:
+        first, second = both.submit(shell.up), both.submit(shell.up)
+    assert (first.result().code, second.result().code) == (0, 0)
+    assert sum("already running" in done.result().out for done in (first, second)) == 1
+    assert shell.node()["state"] == "running"
+
+
+def test_status_has_the_fields_that_scripts_rely_on(shell: Shell) -> None:
+    shell.up()
+    status = shell.run("status", "--json").json()
+    assert status.keys() >= {"controller", "nodes", "under_replicated", "leaderless"}
+    assert (status["controller"], status["under_replicated"], status["leaderless"]) == (1, 0, 0)
+    (node,) = status["nodes"]
+    assert (node["id"], node["state"]) == (1, "running")
+    assert (node["kafka"], node["http"]) == (f"127.0.0.1:{shell.port}", f"127.0.0.1:{shell.port - 3000}")
+    os.kill(node["pid"], 0)
+    shown = shell.run("status")
+    assert "1 (controller)" in shown.out and "under-replicated: 0" in shown.out
+
+
+def test_one_node_is_stopped_started_killed_paused_and_resumed(shell: Shell) -> None:
+    shell.up()
+    first = shell.node()["pid"]
+    assert shell.run("pause", "1").code == 0
+    assert shell.node()["state"] == "paused"
+    assert "chronik cluster resume 1" in shell.up().error_line
+    assert shell.run("resume", "1").code == 0
+    assert shell.node()["state"] == "running"
+    assert shell.run("stop", "1").code == 0
+    assert (shell.node()["state"], shell.node()["pid"]) == ("stopped", None)
+    assert (shell.folder / "node-1" / "clean-shutdown").exists()
+    assert shell.run("start", "1").code == 0
+    assert shell.node()["pid"] != first
+    assert shell.run("kill", "1").code == 0
+    assert shell.node()["state"] == "stopped"
+    assert not (shell.folder / "node-1" / "clean-shutdown").exists()
+    assert shell.up().code == 0
+    assert shell.node()["state"] == "running"
+
+
+def test_a_paused_node_can_be_stopped(shell: Shell) -> None:
+    shell.up()
+    shell.run("pause", "1")
+    assert shell.run("down").code == 0
+    assert shell.node()["state"] == "stopped"
+
+
+def test_down_keeps_the_data_and_up_brings_it_back(shell: Shell) -> None:
+    shell.up()
+    at = ("-b", f"127.0.0.1:{shell.port}")
+    chronik("topic", "create", "kept", *at)
+    assert shell.run("down").code == 0
+    assert "no node" in shell.run("down").out
+    assert shell.run("up").code == 0
+    assert "kept" in chronik("topic", "list", *at).out
+
+
+def test_a_pid_file_of_a_process_that_is_somebody_elses_is_not_believed(shell: Shell) -> None:
+    shell.up()
+    shell.run("kill", "1")
+    (shell.folder / "node-1" / "node.pid").write_text(f"{os.getpid()}\n")
+    assert shell.node()["state"] == "stopped"
+    assert "not running" in shell.run("kill", "1").error_line
+    assert shell.run("up").code == 0
+    assert shell.node()["state"] == "running"
+
+
+@pytest.mark.parametrize("content", ["", "not a number\n", "999999999\n"])
+def test_a_broken_pid_file_means_that_nothing_runs(shell: Shell, content: str) -> None:
+    cluster = LocalCluster(str(shell.folder))
+    cluster.create(1, shell.port)
+    (shell.folder / "node-1" / "node.pid").write_text(content)
+    assert shell.node()["state"] == "stopped"
+
+
+def test_the_log_is_json_lines(shell: Shell) -> None:
+    shell.up()
+    shell.run("down")
+    lines = (shell.folder / "node-1" / "node.log").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines][-1] == "stopped"
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_written(shell: Shell) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", shell.port - 4000))
+        other.listen()
+        refused = shell.up()
+    assert refused.code == 2
+    assert f"port {shell.port - 4000} is taken" in refused.error_line
+    assert "--port" in refused.error_line
+    assert not (shell.folder / "node-1").exists()
+
+
+def test_a_node_that_fails_at_its_start_tells_why_and_nothing_is_left_running(shell: Shell) -> None:
+    cluster = LocalCluster(str(shell.folder))
+    cluster.create(1, shell.port)
+    cluster.nodes[0].change({"topic_defaults": {"no.such.config": 1}})
+    refused = shell.run("up")
+    assert refused.code == 2
+    assert refused.error_line.startswith("chronik: node 1 did not start: topic_defaults")
+    assert shell.node()["state"] == "stopped"
+
+
+def test_settings_that_cannot_be_read_are_named(shell: Shell) -> None:
+    LocalCluster(str(shell.folder)).create(1, shell.port)
+    settings = shell.folder / "node-1" / "node.toml"
+    settings.write_text("durabilty = 'synced'\n")
+    assert f"unknown key durabilty in {settings}" in shell.run("status").error_line
+    settings.unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("status",), "chronik cluster up"),
+        (("down",), "chronik cluster up"),
+        (("kill", "1"), "chronik cluster up"),
+        (("up", "--nodes", "0"), "--nodes"),
+        (("up", "--port", "4000"), "above 4000"),
+        (("up", "--port", "70000"), "cannot be used"),
+        (("stop", "one"), "integer"),
+        (("frobnicate",), "frobnicate"),
+    ],
+)
+def test_wrong_use_is_one_line_with_a_way_out(shell: Shell, arguments: tuple[str, ...], says: str) -> None:
+    refused = shell.run(*arguments)
+    assert refused.code == 2
+    assert says in refused.error_line
+    assert not (shell.folder / "node-1").exists()
+
+
+def test_a_cluster_that_exists_keeps_its_size(shell: Shell) -> None:
+    LocalCluster(str(shell.folder)).create(1, shell.port)
+    assert "holds a cluster of 1 nodes" in shell.run("up", "--nodes", "2").error_line
+    assert "there is no node 2" in shell.run("start", "2").error_line
+    assert "is the last one" in shell.run("remove", "1").error_line
+
+
+def test_a_stopped_cluster_moves_to_other_ports_and_other_folders(shell: Shell, tmp_path: Path) -> None:
+    shell.up()
+    assert "chronik cluster down first" in shell.run("up", "--port", str(shell.port + 1)).error_line
+    shell.run("down")
+    shell.folder = shell.folder.rename(tmp_path / "elsewhere")
+    shell.port = free_port(1)
+    assert shell.up().code == 0
+    assert shell.node()["kafka"] == f"127.0.0.1:{shell.port}"
+    assert not (tmp_path / "data").exists()
+
+
+def test_settings_for_one_node_in_the_environment_do_not_reach_a_cluster(shell: Shell) -> None:
+    environment = {
+        **os.environ,
+        "CHRONIK_NODE_ID": "7",
+        "CHRONIK_LISTEN_KAFKA": "127.0.0.1:1",
+        "CHRONIK_PEERS": "8=x:1",
+    }
+    command = [str(CHRONIK), "cluster", "up", "--nodes", "1", "--port", str(shell.port), "--dir", str(shell.folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shell.node()["id"] == 1
+
+
+def test_nodes_are_introduced_to_each_other(tmp_path: Path) -> None:
+    cluster = LocalCluster(str(tmp_path))
+    port = free_port(4)
+    cluster.create(3, port)
+    written = [tomllib.loads((tmp_path / f"node-{n}" / "node.toml").read_text()) for n in (1, 2, 3)]
+    assert len({own["cluster_id"] for own in written}) == 1
+    assert [own["listen"]["kafka"] for own in written] == [f"127.0.0.1:{port + n}" for n in range(3)]
+    assert written[1]["peers"] == [
+        {"id": 1, "internal": f"127.0.0.1:{port - 4000}"},
+        {"id": 3, "internal": f"127.0.0.1:{port - 3998}"},
+    ]
+    assert {own["default_replication_factor"] for own in written} == {3}
+    cluster.move_to(port + 1)
+    assert [node.kafka.port for node in cluster.nodes] == [port + 1, port + 2, port + 3]
+    assert cluster.nodes[0].config.peers[0].internal == f"127.0.0.1:{port - 3998}"
+    cluster.move_to(port)
+    fourth = cluster.add()
+    assert (fourth.id, fourth.kafka.port) == (4, port + 3)
+    assert all(len(node.config.peers) == 3 for node in cluster.nodes)
+    assert fourth.config.cluster_id == written[0]["cluster_id"]

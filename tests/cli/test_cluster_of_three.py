@@ -1,0 +1,135 @@
+"""`chronik cluster` and `chronik verify` on three nodes: what people see while nodes come, die and go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.cli.run_chronik import Outcome, chronik
+from tests.support.eventually import eventually
+
+from chronik.cli.failover_stream import FailoverStream
+from chronik.cli.options import with_cluster
+from chronik.cli.temporary_cluster import TemporaryCluster
+from chronik.client.topics import Topics
+
+IN_SYNC_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def three() -> Iterator[TemporaryCluster]:
+    with TemporaryCluster(3) as cluster:
+        yield cluster
+
+
+def run(cluster: TemporaryCluster, *arguments: str) -> Outcome:
+    return chronik("cluster", *arguments, "--dir", cluster.folder, timeout_s=120.0)
+
+
+def status(cluster: TemporaryCluster) -> dict[str, Any]:
+    return run(cluster, "status", "--json").json()
+
+
+def states(cluster: TemporaryCluster) -> list[str]:
+    return [node["state"] for node in status(cluster)["nodes"]]
+
+
+def make_topic(cluster: TemporaryCluster, name: str, partitions: int) -> dict[int, int]:
+    """Leaders by partition."""
+    with_cluster(cluster.bootstrap, lambda online: Topics(online).create(name, partitions, None, {}))
+    return with_cluster(cluster.bootstrap, lambda online: online.leaders(name))
+
+
+def in_sync(cluster: TemporaryCluster) -> bool:
+    found = status(cluster)
+    assert (found["under_replicated"], found["leaderless"]) == (0, 0)
+    return True
+
+
+def test_every_record_through_one_address_is_read_whatever_the_acks(three: TemporaryCluster) -> None:
+    for client in ("kafka-python", "confluent"):
+        for acks in ("0", "1", "all"):
+            found = chronik(
+                *("verify", "--client", client, "--acks", acks, "--json", "-b", three.nodes[1].bootstrap),
+                timeout_s=100.0,
+            ).json()
+            assert (found["verdict"], found["consumed"], found["stalls"]) == ("PASS", 5000, [])
+            assert all(abs(partition["deviation_percent"]) < 10 for partition in found["partitions"])
+            assert sorted(partition["leader"] for partition in found["partitions"]) == [1, 2, 3]
+
+
+def test_status_follows_a_node_that_dies_and_comes_back(three: TemporaryCluster) -> None:
+    leaders = make_topic(three, "orders", 6)
+    assert sorted(set(leaders.values())) == [1, 2, 3]
+    before = status(three)
+    assert before["controller"] in (1, 2, 3)
+    assert [node["state"] for node in before["nodes"]] == ["running"] * 3
+    victim = before["controller"]
+    assert run(three, "kill", str(victim)).code == 0
+
+    def noticed() -> bool:
+        found = status(three)
+        assert found["controller"] not in (None, victim)
+        assert found["under_replicated"] >= 6
+        assert found["leaderless"] == 0
+        assert found["nodes"][victim - 1]["state"] == "stopped"
+        return True
+
+    eventually(noticed, IN_SYNC_TIMEOUT_S)
+    started = run(three, "start", str(victim))
+    assert started.code == 0, started.err
+    eventually(lambda: in_sync(three), IN_SYNC_TIMEOUT_S)
+
+
+def test_up_starts_the_nodes_that_do_not_run_and_leaves_the_others(three: TemporaryCluster) -> None:
+    before = [node["pid"] for node in status(three)["nodes"]]
+    three.kill(2)
+    up = run(three, "up")
+    assert up.code == 0, up.err
+    after = [node["pid"] for node in status(three)["nodes"]]
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert states(three) == ["running"] * 3
+
+
+def test_a_node_started_without_a_majority_says_what_it_waits_for(three: TemporaryCluster) -> None:
+    three.stop_all()
+    started = run(three, "start", "2")
+    assert started.code == 0
+    assert "waits for a majority" in started.out and "chronik cluster start 1" in started.out
+    assert status(three)["controller"] is None
+    assert "a majority" in run(three, "status").out or "no node answers" in run(three, "status").out
+    assert run(three, "up").code == 0
+    assert states(three) == ["running"] * 3
+
+
+def test_a_stream_survives_its_leader_without_losing_or_repeating_a_record(three: TemporaryCluster) -> None:
+    leaders = make_topic(three, "stream", 3)
+    stream = FailoverStream(three.bootstrap, "stream", 3, 6000, 2000.0)
+    result = stream.run(lambda: three.kill(leaders[0]))
+    assert result.account.complaint() is None
+    assert (result.account.acked, result.account.consumed) == (6000, 6000)
+
+
+def test_a_fourth_node_takes_its_share_under_load_and_gives_it_back(three: TemporaryCluster) -> None:
+    make_topic(three, "orders", 8)
+    make_topic(three, "stream", 4)
+    stream = FailoverStream(three.bootstrap, "stream", 4, 20_000, 1000.0)
+    outcomes: list[Outcome] = []
+
+    def resize() -> None:
+        outcomes.append(run(three, "add"))
+        outcomes.append(run(three, "remove", "4"))
+
+    resizing = threading.Thread(target=resize)
+    result = stream.run(resizing.start)
+    resizing.join()
+    added, removed = outcomes
+    assert added.code == 0, added.err
+    assert "node 4 has its share" in added.out
+    assert removed.code == 0, removed.err
+    assert "node 4 has left; 3 nodes remain" in removed.out
+    assert result.account.complaint() is None
+    assert len(status(three)["nodes"]) == 3
+    eventually(lambda: in_sync(three), IN_SYNC_TIMEOUT_S)

@@ -1,0 +1,55 @@
+"""`chronik demo`, whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli.run_chronik import CHRONIK
+
+from chronik.cli import app, demo
+from chronik.cli.errors import CliError
+from chronik.cli.temporary_cluster import TemporaryCluster
+
+
+def test_the_story_ends_well_and_leaves_nothing_but_its_report(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    report = tmp_path / "report.html"
+    told = subprocess.run(
+        [str(CHRONIK), "demo", "--report", str(report)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "3 nodes ready" in told.stdout
+    assert "PASS: 100 %" in told.stdout
+    assert "produced, acknowledged, read: 20,000, 20,000, 20,000" in told.stdout
+    assert "missing, duplicated, out of order: 0, 0, 0" in told.stdout
+    assert "all replicas in sync" in told.stdout
+    assert "A leader killed in the middle of a stream" in report.read_text()
+    assert told.stderr == ""
+    assert list(temporary.iterdir()) == []
+
+
+def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refusing(TemporaryCluster):
+        def __enter__(self) -> TemporaryCluster:
+            if self._count > 1:
+                self.remove()
+                raise CliError("there is no room")
+            return super().__enter__()
+
+    monkeypatch.setattr(demo, "TemporaryCluster", Refusing)
+    assert app.main(["demo"]) == 0
+    told = capsys.readouterr().out
+    assert "THREE NODES COULD NOT BE STARTED (there is no room)" in told
+    assert "PASS: 100 %" in told
+    assert "is killed" not in told

@@ -1,0 +1,77 @@
+"""Moving replicas and taking brokers out, against a broker that answers as told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, metadata
+from tests.client.test_connection import run
+
+from chronik.client.brokers import Brokers, Move
+from chronik.client.cluster import Cluster
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+def controller(handlers: Mapping[ApiKey, Any]) -> FakeBroker:
+    made = FakeBroker(handlers)
+    made.versions |= dict.fromkeys(handlers, (0, 0))
+    made.handlers[ApiKey.METADATA] = lambda _: metadata(made)
+    return made
+
+
+def moved(error: ErrorCode) -> Mapping[str, Any]:
+    partitions = [{"partition_index": 0, "error_code": error, "error_message": None}]
+    return {"error_code": 0, "responses": [{"name": "t", "partitions": partitions}]}
+
+
+def test_moves_are_asked_by_topic() -> None:
+    async def work() -> None:
+        async with controller({ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda _: moved(ErrorCode.none)}) as broker:
+            async with Cluster([broker.address]) as cluster:
+                await Brokers(cluster).move({("u", 3): (1,), ("t", 1): (2, 3), ("t", 0): (3, 1)})
+            request = next(asked for key, asked in broker.asked if key == ApiKey.ALTER_PARTITION_REASSIGNMENTS)
+            assert [
+                (topic.name, [(partition.partition_index, tuple(partition.replicas)) for partition in topic.partitions])
+                for topic in request.topics
+            ] == [("t", [(0, (3, 1)), (1, (2, 3))]), ("u", [(3, (1,))])]
+
+    run(work)
+
+
+def test_one_partition_that_cannot_move_is_an_error() -> None:
+    async def work() -> None:
+        refusal = ErrorCode.invalid_replica_assignment
+        async with controller({ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda _: moved(refusal)}) as broker:
+            async with Cluster([broker.address]) as cluster:
+                with pytest.raises(KafkaError, match="t-0") as raised:
+                    await Brokers(cluster).move({("t", 0): (9,)})
+            assert raised.value.code == refusal
+
+    run(work)
+
+
+def test_what_is_on_the_move_is_listed_by_partition() -> None:
+    async def work() -> None:
+        partition = {"partition_index": 2, "replicas": [1, 2, 3], "adding_replicas": [3], "removing_replicas": [1]}
+        listed = {"error_code": 0, "topics": [{"name": "t", "partitions": [partition]}]}
+        broker = controller({ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda _: listed})
+        async with broker, Cluster([broker.address]) as cluster:
+            assert await Brokers(cluster).moves() == {("t", 2): Move((1, 2, 3), (3,), (1,))}
+
+    run(work)
+
+
+def test_a_broker_that_is_out_already_may_be_taken_out_again() -> None:
+    async def work() -> None:
+        answers = [ErrorCode.none, ErrorCode.broker_id_not_registered, ErrorCode.invalid_request]
+        broker = controller({ApiKey.UNREGISTER_BROKER: lambda _: {"error_code": answers.pop(0)}})
+        async with broker, Cluster([broker.address]) as cluster:
+            await Brokers(cluster).unregister(4)
+            await Brokers(cluster).unregister(4)
+            with pytest.raises(KafkaError, match="broker 4"):
+                await Brokers(cluster).unregister(4)
+
+    run(work)

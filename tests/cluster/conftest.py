@@ -1,0 +1,65 @@
+"""Fixtures for tests of whole clusters: three real nodes, and their logs where a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from tests.cluster.support_cluster import NODES, Nodes
+
+StartNodes: TypeAlias = Callable[..., Nodes]
+
+CLUSTERS = pytest.StashKey[list[Nodes]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[CLUSTERS] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for nodes in item.config.stash[CLUSTERS]:
+            for node_id in nodes.ids:
+                report.sections.append((f"log of node {node_id} in {nodes.folder}", nodes.log_tail(node_id)))
+    return report
+
+
+def _started(config: pytest.Config, nodes: Nodes) -> Iterator[Nodes]:
+    config.stash[CLUSTERS].append(nodes)
+    with nodes:
+        nodes.start_all()
+        yield nodes
+    config.stash[CLUSTERS].remove(nodes)
+
+
+@pytest.fixture
+def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartNodes]:
+    """Starts clusters of the test's own: `start_nodes(cuttable=True)`; `settings` are keys of node.toml."""
+    started: list[Iterator[Nodes]] = []
+
+    def start(count: int = NODES, *, cuttable: bool = False, **settings: Any) -> Nodes:
+        folder = tmp_path / f"cluster-{len(started) + 1}"
+        started.append(_started(request.config, Nodes(folder, count, settings, cuttable=cuttable)))
+        return next(started[-1])
+
+    yield start
+    for nodes in reversed(started):
+        next(nodes, None)
+
+
+@pytest.fixture
+def nodes(start_nodes: StartNodes) -> Nodes:
+    """Three nodes of the test's own."""
+    return start_nodes()
+
+
+@pytest.fixture(scope="session")
+def shared_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three nodes for all tests that use topics and groups of their own and leave every node running."""
+    yield from _started(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))

@@ -1,0 +1,121 @@
+"""Members of consumer groups that write down what they are given, and hold their group to what it committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from tests.cluster.support_recorder import RecordedConsumer, Recorder, named
+
+from chronik.testing.operations import Assigned
+
+GROUP = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "auto.offset.reset": "earliest"}
+
+
+class Commits:
+    """What a group has committed, as its members were told."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self._asked: dict[str, int] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def asked(self, offsets: Mapping[str, int]) -> None:
+        with self._lock:
+            for where, offset in offsets.items():
+                self._asked[where] = max(offset, self._asked.get(where, 0))
+
+    def acknowledged(self, offsets: Mapping[str, int]) -> None:
+        with self._lock:
+            for where, offset in offsets.items():
+                self._acknowledged[where] = max(offset, self._acknowledged.get(where, 0))
+
+    def committed(self) -> dict[str, int]:
+        """What members were told is committed."""
+        with self._lock:
+            return dict(self._acknowledged)
+
+    def given(self, where: str, position: int, member: str) -> None:
+        """A member was told to start there: not before what was committed, nor behind what anybody asked for."""
+        with self._lock:
+            lowest, highest = self._acknowledged.get(where, 0), self._asked.get(where, 0)
+            if not lowest <= position <= highest:
+                self.violations.append(f"{member} starts {where} at {position}; committed: {lowest} to {highest}")
+
+
+class GroupConsumer(RecordedConsumer):
+    """A member of a group. Commits what it was given, poll by poll, and holds the group to what was committed.
+
+    `commits` is shared by the members: the offsets whose commit was acknowledged, and those that were asked for.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        bootstrap: str,
+        topic: str,
+        group: str,
+        commits: Commits,
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._commits = commits
+        self.assignments = 0
+        super().__init__(recorder, name, bootstrap, topic, (), options={**GROUP, "group.id": group, **(options or {})})
+
+    def _begin(self) -> None:
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.assignments += 1
+        starts = [
+            TopicPartition(self._topic, found.partition, max(found.offset, 0))
+            for found in self._committed(consumer, partitions)
+        ]
+        self.next_offsets = {named(self._topic, start.partition): start.offset for start in starts}
+        for where, offset in self.next_offsets.items():
+            self._commits.given(where, offset, self.name)
+        self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets)))
+        consumer.assign(starts)
+
+    def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """What the group has committed; asked until the coordinator, which may be on its way, answers."""
+        while True:
+            try:
+                found: list[TopicPartition] = consumer.committed(partitions, timeout=2.0)
+            except KafkaException:
+                if self._stop.is_set():
+                    raise
+                continue
+            if all(part.error is None for part in found):
+                return found
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.next_offsets.clear()
+        self._recorder.record(Assigned(self._recorder.now_s(), self.name, {}))
+        consumer.unassign()
+
+    def _poll(self) -> list[Message]:
+        given = super()._poll()
+        if given:
+            self._commit()
+        return given
+
+    def _commit(self) -> None:
+        wanted = dict(self.next_offsets)
+        if not wanted:
+            return
+        self._commits.asked(wanted)
+        offsets = [TopicPartition(self._topic, int(where.rpartition("-")[2]), at) for where, at in wanted.items()]
+        try:
+            done = self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException:
+            return  # nobody knows: the next one says more
+        good = {named(self._topic, part.partition): part.offset for part in done if part.error is None}
+        self._commits.acknowledged(good)

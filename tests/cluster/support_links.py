@@ -1,0 +1,152 @@
+"""Links between nodes that can be cut: a TCP proxy for each direction in which one node connects to another.
+
+A link that is cut passes nothing on and closes nothing, as when packets are dropped: what is on its way waits, new
+connections are taken and stay silent, and after healing all of it arrives, late. Where the other end closes, or nobody
+listens, the connection is reset, as it would be without a proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 256 * 1024
+CALL_TIMEOUT_S = 10.0
+NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """One node's way to another. Owned by the loop of `Links`."""
+
+    def __init__(self, source: int, target: int, target_port: int) -> None:
+        self.source = source
+        self.target = target
+        self.passes = asyncio.Event()
+        self.passes.set()
+        self._target_port = target_port
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def listen(self) -> int:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK_BYTES)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers):
+            _reset(writer)
+
+    async def _serve(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        self._writers.add(near)
+        far: asyncio.StreamWriter | None = None
+        try:
+            await self.passes.wait()
+            far_reader, far = await asyncio.open_connection("127.0.0.1", self._target_port, limit=CHUNK_BYTES)
+            self._writers.add(far)
+            for writer in (near, far):
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pumps = [
+                asyncio.ensure_future(self._pump(near_reader, far)),
+                asyncio.ensure_future(self._pump(far_reader, near)),
+            ]
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            await self.passes.wait()
+        except OSError:
+            await self.passes.wait()
+        except asyncio.CancelledError:
+            pass  # the test is over; asyncio's server would log it as an error
+        finally:
+            for end in (near, far):
+                if end is not None:
+                    self._writers.discard(end)
+                    _reset(end)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                await self.passes.wait()
+                writer.write(data)
+                await writer.drain()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    writer.transport.abort()
+
+
+class Links:
+    """All links of a cluster, on a loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, source: int, target: int, target_port: int) -> str:
+        """The address at which `source` reaches `target`."""
+
+        async def make() -> tuple[Link, int]:
+            link = Link(source, target, target_port)
+            return link, await link.listen()
+
+        link, port = self._run(make())
+        self._links.append(link)
+        return f"127.0.0.1:{port}"
+
+    def cut(self, node_id: int) -> None:
+        """Nothing passes from or to this node."""
+
+        async def cut() -> None:
+            for link in self._links:
+                if node_id in (link.source, link.target):
+                    link.passes.clear()
+
+        assert self._links, "the nodes were started without links"
+        self._run(cut())
+
+    def heal(self) -> None:
+        async def heal() -> None:
+            for link in self._links:
+                link.passes.set()
+
+        self._run(heal())
+
+    def close(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+
+        async def close() -> None:
+            for link in self._links:
+                await link.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_TIMEOUT_S)
+        self._loop.close()
+        self._loop = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+            self._thread.start()
+        done: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return done.result(CALL_TIMEOUT_S)

@@ -1,0 +1,271 @@
+"""Real clients that write down all they do and see: librdkafka's idempotent producer, and its consumer both ways.
+
+Records are made from their value, so that a consumer can tell that content arrived as it was sent; what does not fit
+is written down as it came, and the checker names it as sent by nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from chronik.testing.operations import (
+    Assigned,
+    Operation,
+    Polled,
+    SendAcknowledged,
+    SendInvoked,
+    SendUnknown,
+)
+
+# Clients give up on a silent broker after seconds, so that a paused node means retries and not a test that waits.
+COMMON = {
+    "socket.timeout.ms": 4_000,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 500,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "log_level": 2,
+}
+PRODUCER = {
+    **COMMON,
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 5,
+    "request.timeout.ms": 3_000,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+    "message.timeout.ms": 120_000,
+}
+CONSUMER = {
+    **COMMON,
+    "enable.auto.commit": False,
+    "fetch.wait.max.ms": 100,
+    "fetch.error.backoff.ms": 50,
+    "retry.backoff.ms": 50,
+    "check.crcs": True,
+}
+
+UNANSWERED_MAX = 2_000
+FILLER_BYTES_MAX = 700
+POLL_RECORDS_MAX = 500
+POLL_TIMEOUT_S = 0.1
+FLUSH_TIMEOUT_S = 130.0
+JOIN_TIMEOUT_S = 150.0
+
+
+class Recorder:
+    """The history of a run. Operations may come from any thread; they stand in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._acknowledged: dict[str, int] = {}
+        self._started_s = time.monotonic()
+        self._lock = threading.Lock()
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def record(self, operation: Operation) -> None:
+        with self._lock:
+            self.operations.append(operation)
+            if isinstance(operation, SendAcknowledged):
+                self._acknowledged[operation.partition] = self._acknowledged.get(operation.partition, 0) + 1
+
+    def acknowledged(self) -> dict[str, int]:
+        """How many sends to each partition were acknowledged so far."""
+        with self._lock:
+            return dict(self._acknowledged)
+
+
+def content(value: str) -> bytes:
+    """The bytes of a record with this value: it, and a filler that it determines."""
+    number = int(value.rpartition("/")[2])
+    return value.encode() + b"|" + b"%d." % number * (number * 37 % FILLER_BYTES_MAX // 8)
+
+
+def value_of(message: bytes | None) -> str:
+    """The value of a record, if its content is what was sent."""
+    raw = message or b""
+    value = raw.partition(b"|")[0].decode(errors="replace")
+    try:
+        return value if content(value) == raw else repr(raw)
+    except ValueError:
+        return repr(raw)
+
+
+def named(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+def number(found: int | None) -> int:
+    """What every record that was read has."""
+    assert found is not None
+    return found
+
+
+class RecordedProducer:
+    """Sends numbered values to each partition in turn until it is stopped.
+
+    `errors` are what the client could not get over by itself.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        bootstrap: str,
+        topic: str,
+        partitions: Sequence[int],
+        *,
+        rate_per_s: float = 400.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.errors: list[str] = []
+        self.unanswered = 0
+        self._recorder = recorder
+        self._topic = topic
+        self._partitions = list(partitions)
+        self._pause_s = len(partitions) / rate_per_s
+        self._producer = Producer(
+            {**PRODUCER, "bootstrap.servers": bootstrap, "client.id": name, "error_cb": self._error, **(options or {})}
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No further sends; returns when each has its outcome, or the client gave up."""
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+    def abandon(self) -> None:
+        """Ends it without waiting for outcomes, where the test has failed already."""
+        self._stop.set()
+        self._producer.purge()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        number = 0
+        next_s = time.monotonic()
+        while not self._stop.is_set():
+            if self.unanswered < UNANSWERED_MAX:
+                for partition in self._partitions:
+                    self._send(f"{self.name}/{partition}/{number}", partition)
+                number += 1
+            next_s = max(next_s + self._pause_s, time.monotonic() - 0.1)
+            self._producer.poll(max(0.0, next_s - time.monotonic()))
+        self._producer.flush(FLUSH_TIMEOUT_S)
+
+    def _send(self, value: str, partition: int) -> None:
+        self.unanswered += 1
+        where = named(self._topic, partition)
+        self._recorder.record(SendInvoked(self._recorder.now_s(), self.name, value, where))
+
+        def answered(error: KafkaError | None, message: Message) -> None:
+            self.unanswered -= 1
+            at_s = self._recorder.now_s()
+            if error is None:
+                self._recorder.record(SendAcknowledged(at_s, self.name, value, where, message.offset()))
+            else:
+                self._recorder.record(SendUnknown(at_s, self.name, value, str(error)))
+                self.errors.append(f"{value}: {error}")
+
+        self._producer.produce(
+            self._topic, content(value), key=where.encode(), partition=partition, on_delivery=answered
+        )
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.errors.append(f"fatal: {error}")
+
+
+class RecordedConsumer:
+    """Reads all partitions from their start by `assign`. An offset that is out of range is an error, never a reset."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: str,
+        bootstrap: str,
+        topic: str,
+        partitions: Sequence[int],
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.errors: list[str] = []
+        self.next_offsets = dict.fromkeys((named(topic, partition) for partition in partitions), 0)
+        self._recorder = recorder
+        self._topic = topic
+        self._partitions = list(partitions)
+        self._consumer = Consumer(
+            {
+                **CONSUMER,
+                "auto.offset.reset": "error",
+                "bootstrap.servers": bootstrap,
+                "group.id": f"unused-{name}",
+                "client.id": name,
+                **(options or {}),
+            }
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+            while not self._stop.is_set():
+                self._poll()
+            self._consumer.close()
+        except Exception as error:
+            self.errors.append(repr(error))
+
+    def _begin(self) -> None:
+        wanted = [TopicPartition(self._topic, partition, 0) for partition in self._partitions]
+        self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets)))
+        self._consumer.assign(wanted)
+
+    def _poll(self) -> list[Message]:
+        invoked_s = self._recorder.now_s()
+        good: list[Message] = []
+        for message in self._consumer.consume(POLL_RECORDS_MAX, POLL_TIMEOUT_S):
+            error = message.error()
+            if error is None:
+                good.append(message)
+            elif not error.retriable() and not is_passing(error):
+                self.errors.append(str(error))
+        records = tuple(
+            (named(self._topic, number(message.partition())), number(message.offset()), value_of(message.value()))
+            for message in good
+        )
+        self._recorder.record(Polled(self._recorder.now_s(), invoked_s, self.name, records))
+        for where, offset, _ in records:
+            self.next_offsets[where] = offset + 1
+        return good
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Errors that a consumer reports while brokers come and go, and gets over by itself."""
+    return error.code() in (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )

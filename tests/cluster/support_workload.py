@@ -1,0 +1,148 @@
+"""Records flowing through a cluster while something happens to it: producers, consumers both ways, and the account."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_groups import Commits, GroupConsumer
+from tests.cluster.support_recorder import COMMON, RecordedConsumer, RecordedProducer, Recorder, named
+from tests.cluster.support_replicas import replicas_agree
+from tests.support.eventually import eventually
+
+from chronik.testing.history import Report, check
+from chronik.testing.operations import SendAcknowledged, write_history
+
+PROGRESS_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+PRODUCERS = 2
+
+
+class Workload:
+    """Two idempotent producers, a consumer by assignment and a group of two, on one topic of a running cluster."""
+
+    def __init__(
+        self, nodes: Nodes, topic: str, partitions: int = 2, *, rate_per_s: float = 400.0, members: int = 2
+    ) -> None:
+        self.nodes = nodes
+        self.topic = topic
+        self.partitions = range(partitions)
+        self.recorder = Recorder()
+        self.commits = Commits()
+        self.producers = [
+            RecordedProducer(
+                self.recorder, f"p{index}", nodes.bootstrap, topic, self.partitions, rate_per_s=rate_per_s / PRODUCERS
+            )
+            for index in range(PRODUCERS)
+        ]
+        self.reader = RecordedConsumer(self.recorder, "reader", nodes.bootstrap, topic, self.partitions)
+        self.group = f"group-of-{topic}"
+        self.members: list[GroupConsumer] = []
+        for index in range(members):
+            self.new_member(f"member{index}")
+
+    def __enter__(self) -> Workload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nobody goes on, whatever happened; after `finish` nobody does anyway."""
+        for producer in self.producers:
+            producer.abandon()
+        for consumer in (self.reader, *self.members):
+            consumer.stop()
+
+    def new_member(self, name: str) -> GroupConsumer:
+        """One more in the group. It is expected to read on to the end unless it is stopped before."""
+        member = GroupConsumer(self.recorder, name, self.nodes.bootstrap, self.topic, self.group, self.commits)
+        self.members.append(member)
+        return member
+
+    def proceed(self, acknowledged: int, timeout_s: float = PROGRESS_TIMEOUT_S) -> None:
+        """Until so many more records of each partition are acknowledged."""
+        before = self.recorder.acknowledged()
+        names = [named(self.topic, partition) for partition in self.partitions]
+
+        def done() -> bool:
+            now = self.recorder.acknowledged()
+            gained = {name: now.get(name, 0) - before.get(name, 0) for name in names}
+            assert min(gained.values()) >= acknowledged, f"acknowledged meanwhile: {gained}"
+            return True
+
+        eventually(done, timeout_s, f"{acknowledged} more records of each partition are acknowledged")
+
+    def finish(self, history_file: Path) -> Report:
+        """Lets all that is under way end, reads to the end, and accepts nothing but a clean history."""
+        report = self.conclude(history_file)
+        assert report.is_clean, f"{report}\nthe history is in {history_file}"
+        assert report.acknowledged == report.sent, f"{report}"
+        return report
+
+    def conclude(self, history_file: Path) -> Report:
+        """The report on a history whose clients have all come to an end, which is kept in a file."""
+        try:
+            for producer in self.producers:
+                producer.stop()
+            ends = self.ends()
+            eventually(lambda: self._read_to(ends), DRAIN_TIMEOUT_S, "the consumers have read to the end")
+        finally:
+            for consumer in (self.reader, *self.members):
+                consumer.stop()
+            write_history(history_file, list(self.recorder.operations))
+        for producer in self.producers:
+            assert producer.errors == [], f"{producer.name}: {producer.errors[:5]}"
+        for consumer in (self.reader, *self.members):
+            assert consumer.errors == [], f"{consumer.name}: {consumer.errors[:5]}"
+        assert self.commits.violations == []
+        return check(self.recorder.operations, dense=True)
+
+    def ends(self) -> dict[str, int]:
+        """The end of each partition as a client is told."""
+        consumer = Consumer({**COMMON, "bootstrap.servers": self.nodes.bootstrap, "group.id": "ends"})
+        ends: dict[str, int] = {}
+
+        def ask(partition: int) -> bool:
+            try:
+                found = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), timeout=5.0)
+            except KafkaException as error:
+                raise AssertionError(f"no end offset: {error}") from None
+            assert found is not None
+            ends[named(self.topic, partition)] = found[1]
+            return True
+
+        eventually(lambda: all(map(ask, self.partitions)), END_TIMEOUT_S, "the end offsets are told")
+        consumer.close()
+        return ends
+
+    def _read_to(self, ends: dict[str, int]) -> bool:
+        assert self.reader.errors == [], self.reader.errors[:5]
+        behind = {where: end - self.reader.next_offsets[where] for where, end in ends.items()}
+        assert max(behind.values()) <= 0, f"the reader is behind: {behind}"
+        if self.members:
+            committed = self.commits.committed()
+            behind = {where: end - committed.get(where, 0) for where, end in ends.items()}
+            assert max(behind.values()) <= 0, f"the group is behind: {behind}"
+        return True
+
+    def longest_gap_ms(self, from_s: float = 0.0) -> float:
+        """The longest time without an acknowledgement of a partition, since `from_s` of the recorder's clock."""
+        last = {named(self.topic, partition): from_s for partition in self.partitions}
+        longest_s = 0.0
+        for operation in self.recorder.operations:
+            if isinstance(operation, SendAcknowledged) and operation.at_s >= from_s:
+                longest_s = max(longest_s, operation.at_s - last[operation.partition])
+                last[operation.partition] = operation.at_s
+        return longest_s * 1000
+
+
+def all_replicas_agree(nodes: Nodes, ends: dict[str, int]) -> None:
+    """Stops the nodes cleanly and compares what they have on disk."""
+    nodes.wait_in_sync()
+    nodes.stop_all()
+    folders = {node.id: Path(node.folder) for node in nodes.local.nodes}
+    for partition, end in ends.items():
+        replicas_agree(folders, partition, end)

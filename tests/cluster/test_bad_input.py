@@ -1,0 +1,177 @@
+"""Nodes that do not belong together: each says what is wrong and what to do, and the cluster loses nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.test_minority import append, once_each, read
+from tests.support.eventually import eventually
+from tests.support.node import CHRONIK
+from tests.support.ports import free_ports
+
+from chronik.cli.local_cluster import clean_environment
+from chronik.cli.local_node import to_toml
+
+CANNOT = 2
+GIVES_UP_TIMEOUT_S = 60.0
+
+
+def refused(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The line for people that a start with these settings ends with; nothing may hang."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "bad.toml"
+    config.write_text(to_toml(settings))
+    ended = subprocess.run(
+        [str(CHRONIK), "start", "--config", str(config)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=GIVES_UP_TIMEOUT_S,
+        env=clean_environment(os.environ),
+        cwd=folder,
+        check=False,
+    )
+    assert ended.returncode == CANNOT, (ended.returncode, ended.stderr[-3000:])
+    said = [line for line in ended.stderr.splitlines() if line.startswith("chronik: ")]
+    assert len(said) == 1, ended.stderr[-3000:]
+    assert "Traceback" not in ended.stderr
+    return said[0]
+
+
+def stranger(nodes: Nodes, folder: Path, **settings: Any) -> dict[str, Any]:
+    """The settings of one more process that takes the cluster's nodes for its peers."""
+    kafka, http, internal = free_ports(3)
+    listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
+    peers = [
+        {"id": node.id, "internal": str(node.internal)}
+        for node in nodes.local.nodes
+        if node.id != settings.get("node_id")
+    ]
+    return {"data_dir": str(folder / "data"), "listen": listen, "peers": peers, **settings}
+
+
+class Filled(NamedTuple):
+    """A topic with one acknowledged record."""
+
+    topic: str
+    before: bytes
+
+
+def goes_on(nodes: Nodes, filled: Filled) -> None:
+    """The cluster takes records, and has the one that it had."""
+    after = append(nodes, filled.topic, "after")
+    once_each(read(nodes, filled.topic), filled.before, after)
+    nodes.wait_in_sync()
+    nodes.no_surprises()
+
+
+@pytest.fixture
+def filled(nodes: Nodes) -> Filled:
+    topic = nodes.new_topic(1)
+    return Filled(topic, append(nodes, topic, "before"))
+
+
+@pytest.mark.timeout(180)
+def test_a_peer_of_another_cluster_is_refused_by_both_sides(nodes: Nodes, filled: Filled, tmp_path: Path) -> None:
+    own_id = nodes.node(1).config.cluster_id
+    line = refused(tmp_path, stranger(nodes, tmp_path, node_id=9, cluster_id="another-cluster-entirely"))
+    assert str(own_id) in line
+    assert "another-cluster-entirely" in line
+    told = [node_id for node_id in nodes.ids if "another-cluster-entirely" in nodes.log_text(node_id)]
+    assert told, "the cluster's side logs it too"
+    for node_id in told:
+        lines = [text for text in nodes.log_text(node_id).splitlines() if "another-cluster-entirely" in text]
+        assert len(lines) == 1, "once, not at each attempt"
+    goes_on(nodes, filled)
+
+
+@pytest.mark.timeout(180)
+def test_a_node_id_that_is_used_twice_is_refused_and_its_owner_goes_on(
+    nodes: Nodes, filled: Filled, tmp_path: Path
+) -> None:
+    cluster_id = nodes.node(1).config.cluster_id
+    owner = nodes.node(2).process.pid
+    line = refused(tmp_path, stranger(nodes, tmp_path, node_id=2, cluster_id=cluster_id))
+    assert "2" in line
+    assert "node_id" in line
+    assert nodes.node(2).process.pid == owner
+    assert nodes.node(2).is_ready
+    goes_on(nodes, filled)
+
+
+@pytest.mark.timeout(180)
+def test_the_data_folder_of_another_node_is_refused(nodes: Nodes, filled: Filled, tmp_path: Path) -> None:
+    nodes.stop(3)
+    copy = tmp_path / "data"
+    shutil.copytree(nodes.node(3).folder, copy)
+    line = refused(tmp_path, stranger(nodes, tmp_path, node_id=7, cluster_id=nodes.node(1).config.cluster_id))
+    assert str(copy) in line
+    assert "node 3" in line
+    nodes.start(3)
+    goes_on(nodes, filled)
+
+
+@pytest.mark.timeout(180)
+def test_a_node_of_a_cluster_without_peers_in_its_config_is_refused(
+    nodes: Nodes, filled: Filled, tmp_path: Path
+) -> None:
+    nodes.stop(3)
+    settings = stranger(nodes, tmp_path, node_id=3, data_dir=nodes.node(3).folder, peers=[])
+    line = refused(tmp_path, settings)
+    assert "peers" in line
+    nodes.start(3)
+    goes_on(nodes, filled)
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        [{"id": 2, "internal": "127.0.0.1:5001"}, {"id": 2, "internal": "127.0.0.1:5002"}],
+        [{"id": 2, "internal": "nonsense"}],
+        [{"id": 2, "internal": "127.0.0.1:5001", "color": "red"}],
+    ],
+    ids=["one id twice", "no address", "unknown key"],
+)
+def test_peers_that_make_no_quorum_are_refused_at_once(tmp_path: Path, peers: list[dict[str, Any]]) -> None:
+    kafka, http, internal = free_ports(3)
+    listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
+    line = refused(tmp_path, {"node_id": 1, "data_dir": str(tmp_path / "data"), "listen": listen, "peers": peers})
+    assert "peers" in line
+
+
+@pytest.mark.timeout(180)
+def test_a_lost_majority_is_named_and_loses_nothing(nodes: Nodes, filled: Filled) -> None:
+    nodes.kill(1)
+    nodes.kill(2)
+
+    def names_the_missing(since: int) -> bool:
+        told = [line for line in nodes.log_text(3)[since:].splitlines() if "majority_lost" in line]
+        return any("node 1" in line and "node 2" in line for line in told)
+
+    eventually(lambda: names_the_missing(0), 30, "the log names the missing nodes")
+    # A restart of what is left changes nothing about it.
+    nodes.kill(3)
+    before = len(nodes.log_text(3))
+    assert nodes.local.start(3) is False
+    eventually(lambda: names_the_missing(before), 30, "the log names the missing nodes again")
+    assert nodes.node(3).get("/readyz")[0] == 503
+    nodes.start(1)
+    nodes.start(2)
+    goes_on(nodes, filled)
+
+
+@pytest.mark.timeout(180)
+def test_a_node_without_a_majority_is_alive_and_not_ready(nodes: Nodes) -> None:
+    nodes.kill(1)
+    nodes.kill(2)
+    eventually(lambda: nodes.node(3).get("/readyz")[0] == 503, 30, "/readyz says that it serves nobody")
+    assert nodes.node(3).get("/healthz")[0] == 200
+    nodes.start(1)
+    eventually(lambda: nodes.node(3).is_ready, 30, "two of three serve")

@@ -1,0 +1,122 @@
+"""A consumer group outlives its coordinator: it neither skips nor reads again what it committed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_faults import PROGRESS
+from tests.cluster.support_groups import Commits
+from tests.cluster.support_workload import Workload
+from tests.support.eventually import eventually
+
+from chronik.testing.operations import Polled
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+PARTITIONS = 4
+
+
+def coordinator(nodes: Nodes, group: str) -> int:
+    """Where the group lives; waits while nobody can tell."""
+    alive = {node.id for node in nodes.running}
+
+    def found() -> int:
+        with nodes.connect(nodes.running[0].id) as client:
+            answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
+        assert answer.error_code is ErrorCode.none, answer.error_code
+        return int(answer.node_id) if int(answer.node_id) in alive else 0
+
+    return eventually(found, 30, f"group {group} has a coordinator")
+
+
+def records_of(workload: Workload, members: list[str]) -> int:
+    return sum(
+        len(operation.records)
+        for operation in list(workload.recorder.operations)
+        if isinstance(operation, Polled) and operation.consumer in members
+    )
+
+
+def group_goes_on(workload: Workload, members: list[str]) -> None:
+    wanted = records_of(workload, members) + PROGRESS
+    eventually(lambda: records_of(workload, members) >= wanted, 60, "the group is given further records")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_group_keeps_consuming_through_the_end_of_its_coordinator(nodes: Nodes, end: str, tmp_path: Path) -> None:
+    with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS) as workload:
+        names = [member.name for member in workload.members]
+        workload.proceed(PROGRESS)
+        group_goes_on(workload, names)
+        for _ in range(2):
+            hit = coordinator(nodes, workload.group)
+            (nodes.kill if end == "kill" else nodes.stop)(hit)
+            workload.proceed(PROGRESS)
+            group_goes_on(workload, names)
+            nodes.start(hit)
+            nodes.wait_in_sync()
+        workload.finish(tmp_path / "history.jsonl")
+        starts_where_the_group_stopped(workload)
+    nodes.no_surprises()
+
+
+def starts_where_the_group_stopped(workload: Workload) -> None:
+    """Somebody who joins afterwards is given the first record behind the committed ones, and all that follow."""
+    committed = workload.commits.committed()
+    assert committed == workload.recorder.acknowledged(), "the group had committed all there was"
+    late = workload.new_member("late")
+    eventually(lambda: late.assignments > 0, 60, "the late member is given its partitions")
+    with Workload(workload.nodes, workload.topic, PARTITIONS, members=0) as more:
+        more.proceed(1)
+        for producer in more.producers:
+            producer.stop()
+        ends = more.ends()
+
+    def has_read_on() -> bool:
+        return all(late.next_offsets.get(where, 0) >= end for where, end in ends.items())
+
+    eventually(has_read_on, 60, "the late member reads on")
+    late.stop()
+    assert late.errors == []
+    assert workload.commits.violations == []
+    given = [op for op in workload.recorder.operations if isinstance(op, Polled) and op.consumer == "late"]
+    first = {where: offset for op in reversed(given) for where, offset, _ in reversed(op.records)}
+    assert first == committed
+
+
+@pytest.mark.timeout(240)
+def test_committed_offsets_survive_the_death_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS) as workload:
+        workload.proceed(PROGRESS)
+        workload.finish(tmp_path / "history.jsonl")
+        nodes.kill_all()
+        nodes.start_all()
+        starts_where_the_group_stopped(workload)
+
+
+@pytest.mark.timeout(240)
+def test_members_that_come_and_go_share_the_partitions_without_skipping(nodes: Nodes, tmp_path: Path) -> None:
+    with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS, members=1) as workload:
+        workload.proceed(PROGRESS)
+        guest = workload.new_member("guest")
+        eventually(lambda: records_of(workload, ["guest"]) > 0, 60, "the guest is given records")
+        nodes.kill(coordinator(nodes, workload.group))
+        workload.proceed(PROGRESS)
+        guest.stop()
+        assert guest.errors == []
+        workload.proceed(PROGRESS)
+        workload.finish(tmp_path / "history.jsonl")
+
+
+def test_the_checks_of_commits_can_fail() -> None:
+    commits = Commits()
+    commits.asked({"t-0": 10})
+    commits.acknowledged({"t-0": 10})
+    commits.given("t-0", 10, "good")
+    assert commits.violations == []
+    commits.given("t-0", 9, "again")
+    commits.given("t-0", 11, "skips")
+    assert len(commits.violations) == 2

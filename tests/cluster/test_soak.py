@@ -1,0 +1,136 @@
+"""The long versions (`make soak`): the counts and durations that were promised, and the times they take."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_faults import FAULTS, NEEDS_LINKS, Scene
+from tests.cluster.support_soak import SoakResults, quantile_s
+from tests.cluster.support_watch import OffsetWatch
+from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.cluster.test_verify import RECORDS, is_complete, verify
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+FAULT_RUN_S = 60.0
+PAUSE_S = 20.0
+QUIET_S_MAX = 5.0
+PARTITIONS = 3
+RATE_PER_S = 1_000.0
+VERIFY_RUNS = 20
+MILLION = 1_000_000
+WATERMARK_LOAD = 2_000
+MB = 1024 * 1024
+
+LEADER_KILLED_MS_MAX = 3_000.0
+CLEAN_STOP_MS_MAX = 300.0
+WATERMARK_P99_MS_MAX = 10.0
+START_S_MAX = 3.0
+RESIDENT_MB_MAX = 100.0
+THOUSAND_PARTITIONS_S_MAX = 10.0
+
+
+@pytest.fixture(scope="session")
+def results() -> Iterator[SoakResults]:
+    found = SoakResults()
+    yield found
+    found.write()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_minute_of(fault: str, start_nodes: StartNodes, results: SoakResults, tmp_path: Path) -> None:
+    nodes = start_nodes(cuttable=fault in NEEDS_LINKS)
+    topic = nodes.new_topic(PARTITIONS)
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    ends_s = time.monotonic() + FAULT_RUN_S
+    with (
+        OffsetWatch(nodes, topic, range(PARTITIONS)),
+        Workload(nodes, topic, PARTITIONS, rate_per_s=RATE_PER_S) as workload,
+    ):
+        workload.proceed(1)
+        while time.monotonic() < ends_s:
+            time.sleep(chance.uniform(0.0, QUIET_S_MAX))  # any moment is as good as another
+            began_s = workload.recorder.now_s()
+            FAULTS[fault](Scene(workload, chance, PAUSE_S))
+            workload.proceed(1)
+            nodes.wait_in_sync()
+            results.fault(fault)
+            results.unavailable(fault, workload.longest_gap_ms(began_s))
+        report = workload.conclude(tmp_path / "history.jsonl")
+        results.history(report)
+        if report.worst_lag is not None:
+            results.measure(f"{fault}: worst real-time lag of a consumer", report.worst_lag.seconds, "s")
+        assert report.is_clean, f"{report}\nthe history is in {tmp_path}, the seed is {seed}"
+        assert report.acknowledged == report.sent, str(report)
+        if fault in ("kill-leader", "rolling-restart"):
+            goal = LEADER_KILLED_MS_MAX if fault == "kill-leader" else CLEAN_STOP_MS_MAX
+            results.measure(f"{fault}: produce with acks=all goes on", workload.longest_gap_ms(), "ms", goal)
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+@pytest.mark.parametrize("client", ["kafka-python", "confluent"])
+def test_twenty_runs_of_five_thousand_records(nodes: Nodes, client: str, acks: str, results: SoakResults) -> None:
+    for _ in range(VERIFY_RUNS):
+        found = verify(nodes, client, acks, RECORDS)
+        is_complete(found, acks, RECORDS)
+        results.measure(f"verify {client} acks={acks}: produce", found["produce_s"], "s")
+        results.measure(f"verify {client} acks={acks}: consume", found["consume_s"], "s")
+
+
+@pytest.mark.parametrize(("client", "acks"), [("confluent", "all"), ("kafka-python", "1"), ("confluent", "0")])
+def test_a_million_records(nodes: Nodes, client: str, acks: str, results: SoakResults) -> None:
+    found = verify(nodes, client, acks, MILLION, timeout_s=1500.0)
+    is_complete(found, acks, MILLION)
+    results.measure(f"verify a million {client} acks={acks}: produce", found["produce_s"], "s")
+    results.measure(f"verify a million {client} acks={acks}: consume", found["consume_s"], "s")
+
+
+def test_start_and_memory(tmp_path: Path, results: SoakResults) -> None:
+    with Nodes(tmp_path / "cluster") as nodes:
+        began_s = time.monotonic()
+        nodes.start_all()
+        results.measure("three nodes from start to ready", time.monotonic() - began_s, "s", START_S_MAX)
+        nodes.new_topic(300)
+        nodes.wait_in_sync()
+        for node_id in nodes.ids:
+            resident_mb = nodes.resident_bytes(node_id) / MB
+            results.measure("resident with 300 partitions", resident_mb, "MB", RESIDENT_MB_MAX)
+        nodes.stop_all()
+        began_s = time.monotonic()
+        nodes.start_all()
+        results.measure("three nodes with 300 partitions from start to ready", time.monotonic() - began_s, "s")
+        nodes.no_surprises()
+
+
+def test_watermarks_reach_followers(nodes: Nodes, results: SoakResults, tmp_path: Path) -> None:
+    with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS, rate_per_s=RATE_PER_S, members=0) as workload:
+        workload.proceed(WATERMARK_LOAD)
+        for node in nodes.local.nodes:
+            text = node.get("/metrics")[1].decode()
+            p99_s = quantile_s(text, "chronik_watermark_propagation_seconds", 0.99)
+            assert p99_s is not None, f"node {node.id} observed no watermark on its way"
+            results.measure("watermark at followers p99 (bucket bound)", p99_s * 1000, "ms", WATERMARK_P99_MS_MAX)
+        results.history(workload.finish(tmp_path / "history.jsonl"))
+
+
+def test_a_thousand_partitions(nodes: Nodes, results: SoakResults, tmp_path: Path) -> None:
+    with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS, members=0) as workload:
+        workload.proceed(100)
+        began_s = workload.recorder.now_s()
+        nodes.new_topic(1_000)
+        took_s = workload.recorder.now_s() - began_s
+        results.measure("creating 1,000 partitions", took_s, "s", THOUSAND_PARTITIONS_S_MAX)
+        workload.proceed(100)
+        gap_ms = workload.longest_gap_ms(began_s)
+        results.measure("longest pause of a producer while 1,000 partitions are made", gap_ms, "ms")
+        results.history(workload.finish(tmp_path / "history.jsonl"))

@@ -1,0 +1,122 @@
+"""What the cluster tests rely on can fail: a link that is cut, replicas that differ, figures that are written down."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from tests.cluster.support_links import Links
+from tests.cluster.support_recorder import content, value_of
+from tests.cluster.support_replicas import replicas_agree
+from tests.cluster.support_soak import SoakResults, quantile_s
+from tests.node.support_wire import batch
+
+from chronik.testing.history import check
+from chronik.testing.operations import Polled
+from chronik.wire.batch import stamp
+
+
+def echo_server() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def test_a_cut_link_passes_nothing_and_delivers_late_when_healed() -> None:
+    links = Links()
+    with echo_server() as server:
+        host, _, port = links.add(1, 2, server.getsockname()[1]).partition(":")
+        with socket.create_connection((host, int(port)), 5) as near:
+            near.sendall(b"one")
+            far, _ = server.accept()
+            with far:
+                far.settimeout(5)
+                assert far.recv(10) == b"one"
+                links.cut(2)
+                near.sendall(b"two")
+                far.settimeout(0.2)
+                with pytest.raises(TimeoutError):
+                    far.recv(10)
+                with socket.create_connection((host, int(port)), 5):  # taken, and silent
+                    server.settimeout(0.2)
+                    with pytest.raises(TimeoutError):
+                        server.accept()
+                links.heal()
+                far.settimeout(5)
+                assert far.recv(10) == b"two"
+    links.close()
+
+
+def test_a_link_to_nobody_resets_its_connections() -> None:
+    links = Links()
+    with echo_server() as server:
+        port_of_nobody = server.getsockname()[1]
+    host, _, port = links.add(1, 2, port_of_nobody).partition(":")
+    with socket.create_connection((host, int(port)), 5) as near, pytest.raises(ConnectionResetError):
+        near.settimeout(5)
+        near.recv(1)
+    links.close()
+
+
+def stored(folder: Path, *batches: tuple[int, bytes]) -> None:
+    log = folder / "logs" / "t-0"
+    log.mkdir(parents=True)
+    data = bytearray()
+    for offset, value in batches:
+        one = bytearray(batch(value))
+        stamp(one, 0, offset, 1)
+        data += one
+    (log / f"{0:020d}.log").write_bytes(data + bytes(1000))
+
+
+def test_replicas_are_compared_below_the_watermark_only(tmp_path: Path) -> None:
+    folders = {node_id: tmp_path / str(node_id) for node_id in (1, 2)}
+    stored(folders[1], (0, b"a"), (1, b"b"), (2, b"c"))
+    stored(folders[2], (0, b"a"), (1, b"b"))
+    replicas_agree(folders, "t-0", 2)
+    with pytest.raises(AssertionError, match="3 batches below 3 on node 1, 2 on node 2"):
+        replicas_agree(folders, "t-0", 3)
+    with pytest.raises(AssertionError, match="ends at 3 on node 1, clients were told 4"):
+        replicas_agree(folders, "t-0", 4)
+
+
+def test_replicas_that_differ_in_a_byte_do_not_agree(tmp_path: Path) -> None:
+    folders = {node_id: tmp_path / str(node_id) for node_id in (1, 2)}
+    stored(folders[1], (0, b"a"))
+    stored(folders[2], (0, b"b"))
+    with pytest.raises(AssertionError, match="differs between node 1 and node 2"):
+        replicas_agree(folders, "t-0", 1)
+
+
+def test_a_record_whose_content_was_changed_has_no_known_value() -> None:
+    assert value_of(content("p/0/123")) == "p/0/123"
+    assert value_of(content("p/0/123")[:-1]) != "p/0/123"
+    assert value_of(None) == "b''"
+
+
+def test_soak_figures_are_kept_beside_those_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "soak.json"
+    results = SoakResults()
+    results.history(check([Polled(1.0, 0.5, "c", (("t-0", 0, "nobody's"),))]))
+    results.fault("kill-leader")
+    results.unavailable("kill-leader", 700.0)
+    results.unavailable("kill-leader", 300.0)
+    results.measure("start", 2.0, "s", 3.0)
+    results.measure("start", 4.0, "s", 3.0)
+    results.write(path)
+    found = json.loads(path.read_text())
+    assert found["faults"] == {"kill-leader": 1}
+    assert found["anomalies"]["unknown-value"] == 1
+    assert found["anomalies"]["lost-write"] == 0
+    assert found["longest_unavailability_ms"] == {"kill-leader": 700}
+    assert found["measured"]["start"] == {"unit": "s", "value": 4.0, "goal": "<= 3", "met": False}
+    path.write_text(json.dumps({**found, "seeds": 77}))
+    results.write(path)
+    assert json.loads(path.read_text())["seeds"] == 77
+
+
+def test_a_quantile_is_the_bound_of_the_bucket_that_holds_it() -> None:
+    text = 'x_bucket{le="0.001"} 98\nx_bucket{le="0.01"} 99\nx_bucket{le="+Inf"} 100\nx_sum 1\n'
+    assert quantile_s(text, "x", 0.5) == 0.001
+    assert quantile_s(text, "x", 0.99) == 0.01
+    assert quantile_s('x_bucket{le="+Inf"} 0\n', "x", 0.99) is None

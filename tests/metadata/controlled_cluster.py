@@ -1,0 +1,147 @@
+"""A cluster as the controller sees it: brokers that heartbeat or do not, and commands that are applied at once."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from chronik.metadata.apply import apply
+from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, IsrMember, RegisterBrokerCall
+from chronik.metadata.commands import Assignment, Command, CreateTopic
+from chronik.metadata.controller import Controller, ControllerSettings
+from chronik.metadata.events import Event
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage
+
+ORDERS = UUID(int=1_000)
+
+
+class Cluster:
+    """Brokers 1 to `brokers`, registered and unfenced; `alive` are those that heartbeat as time passes."""
+
+    def __init__(
+        self, brokers: int = 3, *, durability: str = "synced", settings: ControllerSettings | None = None
+    ) -> None:
+        self.durability = durability
+        self.settings = settings or ControllerSettings()
+        self.now_ms = 10_000
+        self.image = ClusterImage()
+        self.events: list[Event] = []
+        self.commands: list[Command] = []
+        self.controller = Controller(self.image, self.now_ms, self.settings)
+        self.incarnations = {broker_id: UUID(int=broker_id) for broker_id in range(1, brokers + 1)}
+        self.alive = set(self.incarnations)
+        self.leaving: set[int] = set()
+        self.applied: dict[int, int] = {}
+        """Brokers that do not follow the image, and how far they have come."""
+        for broker_id in sorted(self.alive):
+            self.register(broker_id)
+        self.run(400)
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> list[Event]:
+        self.image, events = apply(self.image, command)
+        self.controller.image_applied(self.image)
+        self.commands.append(command)
+        self.events += events
+        return events
+
+    def create(self, name: str = "orders", *replicas: tuple[int, ...], topic_id: UUID = ORDERS, **configs: str) -> None:
+        """A topic with the partitions whose replicas are given; all in sync."""
+        assigned = tuple(Assignment(each, each) for each in replicas or ((1, 2, 3),))
+        named = {key.replace("_", "."): value for key, value in configs.items()}
+        self.apply(CreateTopic(name, topic_id, assigned, named))
+
+    def due(self) -> list[Command]:
+        """What the controller wants now, applied."""
+        commands = self.controller.due(self.now_ms)
+        for command in commands:
+            self.apply(command)
+        return commands
+
+    def run(self, ms: int) -> None:
+        """Time passes: those alive heartbeat every 300 ms, the controller looks every 100 ms."""
+        for _ in range(ms // 100):
+            self.now_ms += 100
+            if self.now_ms % 300 == 0:
+                for broker_id in sorted(self.alive):
+                    self.beat(broker_id)
+            self.due()
+
+    def beat(self, broker_id: int) -> HeartbeatResult:
+        call = HeartbeatCall(
+            broker_id,
+            self.incarnations[broker_id],
+            self.image.brokers[broker_id].epoch,
+            self.applied.get(broker_id, self.image.version),
+            wants_shutdown=broker_id in self.leaving,
+        )
+        return self.controller.heartbeat(call, self.now_ms)
+
+    def die(self, *broker_ids: int, is_noticed: bool = True) -> None:
+        """The processes are gone; if noticed, their addresses refuse connections."""
+        self.alive -= set(broker_ids)
+        if is_noticed:
+            for broker_id in broker_ids:
+                self.controller.broker_gone(broker_id, self.now_ms)
+            self.due()
+
+    def restart(self, broker_id: int, *, was_clean: bool = False, port: int = 9092, **fields: object) -> None:
+        """A new process registers, and heartbeats from now on."""
+        self.incarnations[broker_id] = UUID(int=self.incarnations[broker_id].int + 100)
+        self.register(broker_id, was_clean=was_clean, port=port, **fields)
+        self.alive.add(broker_id)
+        self.leaving.discard(broker_id)
+
+    def register(self, broker_id: int, *, was_clean: bool = True, port: int = 9092, **fields: object) -> None:
+        call = RegisterBrokerCall(
+            broker_id,
+            self.incarnations[broker_id],
+            f"host-{broker_id}",
+            port,
+            was_clean=was_clean,
+            **{"durability": self.durability, **fields},  # type: ignore[arg-type]
+        )
+        self.apply(self.controller.register(self.image, call, self.now_ms))
+
+    def change_controller(self) -> None:
+        self.controller = Controller(self.image, self.now_ms, self.settings)
+
+    # -- what leaders do -----------------------------------------------------------------------------------------------
+
+    def proposal(self, isr: tuple[int, ...], *, partition: int = 0, hand_over_to: int = NO_LEADER) -> AlterIsrCall:
+        """The leader proposes an ISR, with every epoch as it is now."""
+        now = self.partition(partition)
+        members = tuple(IsrMember(member, self.image.brokers[member].epoch) for member in isr)
+        return AlterIsrCall(
+            now.leader,
+            ORDERS,
+            partition,
+            now.leader_epoch,
+            now.partition_epoch,
+            members,
+            self.image.brokers[now.leader].epoch if now.leader in self.image.brokers else -1,
+            hand_over_to,
+        )
+
+    def alter_isr(self, call: AlterIsrCall) -> None:
+        self.apply(self.controller.alter_isr(self.image, call, self.now_ms))
+
+    def join(self, *isr: int, partition: int = 0) -> None:
+        """The leader finds these in sync."""
+        self.alter_isr(self.proposal(isr, partition=partition))
+
+    # -- what is -------------------------------------------------------------------------------------------------------
+
+    def partition(self, partition: int = 0, topic: str = "orders") -> PartitionImage:
+        return self.image.topics[topic].partitions[partition]
+
+    def broker(self, broker_id: int) -> BrokerImage:
+        return self.image.brokers[broker_id]
+
+    @property
+    def leader(self) -> int:
+        return self.partition().leader
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        return self.partition().isr

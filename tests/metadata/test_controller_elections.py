@@ -1,0 +1,220 @@
+"""Who leads after deaths and returns, in any order; and who never does."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import msgspec
+import pytest
+from tests.metadata.controlled_cluster import Cluster
+
+from chronik.metadata.commands import AlterConfigs, FenceBroker
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.image import NO_LEADER
+from chronik.metadata.preferred import plan_elections
+from chronik.wire.errors import ErrorCode
+
+
+def test_the_first_live_replica_in_the_isr_takes_over() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (3, 1, 2))
+    cluster.die(3)
+    assert (cluster.leader, cluster.isr) == (1, (1, 2))
+    assert cluster.partition().leader_epoch == 1
+
+
+def test_a_replica_outside_the_isr_is_never_elected() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1, 2)
+    cluster.die(1, 2)
+    cluster.run(10_000)
+    assert cluster.leader == NO_LEADER
+    assert cluster.partition().last_known_leader in (1, 2)
+
+
+def test_who_leaves_an_isr_that_is_large_enough_is_not_eligible() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(3)
+    assert (cluster.isr, cluster.partition().eligible) == ((1, 2), ())
+
+
+def test_who_leaves_an_isr_below_the_minimum_stays_eligible_and_may_lead_when_the_last_is_gone() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(3)
+    cluster.die(2)
+    assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (1, (1,), (2,))
+    cluster.die(1)
+    assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (NO_LEADER, (1,), (2,))
+    cluster.restart(3)
+    cluster.run(600)
+    assert cluster.leader == NO_LEADER
+    cluster.restart(2)
+    cluster.run(600)
+    assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (2, (2,), (1,))
+
+
+def test_eligible_leaders_are_forgotten_once_the_isr_is_large_enough_again() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(2, 3)
+    assert cluster.partition().eligible == (2, 3)
+    cluster.restart(2)
+    cluster.run(600)
+    cluster.join(1, 2)
+    assert cluster.partition().eligible == ()
+
+
+@pytest.mark.parametrize("configs", [{"min.insync.replicas": "1"}, {"min.insync.replicas": None}])
+def test_eligible_leaders_are_forgotten_when_the_minimum_changes(configs: dict[str, str | None]) -> None:
+    cluster = Cluster()
+    cluster.create(min_insync_replicas="2")
+    cluster.die(2, 3)
+    assert cluster.partition().eligible
+    cluster.apply(AlterConfigs("topic", "orders", configs))
+    assert (cluster.partition().eligible, cluster.isr) == ((), (1,))
+
+
+def test_eligible_leaders_are_forgotten_when_the_clusters_minimum_changes() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(2, 3)
+    cluster.apply(AlterConfigs("broker", "", {"min.insync.replicas": "1"}))
+    assert cluster.partition().eligible == ()
+
+
+@pytest.mark.parametrize("order", permutations((1, 2, 3)))
+def test_when_all_die_at_once_whoever_returns_first_leads(order: tuple[int, ...]) -> None:
+    """All of the ISR were killed together, so each has all that was committed."""
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(1, 2, 3, is_noticed=False)
+    cluster.run(3_000)
+    assert (cluster.leader, cluster.isr) == (NO_LEADER, (1, 2, 3))
+    cluster.change_controller()
+    cluster.restart(order[0])
+    cluster.run(600)
+    assert cluster.leader == order[0]
+    for returning in order[1:]:
+        cluster.restart(returning)
+        cluster.run(600)
+    assert cluster.leader == order[0]
+    cluster.join(1, 2, 3)
+    cluster.run(8_000)
+    assert (cluster.leader, sorted(cluster.isr)) == (1, [1, 2, 3])
+
+
+@pytest.mark.parametrize("order", permutations((1, 2, 3)))
+def test_when_all_die_and_return_before_anyone_noticed_the_partition_is_led_at_once(order: tuple[int, ...]) -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.alive.clear()
+    cluster.change_controller()
+    for returning in order:
+        cluster.restart(returning)
+    assert set(cluster.isr) == {1, 2, 3}
+    cluster.run(400)
+    assert cluster.leader == 1
+    assert cluster.partition().leader_epoch > 0
+
+
+@pytest.mark.parametrize("order", permutations((1, 2, 3)))
+def test_when_the_isr_dies_one_by_one_only_the_last_and_the_eligible_return_as_leaders(order: tuple[int, ...]) -> None:
+    cluster = Cluster()
+    cluster.create()
+    for dying in (3, 2, 1):
+        cluster.die(dying)
+        cluster.run(300)
+    leaders = []
+    for returning in order:
+        cluster.restart(returning)
+        cluster.run(600)
+        leaders.append(cluster.leader)
+    assert next(leader for leader in leaders if leader != NO_LEADER) == next(each for each in order if each != 3)
+
+
+def test_a_leader_that_is_the_only_replica_leads_again_when_it_returns_under_another_epoch() -> None:
+    cluster = Cluster(1)
+    cluster.create("orders", (1,))
+    cluster.die(1)
+    assert (cluster.leader, cluster.isr) == (NO_LEADER, (1,))
+    epoch = cluster.partition().leader_epoch
+    cluster.restart(1)
+    cluster.run(600)
+    assert cluster.leader == 1
+    assert cluster.partition().leader_epoch > epoch
+
+
+def test_two_brokers_that_die_together_do_not_elect_each_other() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.controller.broker_gone(1, cluster.now_ms)
+    cluster.controller.broker_gone(2, cluster.now_ms)
+    cluster.alive -= {1, 2}
+    cluster.due()
+    assert cluster.leader == 3
+    assert cluster.partition().leader_epoch == 1
+
+
+def test_elections_that_a_dead_controller_left_half_done_are_finished_by_the_next() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.alive.discard(1)
+    cluster.controller.broker_gone(1, cluster.now_ms)
+    fencing = cluster.controller.due(cluster.now_ms)[0]
+    assert isinstance(fencing, FenceBroker)
+    cluster.apply(msgspec.structs.replace(fencing, changes=()))
+    cluster.change_controller()
+    cluster.run(400)
+    assert cluster.leader == 2
+
+
+def test_an_unclean_election_needs_the_topic_to_allow_it() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1, 2)
+    cluster.die(1, 2)
+    cluster.run(1_000)
+    assert cluster.leader == NO_LEADER
+    cluster.apply(AlterConfigs("topic", "orders", {"unclean.leader.election.enable": "true"}))
+    cluster.run(200)
+    assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (3, (3,), ())
+
+
+def test_an_administrator_may_elect_uncleanly_and_the_last_known_leader_comes_first() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (2, 3, 1), min_insync_replicas="1")
+    cluster.join(2)
+    cluster.die(2)
+    states = BrokerStates.of(cluster.image)
+    plan = plan_elections(cluster.image, states, [("orders", 0), ("orders", 1)], unclean=True)
+    assert plan.command is not None
+    assert plan.outcomes[0] is None
+    assert plan.outcomes[1] is not None and plan.outcomes[1].code == ErrorCode.unknown_topic_or_partition
+    cluster.apply(plan.command)
+    assert (cluster.leader, cluster.isr) == (3, (3,))
+    again = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=True)
+    assert again.outcomes[0] is not None and again.outcomes[0].code == ErrorCode.election_not_needed
+    cluster.die(1, 3)
+    none = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=True)
+    assert none.outcomes[0] is not None and none.outcomes[0].code == ErrorCode.eligible_leaders_not_available
+
+
+def test_the_preferred_leader_is_elected_on_demand_if_it_is_in_sync() -> None:
+    cluster = Cluster()
+    cluster.create()
+    states = BrokerStates.of(cluster.image)
+    plan = plan_elections(cluster.image, states, [("orders", 0)], unclean=False)
+    assert plan.outcomes[0] is not None and plan.outcomes[0].code == ErrorCode.election_not_needed
+    cluster.die(1)
+    plan = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=False)
+    assert plan.outcomes[0] is not None and plan.outcomes[0].code == ErrorCode.preferred_leader_not_available
+    cluster.restart(1)
+    cluster.run(600)
+    cluster.join(1, 2, 3)
+    plan = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=False)
+    assert plan.command is not None
+    cluster.apply(plan.command)
+    assert (cluster.leader, cluster.isr) == (1, (1, 2, 3))

@@ -1,0 +1,137 @@
+"""Proposals of leaders: taken when every epoch is current, refused with the reason otherwise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.metadata.controlled_cluster import Cluster
+
+from chronik.metadata.calls import AlterIsrCall, IsrMember
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+def refused(cluster: Cluster, call: AlterIsrCall, code: ErrorCode) -> None:
+    before = cluster.image
+    with pytest.raises(KafkaError) as raised:
+        cluster.alter_isr(call)
+    assert raised.value.code == code
+    assert cluster.image is before
+
+
+def test_a_leader_lets_go_of_a_replica_and_takes_it_in_again() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1, 2)
+    assert [*cluster.isr] == [1, 2]
+    cluster.join(1, 3, 2)
+    assert [*cluster.isr] == [1, 2, 3]
+    assert (cluster.partition().leader_epoch, cluster.partition().partition_epoch) == (0, 2)
+
+
+def test_a_proposal_is_taken_once() -> None:
+    cluster = Cluster()
+    cluster.create()
+    call = cluster.proposal((1, 2))
+    cluster.alter_isr(call)
+    refused(cluster, call, ErrorCode.invalid_update_version)
+
+
+def test_a_proposal_of_a_former_leader_is_refused() -> None:
+    cluster = Cluster()
+    cluster.create()
+    call = cluster.proposal((1,))
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=2))
+    refused(cluster, call, ErrorCode.fenced_leader_epoch)
+    pretended = msgspec.structs.replace(cluster.proposal((2,)), broker_id=1, broker_epoch=cluster.broker(1).epoch)
+    refused(cluster, pretended, ErrorCode.fenced_leader_epoch)
+
+
+def test_a_proposal_of_a_former_process_of_the_leader_is_refused() -> None:
+    cluster = Cluster(1)
+    cluster.create("orders", (1,))
+    call = cluster.proposal((1,))
+    cluster.restart(1)
+    cluster.run(600)
+    refused(cluster, call, ErrorCode.stale_broker_epoch)
+
+
+def test_a_member_that_restarted_since_it_was_found_in_sync_is_refused() -> None:
+    """KIP-903: it may have lost what it was found to have."""
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.join(1, 2)
+    call = cluster.proposal((1, 2, 3))
+    cluster.restart(3)
+    cluster.run(600)
+    refused(cluster, call, ErrorCode.ineligible_replica)
+    cluster.join(1, 2, 3)
+
+
+def test_a_member_is_taken_in_only_with_the_epoch_of_its_fetches() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1, 2)
+    call = cluster.proposal((1, 2, 3))
+    unknown = msgspec.structs.replace(call, new_isr=(*call.new_isr[:2], IsrMember(3)))
+    refused(cluster, unknown, ErrorCode.ineligible_replica)
+    stays = msgspec.structs.replace(call, new_isr=(call.new_isr[0], IsrMember(2), call.new_isr[2]))
+    cluster.alter_isr(stays)
+    assert cluster.isr == (1, 2, 3)
+
+
+def test_a_broker_that_is_fenced_or_shuts_down_is_not_taken_in() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.die(3)
+    refused(cluster, cluster.proposal((1, 2, 3)), ErrorCode.ineligible_replica)
+    cluster.restart(3)
+    cluster.run(600)
+    cluster.leaving.add(3)
+    cluster.beat(3)
+    cluster.run(300)
+    assert cluster.broker(3).is_shutting_down
+    refused(cluster, cluster.proposal((1, 2, 3)), ErrorCode.ineligible_replica)
+
+
+@pytest.mark.parametrize("members", [(2, 3), (1, 1), (1, 4), ()])
+def test_an_isr_without_its_leader_or_with_strangers_is_refused(members: tuple[int, ...]) -> None:
+    cluster = Cluster(4)
+    cluster.create()
+    refused(cluster, cluster.proposal(members), ErrorCode.invalid_request)
+
+
+def test_a_leader_that_knows_more_than_the_controller_is_sent_elsewhere() -> None:
+    cluster = Cluster()
+    cluster.create()
+    call = cluster.proposal((1, 2))
+    refused(cluster, msgspec.structs.replace(call, leader_epoch=5), ErrorCode.not_controller)
+    refused(cluster, msgspec.structs.replace(call, partition_epoch=5), ErrorCode.not_controller)
+    refused(cluster, msgspec.structs.replace(call, partition=7), ErrorCode.unknown_topic_or_partition)
+    unknown = msgspec.structs.replace(call, topic_id=cluster.incarnations[1])
+    refused(cluster, unknown, ErrorCode.unknown_topic_id)
+
+
+def test_a_proposal_below_the_minimum_keeps_those_let_go_eligible() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1)
+    assert (cluster.isr, cluster.partition().eligible) == ((1,), (2, 3))
+
+
+def test_a_proposal_of_the_same_isr_settles_what_may_have_become_of_an_earlier_one() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.join(1, 2)
+    lost = cluster.proposal((1, 2, 3))
+    cluster.join(1, 2)
+    refused(cluster, lost, ErrorCode.invalid_update_version)
+
+
+def test_a_leader_hands_over_to_a_member_that_can_lead() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=3))
+    assert (cluster.leader, cluster.isr, cluster.partition().leader_epoch) == (3, (1, 2, 3), 1)
+    refused(cluster, cluster.proposal((2, 3), hand_over_to=1), ErrorCode.eligible_leaders_not_available)
+    cluster.controller.broker_gone(2, cluster.now_ms)
+    refused(cluster, cluster.proposal((1, 2, 3), hand_over_to=2), ErrorCode.eligible_leaders_not_available)

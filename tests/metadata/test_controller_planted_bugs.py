@@ -1,0 +1,123 @@
+"""The random walks can fail: each bug planted in the rules is found within a stated number of seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from tests.metadata.test_controller_walks import BROKERS, ReplicatedWalk, SyncedWalk, Walk
+
+from chronik.metadata import apply, apply_brokers, registration
+from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.image import NO_LEADER
+
+SEEDS_MAX = 60
+STEPS = 150
+
+Arguments = Callable[[Random], tuple[Any, ...]]
+
+
+def any_broker(random: Random) -> int:
+    return random.randint(1, BROKERS)
+
+
+STEPS_BY_WEIGHT: tuple[tuple[float, str, Arguments], ...] = (
+    (6, "append", lambda random: (any_broker(random), random.randint(1, 3))),
+    (10, "append_at_the_leader", lambda random: ()),
+    (16, "fetch", lambda random: (any_broker(random), random.randint(0, 3), random.randint(1, 2))),
+    (14, "follow", lambda random: (any_broker(random), random.choice([1, 1, 2, 100]))),
+    (6, "propose_isr", lambda random: (any_broker(random), {any_broker(random)})),
+    (1, "hand_over", lambda random: (any_broker(random), any_broker(random))),
+    (10, "heartbeat", lambda random: (any_broker(random),)),
+    (0.5, "ask_to_stop", lambda random: (any_broker(random),)),
+    (3, "kill", lambda random: (any_broker(random), random.random() < 0.5)),
+    (5, "restart", lambda random: (any_broker(random), random.randint(0, 3))),
+    (2, "crash_and_return_at_once", lambda random: (any_broker(random), random.randint(0, 3))),
+    (6, "register", lambda random: (any_broker(random),)),
+    (6, "time_passes", lambda random: (random.choice([0, 50, 100, 300, 700]), random.random() < 0.5)),
+    (1, "sessions_end", lambda random: ()),
+    (1, "controller_changes", lambda random: (random.randint(0, 1),)),
+    (1.5, "all_is_well_for_a_while", lambda random: ()),
+    (1, "set_min_insync", lambda random: (random.choice(["1", "2", "3", None]),)),
+    (1, "move", lambda random: (tuple(random.sample(range(1, BROKERS + 1), random.randint(1, 3))),)),
+    (1, "elect_preferred", lambda random: ()),
+)
+
+
+def walk(kind: type[Walk], seed: int) -> None:
+    """One walk of steps chosen by the seed; AssertionError where something is lost."""
+    random = Random(seed)
+    machine = kind()
+    weights = [weight for weight, _, _ in STEPS_BY_WEIGHT]
+    for _ in range(STEPS):
+        _, name, arguments = random.choices(STEPS_BY_WEIGHT, weights)[0]
+        getattr(machine, name)(*arguments(random))
+        if machine.world.proposals and random.random() < 0.3:
+            machine.world.deliver(random.randrange(len(machine.world.proposals)), is_again=random.random() < 0.3)
+        machine.world.check()
+    machine.teardown()
+
+
+def is_found() -> bool:
+    for seed in range(SEEDS_MAX):
+        for kind in (SyncedWalk, ReplicatedWalk):
+            try:
+                walk(kind, seed)
+            except AssertionError:
+                return True
+    return False
+
+
+def test_without_a_bug_the_same_walks_pass() -> None:
+    for seed in range(10):
+        walk(SyncedWalk, seed)
+        walk(ReplicatedWalk, seed)
+
+
+def test_a_replica_outside_the_isr_that_is_elected_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elect(self: Draft, brokers: BrokerStates, rules: TopicRules) -> None:
+        if self.leader not in self.isr or self.leader not in brokers.staying:
+            self.leader = next((replica for replica in self.replicas if replica in brokers.can_lead), NO_LEADER)
+            if self.leader != NO_LEADER and self.leader not in self.isr:
+                self.isr = (self.leader,)
+
+    monkeypatch.setattr(Draft, "_elect", elect)
+    assert is_found()
+
+
+def test_a_crashed_broker_that_keeps_its_place_under_replicated_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Draft, "lose", lambda self, broker_id, *, has_nothing: None)
+    assert is_found()
+
+
+def test_eligible_leaders_that_are_kept_while_others_commit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: Draft, rules: TopicRules) -> None:
+        safe = (*self.image.isr, *self.eligible)
+        self.eligible = tuple(replica for replica in self.replicas if replica in safe and replica not in self.isr)
+
+    monkeypatch.setattr(Draft, "_keep_eligible", keep)
+    assert is_found()
+
+
+def test_eligible_leaders_that_outlast_a_change_of_the_minimum_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "without_eligible", lambda topic, events: topic)
+    assert is_found()
+
+
+def test_a_restarted_leader_that_goes_on_in_its_old_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_brokers, "bump_epochs", lambda image, broker_id: (image, []))
+    monkeypatch.setattr(registration, "_leave", lambda *arguments: None)
+    assert is_found()
+
+
+def test_a_move_that_ends_before_its_replicas_have_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = Draft._complete
+
+    def hurried(self: Draft, brokers: BrokerStates, rules: TopicRules) -> None:
+        self.isr += tuple(replica for replica in self.adding if replica not in self.isr)
+        complete(self, brokers, rules)
+
+    monkeypatch.setattr(Draft, "_complete", hurried)
+    assert is_found()

@@ -1,0 +1,175 @@
+"""A process registers: what its predecessor had is taken from it, and what it may have lost does not count."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from tests.metadata.controlled_cluster import Cluster
+
+from chronik.metadata.image import NO_LEADER
+from chronik.metadata.registration import plan_unregistration
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+def test_a_leader_that_restarts_before_anyone_noticed_loses_its_leadership_to_one_in_sync() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.restart(1)
+    assert (cluster.leader, cluster.isr) == (2, (2, 3))
+    assert cluster.partition().leader_epoch == 1
+
+
+def test_under_synced_a_crash_takes_nothing_from_a_replica_that_nobody_can_stand_in_for() -> None:
+    cluster = Cluster(durability="synced")
+    cluster.create()
+    cluster.die(2, 3)
+    cluster.restart(1)
+    assert (cluster.isr, cluster.leader) == ((1,), NO_LEADER)
+    cluster.run(600)
+    assert cluster.leader == 1
+
+
+def test_under_synced_an_eligible_leader_stays_so_over_a_crash() -> None:
+    cluster = Cluster(durability="synced")
+    cluster.create()
+    cluster.die(2)
+    cluster.die(3)
+    assert cluster.partition().eligible == (3,)
+    cluster.restart(3)
+    assert cluster.partition().eligible == (3,)
+    cluster.die(1)
+    cluster.run(600)
+    assert cluster.leader == 3
+
+
+def test_under_replicated_a_crash_takes_the_broker_out_of_the_isr_and_of_the_eligible() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.die(2)
+    cluster.die(3)
+    cluster.restart(3)
+    assert (cluster.isr, cluster.partition().eligible) == ((1,), ())
+    cluster.run(600)
+    cluster.die(1)
+    cluster.run(5_000)
+    assert cluster.leader == NO_LEADER
+
+
+def test_under_replicated_a_follower_that_crashed_unnoticed_cannot_take_over() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create(min_insync_replicas="1")
+    cluster.join(1, 2)
+    cluster.restart(2)
+    assert (cluster.leader, cluster.isr) == (1, (1,))
+    cluster.die(1)
+    cluster.run(5_000)
+    assert cluster.leader == NO_LEADER
+    cluster.restart(1, was_clean=True)
+    cluster.run(600)
+    assert cluster.leader == 1
+
+
+def test_under_replicated_a_clean_stop_keeps_the_place() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.die(2)
+    cluster.die(3)
+    cluster.restart(3, was_clean=True, previous_epoch=cluster.broker(3).epoch)
+    assert cluster.partition().eligible == (3,)
+
+
+def test_a_clean_stop_of_a_process_that_never_registered_does_not_hide_the_crash_before_it() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.die(2)
+    cluster.die(3)
+    cluster.restart(3, was_clean=True, previous_epoch=-1)
+    assert cluster.partition().eligible == ()
+
+
+def test_the_durability_that_counts_is_that_of_the_process_that_crashed() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.die(2)
+    cluster.die(3)
+    cluster.restart(3, durability="synced")
+    assert cluster.partition().eligible == ()
+
+
+def test_under_replicated_the_last_one_stays_since_nobody_is_known_to_have_more() -> None:
+    cluster = Cluster(durability="replicated")
+    cluster.create()
+    cluster.alive.clear()
+    cluster.change_controller()
+    cluster.restart(1)
+    assert 1 not in cluster.isr
+    cluster.restart(2)
+    assert cluster.isr == (3,)
+    cluster.restart(3)
+    assert cluster.isr == (3,)
+    cluster.run(600)
+    assert cluster.leader == 3
+
+
+def test_a_broker_with_another_data_folder_has_nothing_whatever_the_durability() -> None:
+    cluster = Cluster(0)
+    for broker_id in (1, 2, 3):
+        cluster.incarnations[broker_id] = UUID(int=broker_id)
+        cluster.register(broker_id, folder_id=UUID(int=broker_id))
+        cluster.alive.add(broker_id)
+    cluster.run(600)
+    cluster.create("orders", (1, 2), (1,))
+    cluster.join(1)
+    cluster.die(1)
+    cluster.restart(1, folder_id=UUID(int=99))
+    assert (cluster.isr, cluster.partition().eligible) == ((), ())
+    cluster.run(5_000)
+    assert cluster.leader == NO_LEADER
+    assert cluster.partition(1).leader == 1, "nobody else could ever have its records"
+
+
+def test_a_second_node_with_the_same_id_is_refused_in_words_while_the_first_lives() -> None:
+    cluster = Cluster()
+    first = cluster.incarnations[1]
+    with pytest.raises(KafkaError, match="node id 1 is in use by the node at host-1:9092") as raised:
+        cluster.restart(1, port=9999)
+    assert raised.value.code == ErrorCode.duplicate_broker_registration
+    assert cluster.broker(1).incarnation == first
+    cluster.incarnations[1] = first
+    cluster.die(1)
+    cluster.restart(1, port=9999)
+    assert cluster.broker(1).port == 9999
+
+
+def test_a_copy_of_a_node_at_the_same_address_with_another_folder_is_refused_too() -> None:
+    cluster = Cluster(0)
+    cluster.incarnations[1] = UUID(int=1)
+    cluster.register(1, folder_id=UUID(int=5))
+    cluster.beat(1)
+    with pytest.raises(KafkaError):
+        cluster.restart(1, folder_id=UUID(int=6))
+
+
+def test_a_registration_whose_answer_was_lost_changes_nothing_the_second_time() -> None:
+    cluster = Cluster()
+    cluster.create()
+    before = cluster.broker(1)
+    cluster.register(1)
+    assert cluster.broker(1) == before
+    assert cluster.leader == 1 and cluster.partition().leader_epoch == 0
+
+
+def test_a_broker_is_forgotten_only_when_it_is_stopped_and_has_no_replicas() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (1, 2))
+    with pytest.raises(KafkaError, match="stop it first"):
+        plan_unregistration(cluster.image, 2)
+    cluster.die(2, 3)
+    with pytest.raises(KafkaError, match="still has replicas, such as orders-0"):
+        cluster.apply(plan_unregistration(cluster.image, 2))
+    cluster.apply(plan_unregistration(cluster.image, 3))
+    assert sorted(cluster.image.brokers) == [1, 2]
+    cluster.run(1_000)
+    with pytest.raises(KafkaError):
+        plan_unregistration(cluster.image, 3)

@@ -1,0 +1,176 @@
+"""Nodes of one cluster in this process, on one loop: real brokers, real sockets, real files, no clients in the way.
+
+    async with LocalNodes(tmp_path) as nodes:
+        one, two, three = await nodes.start_all()
+        await nodes.kill(one)
+
+A node is killed without a goodbye: its sockets close, as the system does for a process that is gone, and nothing of it
+runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from tests.support.ports import free_ports
+
+from chronik.client.connection import Connection
+from chronik.node.broker import Broker
+from chronik.node.config import Listen, NodeConfig, Peer
+from chronik.node.environment import Environment
+from chronik.observe.logging import LogLevels, make_logger
+from chronik.observe.metrics import Metrics
+from chronik.storage.disk import RealDisk
+
+OWNER: contextvars.ContextVar[int | None] = contextvars.ContextVar("owner", default=None)
+"""The number of the broker that a task belongs to: tasks inherit it from the one that started them."""
+
+DEADLINE_S = 15.0
+POLL_S = 0.01
+
+
+class LocalNodes:
+    """Settings, folders and ports of some nodes, and the brokers that run on them. Ids count from 1."""
+
+    def __init__(self, folder: Path, count: int = 3, **settings: Any) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.brokers: dict[int, Broker] = {}
+        self.lines: dict[int, list[dict[str, Any]]] = {}
+        self._ports: dict[int, tuple[int, int]] = {}
+        self._random = Random(7)
+        self._executor = ThreadPoolExecutor(8)
+        self._tasks: dict[int, list[asyncio.Task[Any]]] = {}
+        self._owners: dict[Broker, int] = {}
+        for node_id in range(1, count + 1):
+            self.add(node_id)
+
+    async def __aenter__(self) -> LocalNodes:
+        asyncio.get_running_loop().set_task_factory(self._make_task)
+        return self
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **more: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
+        owner = OWNER.get()
+        if owner is not None:
+            self._tasks.setdefault(owner, []).append(task)
+        return task
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for broker in list(self.brokers.values()):
+            await self.kill(broker)
+        self._executor.shutdown()
+
+    # -- who there is --------------------------------------------------------------------------------------------------
+
+    def add(self, node_id: int) -> None:
+        kafka, internal = free_ports(2)
+        self._ports[node_id] = (kafka, internal)
+
+    def config(self, node_id: int, peers: Sequence[int] | None = None, **settings: Any) -> NodeConfig:
+        kafka, internal = self._ports[node_id]
+        others = [other for other in self._ports if other != node_id] if peers is None else peers
+        return NodeConfig(
+            node_id=node_id,
+            listen=Listen(kafka=f"127.0.0.1:{kafka}", http="127.0.0.1:0", internal=f"127.0.0.1:{internal}"),
+            peers=tuple(Peer(other, f"127.0.0.1:{self._ports[other][1]}") for other in others),
+            **{
+                "data_dir": str(self.folder / f"node-{node_id}"),
+                "default_replication_factor": 3,
+                **self.settings,
+                **settings,
+            },
+        )
+
+    def broker(self, config: NodeConfig) -> Broker:
+        """A broker that is not started yet; its log lines are kept."""
+        lines = self.lines.setdefault(config.node_id, [])
+        log = make_logger(
+            lambda line: lines.append(json.loads(line)), lambda: 0, LogLevels(default=10), node=config.node_id
+        )
+        environment = Environment(RealDisk(), Random(self._random.random()), self._executor, _wall_ms)
+        return Broker(config, environment, Metrics(), log)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start_all(self) -> list[Broker]:
+        return list(await asyncio.gather(*(self.start(node_id) for node_id in self._ports)))
+
+    async def start(self, node_id: int, config: NodeConfig | None = None) -> Broker:
+        broker = self.broker(config or self.config(node_id))
+        self.brokers[node_id] = broker
+        owner = self._owners[broker] = len(self._owners) + 1
+        context = contextvars.copy_context()
+        context.run(OWNER.set, owner)
+        starting = asyncio.get_running_loop().create_task(broker.start(), context=context)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await starting
+        except Exception:
+            self.brokers.pop(node_id)
+            raise
+        return broker
+
+    async def stop(self, broker: Broker) -> None:
+        """A clean stop."""
+        self.brokers.pop(broker.node_id, None)
+        async with asyncio.timeout(DEADLINE_S):
+            await broker.stop()
+
+    async def kill(self, broker: Broker) -> None:
+        """As kill -9: peers and clients see closed sockets, and nothing is written any more."""
+        self.brokers.pop(broker.node_id, None)
+        for listener in (broker.server, broker.internal_server):
+            if listener._listener is not None:
+                listener._listener.close()
+            for connection in list(listener._connections):
+                connection.abort()
+        tasks = [task for task in self._tasks.pop(self._owners[broker], []) if not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=DEADLINE_S)
+        broker.deadlines.close()
+        if hasattr(broker, "member"):
+            await broker.member.close()
+            broker.member._folder.close()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def controller(self) -> Broker:
+        return next(broker for broker in self.brokers.values() if broker.is_controller)
+
+    def others(self, broker: Broker) -> list[Broker]:
+        return [other for other in self.brokers.values() if other is not broker]
+
+    def events(self, node_id: int, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines.get(node_id, []) if line["event"] == event]
+
+    async def client(self, broker: Broker) -> Connection:
+        return await Connection.open("127.0.0.1", broker.server.port, client_id="harness")
+
+
+async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = DEADLINE_S) -> Any:
+    """The first truthy value of the condition."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not (value := condition()):
+        if loop.time() >= deadline_s:
+            raise AssertionError(f"not within {timeout_s} s: {what or 'the condition'}")
+        await asyncio.sleep(POLL_S)
+    return value
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

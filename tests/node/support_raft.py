@@ -1,0 +1,47 @@
+"""A metadata log that needs nobody: a Raft group of one, with a store of the test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from chronik.metadata.commands import CreateCluster
+from chronik.node.endpoint import Endpoint
+from chronik.node.environment import Environment
+from chronik.node.identity import Identity
+from chronik.node.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.peers import Peers
+from chronik.node.raft_service import RaftService
+from chronik.node.raft_store import RaftStore
+from chronik.observe.logging import silent_logger
+from chronik.raft.node import RaftNode
+from chronik.raft.settings import RaftSettings
+
+DEADLINE_S = 10.0
+SETTINGS = RaftSettings()
+
+
+async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Exception], Any] | None = None) -> Any:
+    """The log of node 1, ready for proposals; a new one has its cluster's id."""
+    loop = asyncio.get_running_loop()
+    stored = await loop.run_in_executor(env.executor, store.load)
+    node = RaftNode(1, stored, SETTINGS, env.random, int(loop.time() * 1000), seeds=(), founders=(1,))
+    log = RaftMetadataLog(loop, silent_logger())
+    endpoint: dict[int, Endpoint] = {}
+    identity = Identity(1, UUID(int=1), "127.0.0.1:1")
+    peers = Peers(loop, env.random, identity, silent_logger(), lambda node_id: None, endpoint)
+    raft = RaftService(loop, env, node, store, peers, log, silent_logger(), on_fatal or _raise)
+    log.attach(raft)
+    raft.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while not log.is_controller:
+            await asyncio.sleep(0.001)
+    if not log.image.cluster_id:
+        await log.propose(CreateCluster(new_cluster_id(env)))
+    return log
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,486 @@
+"""Nodes that host replicas, in one process and on one loop: real hosts, logs, fetchers and Fetch handler.
+
+Between them are fakes: a controller that applies commands at once and tells each node when the test lets it, and a wire
+that carries requests without sockets and can be cut. Nothing here sleeps; `until` waits for a condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+from chronik.client.connection import Connection as ClientConnection
+from chronik.client.errors import ConnectionLost, Unreachable
+from chronik.metadata.apply import apply
+from chronik.metadata.calls import AlterIsrCall, IsrMember
+from chronik.metadata.commands import (
+    Assignment,
+    ChangePartition,
+    Command,
+    CreateCluster,
+    CreateTopic,
+    DeleteTopic,
+    FenceBroker,
+    RegisterBroker,
+    UnfenceBroker,
+)
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.events import Event
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage
+from chronik.metadata.isr import plan_isr_change
+from chronik.node.api import Reply, Request
+from chronik.node.apis import fetch as fetch_api
+from chronik.node.apis import list_offsets as list_offsets_api
+from chronik.node.cluster_links import ClusterLinks, IsrMembers
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.partition import Partition
+from chronik.node.partition_host import PartitionHost
+from chronik.node.syncer import Syncer
+from chronik.observe.logging import silent_logger
+from chronik.observe.metrics import Metrics
+from chronik.storage.disk import RealDisk
+from chronik.storage.folder import DataFolder
+from chronik.wire.batch import encode_batch
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchTopic,
+    read_fetch_response,
+    write_fetch_request,
+)
+
+TOPIC = "orders"
+TOPIC_ID = UUID(int=77)
+TIMEOUT_S = 10.0
+FETCH_VERSION = 18
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Waits until the condition holds; AssertionError after a deadline."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {TIMEOUT_S} s: {what or 'the condition'}")
+        await asyncio.sleep(0.002)
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+class Metadata:
+    """One node's view of the metadata."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+        self.is_held = False
+        self._waiting: list[tuple[ClusterImage, Sequence[Event]]] = []
+        self._listeners: list[Callable[[ClusterImage, Sequence[Event]], None]] = []
+
+    def subscribe(self, listener: Callable[[ClusterImage, Sequence[Event]], None]) -> None:
+        self._listeners.append(listener)
+
+    def tell(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        if self.is_held:
+            self._waiting.append((image, events))
+            return
+        self.image = image
+        for listener in self._listeners:
+            listener(image, events)
+
+    def hold(self) -> None:
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
+        waiting, self._waiting = self._waiting, []
+        for image, events in waiting:
+            self.tell(image, events)
+
+
+class ServerConnection:
+    """The server's end of the wire, as far as the Fetch handler needs it."""
+
+    def __init__(self, peer_id: int | None) -> None:
+        self.peer_id = peer_id
+        self.client_host = "test"
+        self.answers: dict[Reply, asyncio.Future[bytes]] = {}
+        self.is_cut = False
+        self._on_close: dict[object, Callable[[], None]] = {}
+
+    def when_closed(self, owner: object, callback: Callable[[], None]) -> None:
+        self._on_close[owner] = callback
+
+    def forget(self, owner: object) -> None:
+        self._on_close.pop(owner, None)
+
+    def reply_ready(self, reply: Reply) -> None:
+        future = self.answers.pop(reply, None)
+        if future is not None and not future.done() and not self.is_cut:
+            future.set_result(b"".join(bytes(part) for part in reply.body or ()))
+
+    def close(self) -> None:
+        callbacks, self._on_close = list(self._on_close.values()), {}
+        for callback in callbacks:
+            callback()
+
+
+class Wire:
+    """A follower's connection to a leader. A cut one swallows what is sent; a closed one fails it."""
+
+    def __init__(self, cluster: Cluster, by: int, to: int) -> None:
+        self._cluster = cluster
+        self._to = to
+        self.by = by
+        self.server = ServerConnection(by)
+        self.is_closed = False
+        self.requests: list[FetchRequest] = []
+        self._waiting: list[asyncio.Future[memoryview]] = []
+
+    def version(self, key: int, at_most: int | None = None) -> int:
+        return FETCH_VERSION
+
+    def send(self, key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[memoryview] = loop.create_future()
+        node = self._cluster.nodes.get(self._to)
+        if self.is_closed or node is None:
+            answer.set_exception(ConnectionLost("closed"))
+            return answer
+        self._waiting.append(answer)
+        if not self._cluster.is_cut(self.by, self._to):
+            answered = node.request(self.server, version, body)
+            answered.add_done_callback(lambda done: self._answered(answer, done))
+        return answer
+
+    def _answered(self, answer: asyncio.Future[memoryview], done: asyncio.Future[bytes]) -> None:
+        if not answer.done() and not done.cancelled() and not self._cluster.is_cut(self.by, self._to):
+            answer.set_result(memoryview(done.result()))
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.server.close()
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(ConnectionLost("closed"))
+
+
+class Node:
+    """One node: a partition host, and what stands for the broker around it."""
+
+    def __init__(self, cluster: Cluster, node_id: int, path: Path, durability: str, rack: str | None) -> None:
+        self.id = node_id
+        self.rack = rack
+        self.metadata = Metadata()
+        self.has_lease = True
+        self.metrics = Metrics()
+        self.loop = asyncio.get_running_loop()
+        self.executor = ThreadPoolExecutor(2)
+        self.env = Environment(disk=RealDisk(), random=Random(node_id), executor=self.executor, wall_ms=lambda: 1)
+        self.config = NodeConfig(node_id=node_id, durability=cast(Any, durability), replica_lag_ms_max=cluster.lag_ms)
+        self.wires: list[Wire] = []
+        self._cluster = cluster
+        self._path = path
+        self.folder: DataFolder
+        self.host: PartitionHost
+        self.broker: Any = None
+
+    async def start(self, image: ClusterImage) -> None:
+        self.metadata.image = image
+        self.folder = DataFolder.open(self.env.disk, str(self._path), self.id, "cluster")
+        log = silent_logger()
+        syncer = Syncer(self.loop, self.env, self.metrics)
+        links = ClusterLinks(
+            self._connect, lambda *proposal: self._cluster.propose_isr(self.id, *proposal), lambda: self.has_lease
+        )
+        self.host = PartitionHost(
+            self.loop, self.env, self.config, self.folder, cast(Any, self.metadata), syncer, self.metrics, log, links
+        )
+        self.metadata.subscribe(self.host.metadata_changed)
+        self.broker = SimpleNamespace(
+            host=self.host,
+            has_opened_logs=True,
+            loop=self.loop,
+            env=self.env,
+            log=log,
+            metrics=self.metrics,
+            node_id=self.id,
+            fetch_sessions=FetchSessions(self.env.random, 10),
+            fetch_bytes_allowed=lambda: 1 << 20,
+            server=SimpleNamespace(reading_bytes=0),
+            partition=lambda topic, index: self.host.partitions.get((topic, index)),
+            require_partition=self.require_partition,
+            leader_of=lambda topic, index: None,
+            run_blocking=self.run_blocking,
+        )
+        await self.host.open_all()
+
+    @property
+    def partition(self) -> Partition:
+        return self.host.partitions[(TOPIC, 0)]
+
+    @property
+    def has_partition(self) -> bool:
+        return (TOPIC, 0) in self.host.partitions
+
+    async def run_blocking(self, call: Callable[[], Any]) -> Any:
+        return await self.loop.run_in_executor(self.executor, call)
+
+    def require_partition(self, topic: str, index: int) -> Partition:
+        partition = self.host.partitions.get((topic, index))
+        if partition is None or not partition.leads:
+            raise KafkaError(ErrorCode.not_leader_or_follower)
+        return partition
+
+    async def _connect(self, node_id: int) -> ClientConnection:
+        if node_id not in self._cluster.nodes or self._cluster.is_cut(self.id, node_id):
+            raise Unreachable(f"node {node_id} is down")
+        wire = Wire(self._cluster, self.id, node_id)
+        self.wires.append(wire)
+        return cast(ClientConnection, wire)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def request(self, connection: ServerConnection, version: int, body: bytes) -> asyncio.Future[bytes]:
+        """One Fetch, as the server would run it."""
+        self.broker.image = self.metadata.image
+        frame = memoryview(body)
+        request = Request(cast(Any, connection), 1, version, 1, "test", frame, 0, self.loop.time())
+        reply = Reply(request, True, self.metrics.api(1), self.loop.time)
+        answer: asyncio.Future[bytes] = self.loop.create_future()
+        connection.answers[reply] = answer
+        fetch_api.handle(self.broker, request, reply)
+        return answer
+
+    async def fetch(self, fetch: FetchRequest, *, peer_id: int | None = None, version: int = FETCH_VERSION) -> Any:
+        body = write_fetch_request(version, fetch)
+        answer = await asyncio.wait_for(self.request(ServerConnection(peer_id), version, body), TIMEOUT_S)
+        return read_fetch_response(version, memoryview(answer))
+
+    async def consume(self, offset: int, *, rack: str = "", max_wait_ms: int = 0) -> FetchPartitionResponse:
+        wanted = FetchPartition(0, -1, offset, -1, -1, 1 << 20)
+        fetch = FetchRequest(
+            max_wait_ms=max_wait_ms, min_bytes=1, rack_id=rack, topics=[FetchTopic(None, TOPIC_ID, [wanted])]
+        )
+        response = await self.fetch(fetch)
+        found: FetchPartitionResponse = response.topics[0][2][0]
+        return found
+
+    async def end_offset(self) -> Mapping[str, Any]:
+        """ListOffsets latest."""
+        wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+        message = SimpleNamespace(replica_id=-1, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
+        request = SimpleNamespace(message=message, api_version=7)
+        answer = await list_offsets_api.handle(self.broker, cast(Any, request))
+        found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]
+        return found
+
+    def append(self, *values: bytes) -> int:
+        """Append one batch here; the offset behind it."""
+        batch = encode_batch([(b"k", value, (), 1) for value in values])
+        return self.partition.append(memoryview(bytearray(batch)), 1).last_offset + 1
+
+    def produce(self, *values: bytes) -> asyncio.Future[None]:
+        """Append one batch with acks=all; done when that is answered."""
+        return self.committed(self.append(*values))
+
+    def committed(self, end_offset: int) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def answered(error: KafkaError | None) -> None:
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.partition.when_committed(end_offset, answered)
+        return done
+
+    def contents(self) -> bytes:
+        log = self.partition.log
+        return bytes(log.read_job(log.log_start_offset, 1 << 30, log.log_end_offset)())
+
+    async def stop(self, *, cleanly: bool = True) -> None:
+        for wire in self.wires:
+            wire.close()
+        if cleanly:
+            await self.host.close_all()
+        else:
+            self.host.replication.close()
+            self.host.replica_sessions.close()
+        self.folder.close()
+        self.executor.shutdown()
+
+
+class Cluster:
+    """Nodes 1 to 3, node 1 leading partition 0 of TOPIC; use as an async context."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        replicas: Sequence[int] = (1, 2, 3),
+        isr: Sequence[int] | None = None,
+        durability: str = "synced",
+        configs: Mapping[str, str] | None = None,
+        racks: Mapping[int, str] | None = None,
+        lag_ms: int = 600_000,
+    ) -> None:
+        self.path = path
+        self.lag_ms = lag_ms
+        self.nodes: dict[int, Node] = {}
+        self.image = ClusterImage()
+        self.proposals: list[tuple[int, IsrMembers, int]] = []
+        self.refuses_proposals = False
+        self._replicas = tuple(replicas)
+        self._isr = self._replicas if isr is None else tuple(isr)
+        self._durability = durability
+        self._configs = dict(configs or {})
+        self._racks = dict(racks or {})
+        self._cuts: set[tuple[int, int]] = set()
+
+    async def __aenter__(self) -> Cluster:
+        self.commit(CreateCluster("cluster"))
+        for node_id in (1, 2, 3):
+            self.register(node_id)
+        assignment = Assignment(self._replicas, self._isr)
+        self.commit(CreateTopic(TOPIC, TOPIC_ID, (assignment,), self._configs))
+        for node_id in (1, 2, 3):
+            await self.start(node_id)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for node in list(self.nodes.values()):
+            await node.stop()
+
+    def __getitem__(self, node_id: int) -> Node:
+        return self.nodes[node_id]
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, node_id: int) -> Node:
+        node = Node(self, node_id, self.path / f"node-{node_id}", self._durability, self._racks.get(node_id))
+        await node.start(self.image)
+        self.nodes[node_id] = node
+        return node
+
+    def register(self, node_id: int) -> None:
+        """A new process of the node, let in at once."""
+        incarnation = UUID(int=self.image.version + 1000)
+        self.commit(
+            RegisterBroker(broker_id=node_id, incarnation=incarnation, host="h", port=1, rack=self._racks.get(node_id))
+        )
+        if self.image.brokers[node_id].is_fenced:
+            self.commit(UnfenceBroker(node_id, self.image.brokers[node_id].epoch))
+
+    async def kill(self, node_id: int) -> None:
+        """The node is gone, without a word."""
+        node = self.nodes.pop(node_id)
+        for other in self.nodes.values():
+            for wire in other.wires:
+                if wire._to == node_id:
+                    wire.close()
+        await node.stop(cleanly=False)
+
+    async def stop(self, node_id: int) -> None:
+        node = self.nodes.pop(node_id)
+        await node.stop()
+
+    def cut(self, one: int, other: int) -> None:
+        """Nothing gets through between the two; connections look open."""
+        self._cuts |= {(one, other), (other, one)}
+
+    def heal(self) -> None:
+        """Everything gets through again; what was swallowed is lost with its connection."""
+        self._cuts = set()
+        for node in self.nodes.values():
+            for wire in node.wires:
+                wire.close()
+
+    def is_cut(self, one: int, other: int) -> bool:
+        return (one, other) in self._cuts
+
+    # -- the controller ------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> PartitionImage:
+        found = self.image.partition(TOPIC, 0)
+        assert found is not None
+        return found
+
+    def broker(self, node_id: int) -> BrokerImage:
+        return self.image.brokers[node_id]
+
+    def commit(self, command: Command) -> None:
+        self.image, events = apply(self.image, command)
+        for node in self.nodes.values():
+            node.metadata.tell(self.image, events)
+
+    def change(self, *, leader: int | None = None, isr: Sequence[int] | None = None, **more: Any) -> None:
+        state = self.state
+        self.commit(
+            ChangePartition(
+                TOPIC_ID,
+                0,
+                state.partition_epoch,
+                state.leader if leader is None else leader,
+                state.isr if isr is None else tuple(isr),
+                **more,
+            )
+        )
+
+    def fence(self, node_id: int) -> None:
+        self.commit(FenceBroker(node_id, self.broker(node_id).epoch))
+
+    def delete_topic(self) -> None:
+        self.commit(DeleteTopic(TOPIC, TOPIC_ID))
+
+    async def propose_isr(
+        self,
+        by: int,
+        topic_id: UUID,
+        partition: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        members: IsrMembers,
+        hand_over_to: int,
+    ) -> None:
+        self.proposals.append((by, members, hand_over_to))
+        if self.refuses_proposals:
+            raise KafkaError(ErrorCode.request_timed_out, "the controller is silent")
+        call = AlterIsrCall(
+            by,
+            topic_id,
+            partition,
+            leader_epoch,
+            partition_epoch,
+            tuple(IsrMember(*member) for member in members),
+            hand_over_to=hand_over_to,
+        )
+        self.commit(plan_isr_change(self.image, BrokerStates.of(self.image), call))
+
+
+Scenario = Callable[[Cluster], Awaitable[None]]
+
+
+def play(path: Path, scenario: Scenario, **more: Any) -> None:
+    """Run a scenario in a cluster of its own."""
+
+    async def main() -> None:
+        async with Cluster(path, **more) as cluster:
+            await scenario(cluster)
+
+    asyncio.run(main())

@@ -1,0 +1,275 @@
+"""Any node will do: requests reach the node that can answer them, and clients see the outcome where they asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from tests.node.cluster_harness import LocalNodes, until
+
+from chronik.client.connection import Connection
+from chronik.node.broker import Broker
+from chronik.wire.api import ApiKey
+from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
+from chronik.wire.errors import ErrorCode
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceTopic,
+    read_produce_response,
+    write_produce_request,
+)
+
+Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
+PRODUCE_VERSION = 11
+FETCH_VERSION = 12
+PARTITIONS = 3
+
+
+def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
+    async def run() -> None:
+        async with LocalNodes(folder, count, **settings) as nodes:
+            await story(nodes)
+
+    asyncio.run(run())
+
+
+async def create(client: Connection, name: str, partitions: int = PARTITIONS) -> Any:
+    topic = {"name": name, "num_partitions": partitions, "replication_factor": 3, "assignments": [], "configs": []}
+    answer = await client.call(ApiKey.CREATE_TOPICS, {"topics": [topic], "timeout": 10_000, "validate_only": False})
+    return answer.topics[0]
+
+
+def request_of(values: dict[int, bytes], acks: int) -> bytes:
+    batches: list[tuple[int, memoryview | None]] = [
+        (partition, memoryview(encode_batch([(None, value, [], 1)]))) for partition, value in values.items()
+    ]
+    topic = ProduceTopic("t", None, batches)
+    return write_produce_request(PRODUCE_VERSION, ProduceRequest(None, acks, 5_000, [topic]))
+
+
+async def produce_whole(client: Connection, values: dict[int, bytes], acks: int = -1) -> ProduceResponse:
+    body = await client.request(ApiKey.PRODUCE, PRODUCE_VERSION, request_of(values, acks))
+    return read_produce_response(PRODUCE_VERSION, body)
+
+
+async def produce(client: Connection, partition: int, value: bytes, acks: int = -1) -> ProducePartitionResponse:
+    return (await produce_whole(client, {partition: value}, acks)).topics[0][2][0]
+
+
+async def values_of(nodes: LocalNodes, partition: int) -> list[bytes | None]:
+    """What a consumer reads from the partition's leader."""
+    broker = next(iter(nodes.brokers.values()))
+    leader = broker.image.topics["t"].partitions[partition].leader
+    client = await nodes.client(nodes.brokers[leader])
+    wanted = FetchTopic("t", None, [FetchPartition(partition, -1, 0, -1, -1, 1 << 20)])
+    body = await client.request(
+        ApiKey.FETCH, FETCH_VERSION, write_fetch_request(FETCH_VERSION, FetchRequest(topics=[wanted], max_wait_ms=0))
+    )
+    records = bytes(read_fetch_response(FETCH_VERSION, body).topics[0][2][0].records)
+    client.close()
+    found: list[bytes | None] = []
+    at = 0
+    while at < len(records):
+        found += [record.value for record in decode_batch(records, at)]
+        at += read_batch_header(records, at).size_bytes
+    return found
+
+
+def leader_of(nodes: LocalNodes, partition: int) -> Broker:
+    broker = next(iter(nodes.brokers.values()))
+    return nodes.brokers[broker.image.topics["t"].partitions[partition].leader]
+
+
+def test_a_topic_created_at_any_node_is_there_at_every_node_when_it_is_answered(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        for asked in brokers:
+            created = await create(await nodes.client(asked), f"by-{asked.node_id}")
+            assert created.error_code is ErrorCode.none
+            for broker in brokers:
+                assert broker.image.topics[f"by-{asked.node_id}"].id == created.topic_id
+                assert broker.partition(f"by-{asked.node_id}", 0) is not None
+        refused = await create(await nodes.client(brokers[1]), "by-1")
+        assert refused.error_code is ErrorCode.topic_already_exists
+
+    play(tmp_path, story)
+
+
+def test_leaders_are_spread_and_all_brokers_are_named(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        for broker in brokers:
+            client = await nodes.client(broker)
+            answer = await client.call(ApiKey.METADATA, {"topics": [{"name": "t"}]}, at_most=12)
+            assert sorted(member.node_id for member in answer.brokers) == [1, 2, 3]
+            assert answer.controller_id == nodes.controller().node_id
+            assert sorted(partition.leader_id for partition in answer.topics[0].partitions) == [1, 2, 3]
+
+    play(tmp_path, story)
+
+
+def test_configs_and_deletions_asked_for_at_any_node_are_in_effect_there(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        follower = nodes.others(nodes.controller())[0]
+        client = await nodes.client(follower)
+        await create(client, "t")
+        change = {"name": "retention.ms", "config_operation": 0, "value": "5000"}
+        resource = {"resource_type": 2, "resource_name": "t", "configs": [change]}
+        altered = await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
+        assert altered.responses[0].error_code is ErrorCode.none
+        assert follower.image.topics["t"].configs == {"retention.ms": "5000"}
+        grown = await client.call(
+            ApiKey.CREATE_PARTITIONS,
+            {"topics": [{"name": "t", "count": 5, "assignments": None}], "timeout": 5_000, "validate_only": False},
+        )
+        assert grown.results[0].error_code is ErrorCode.none
+        assert all(len(broker.image.topics["t"].partitions) == 5 for broker in brokers)
+        deleted = await client.call(
+            ApiKey.DELETE_TOPICS, {"topics": [{"name": "t", "topic_id": None}], "timeout": 5_000}, at_most=6
+        )
+        assert deleted.responses[0].error_code is ErrorCode.none
+        assert "t" not in follower.image.topics
+        again = await create(client, "t")
+        assert again.error_code is ErrorCode.none
+
+    play(tmp_path, story)
+
+
+def test_a_batch_sent_to_any_node_reaches_its_leader_in_order(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        for acks in (1, -1):
+            # Pipelined on one connection, over all partitions.
+            answers = [
+                client.send(ApiKey.PRODUCE, PRODUCE_VERSION, request_of({n % 3: b"%d:%d" % (acks, n)}, acks))
+                for n in range(60)
+            ]
+            for answer in answers:
+                assert read_produce_response(PRODUCE_VERSION, await answer).topics[0][2][0].error_code == 0
+        for partition in range(PARTITIONS):
+            expected = [b"%d:%d" % (acks, n) for acks in (1, -1) for n in range(60) if n % 3 == partition]
+            assert await values_of(nodes, partition) == expected
+        assert brokers[0].metrics.produce_forwarded == 80
+        assert sum(broker.metrics.not_leader for broker in brokers) == 0
+
+    play(tmp_path, story)
+
+
+def test_one_request_with_partitions_of_all_leaders_is_answered_as_a_whole(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        response = await produce_whole(client, {0: b"a", 1: b"b", 2: b"c", 7: b"nowhere"})
+        outcomes = {each.partition: ErrorCode(each.error_code) for each in response.topics[0][2]}
+        assert outcomes == {
+            0: ErrorCode.none,
+            1: ErrorCode.none,
+            2: ErrorCode.none,
+            7: ErrorCode.unknown_topic_or_partition,
+        }
+
+    play(tmp_path, story)
+
+
+def test_a_producer_that_wants_no_answer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        for n in range(90):
+            client.send_unanswered(ApiKey.PRODUCE, PRODUCE_VERSION, request_of({n % 3: b"%d" % n}, 0))
+        # As such producers end: all is sent, then the connection is closed.
+        await client.drained()
+        await asyncio.sleep(0.05)
+        client.close()
+        for partition in range(PARTITIONS):
+            expected = [b"%d" % n for n in range(90) if n % 3 == partition]
+            async with asyncio.timeout(10):
+                while await values_of(nodes, partition) != expected:
+                    await asyncio.sleep(0.05)
+
+    play(tmp_path, story)
+
+
+def test_without_forwarding_a_producer_is_told_where_the_leader_is(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        partition = next(n for n in range(PARTITIONS) if leader_of(nodes, n) is not brokers[0])
+        leader = leader_of(nodes, partition)
+        response = await produce_whole(client, {partition: b"x"})
+        answer = response.topics[0][2][0]
+        assert answer.error_code == ErrorCode.not_leader_or_follower
+        assert answer.current_leader == (leader.node_id, leader.image.topics["t"].partitions[partition].leader_epoch)
+        assert [(node[0], node[2]) for node in response.node_endpoints] == [(leader.node_id, leader.server.port)]
+        assert brokers[0].metrics.not_leader == 1
+        assert brokers[0].metrics.produce_forwarded == 0
+
+    play(tmp_path, story, forwarding=False)
+
+
+def test_producing_goes_on_when_the_controller_that_leads_partitions_is_killed(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        victim = nodes.controller()
+        survivor = nodes.others(victim)[0]
+        client = await nodes.client(survivor)
+        await create(client, "t")
+        acknowledged: dict[int, list[bytes]] = {n: [] for n in range(PARTITIONS)}
+
+        async def produce_round(number: int) -> bool:
+            outcomes = [await produce(client, n, b"%d" % number) for n in range(PARTITIONS)]
+            for outcome in outcomes:
+                if outcome.error_code == 0:
+                    acknowledged[outcome.partition].append(b"%d" % number)
+            return all(outcome.error_code == 0 for outcome in outcomes)
+
+        assert await produce_round(0)
+        await nodes.kill(victim)
+        number = 1
+        async with asyncio.timeout(10):
+            while not await produce_round(number):
+                number += 1
+                await asyncio.sleep(0.05)
+        for partition in range(PARTITIONS):
+            stored = await values_of(nodes, partition)
+            assert [value for value in stored if value in acknowledged[partition]] == acknowledged[partition]
+        back = await nodes.start(victim.node_id)
+        await until(lambda: all(len(p.isr) == 3 for p in back.image.topics["t"].partitions), "all are in sync again")
+
+    play(tmp_path, story)
+
+
+def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        leaving = leader_of(nodes, 0)
+        client = await nodes.client(leaving)
+        stopping = asyncio.create_task(nodes.stop(leaving))
+        refusals: list[ProducePartitionResponse] = []
+        async with asyncio.timeout(10):
+            while not refusals:
+                answer = await produce(client, 0, b"x")
+                if answer.error_code:
+                    refusals.append(answer)
+        # It says who leads now while it still answers, and that node takes the batch.
+        assert refusals[0].error_code == ErrorCode.not_leader_or_follower
+        assert refusals[0].current_leader is not None
+        heir = nodes.brokers[refusals[0].current_leader[0]]
+        assert (await produce(await nodes.client(heir), 0, b"y")).error_code == 0
+        await stopping
+        assert all(partition.leader != leaving.node_id for partition in heir.image.topics["t"].partitions)
+
+    play(tmp_path, story)

@@ -1,0 +1,333 @@
+"""A node and its cluster: founding, joining, losing and finding the majority, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+
+from chronik.metadata.commands import AllocateProducerIds
+from chronik.node.broker import Broker
+from chronik.node.cluster_member import founders
+from chronik.node.config import ConfigError, NodeConfig, Peer
+from chronik.node.internal_api import CreateTopicCall
+from chronik.node.metadata_log import NotController
+from chronik.node.sqlite_file import StoreError
+from chronik.storage.errors import DataFolderError
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError
+
+Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
+ALONE: dict[str, Any] = {"default_replication_factor": 1}
+
+
+def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
+    async def run() -> None:
+        async with LocalNodes(folder, count, **settings) as nodes:
+            await story(nodes)
+
+    asyncio.run(run())
+
+
+def voters(broker: Broker) -> list[int]:
+    return [member.node_id for member in broker.raft.node.membership.voters]
+
+
+def learners(broker: Broker) -> list[int]:
+    return [member.node_id for member in broker.raft.node.membership.members if not member.is_voter]
+
+
+def stored_cluster_id(nodes: LocalNodes, node_id: int) -> str:
+    return str(json.loads((nodes.folder / f"node-{node_id}" / "meta.json").read_text())["cluster_id"])
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def test_three_nodes_found_one_cluster_and_remember_its_id(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        (cluster_id,) = {broker.image.cluster_id for broker in brokers}
+        assert len(cluster_id) == 22
+        assert sum(broker.is_controller for broker in brokers) == 1
+        assert all(list(broker.image.brokers) == list(brokers[0].image.brokers) for broker in brokers)
+        await until(lambda: all(stored_cluster_id(nodes, node_id) == cluster_id for node_id in (1, 2, 3)))
+        for broker in brokers:
+            await nodes.kill(broker)
+        again = await nodes.start_all()
+        assert {broker.image.cluster_id for broker in again} == {cluster_id}
+
+    play(tmp_path, story)
+
+
+def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        assert one.is_controller
+        assert one.lease_is_valid()
+        await one.metadata.propose(AllocateProducerIds(1, 10))
+        await nodes.kill(one)
+        (one,) = await nodes.start_all()
+        assert one.image.next_producer_id == 10
+
+    play(tmp_path, story, count=1, **ALONE)
+
+
+def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one = await nodes.start(1, nodes.config(1, cluster_id="chosen"))
+        assert one.image.cluster_id == "chosen"
+        await until(lambda: stored_cluster_id(nodes, 1) == "chosen")
+        await nodes.stop(one)
+        with pytest.raises(DataFolderError, match="belongs to cluster chosen"):
+            await nodes.start(1, nodes.config(1, cluster_id="other"))
+
+    play(tmp_path, story, count=1, **ALONE)
+
+
+def test_the_first_three_or_five_nodes_vote() -> None:
+    def of(own: int, *others: int) -> tuple[int, ...]:
+        return founders(NodeConfig(node_id=own, peers=tuple(Peer(other, f"h:{other + 1}") for other in others)))
+
+    assert of(1) == (1,)
+    assert of(2, 1) == (1, 2)
+    assert of(3, 1, 2) == (1, 2, 3)
+    assert of(4, 1, 2, 3) == (1, 2, 3)
+    assert of(4, 1, 2, 3, 5) == (1, 2, 3, 4, 5)
+    assert of(6, 1, 2, 3, 5, 4) == (1, 2, 3, 4, 5)
+
+
+def test_a_store_that_was_lost_beside_logs_is_not_taken_for_a_new_node_alone(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (tmp_path / "node-1" / "logs" / "orders-0").mkdir(parents=True)
+        (tmp_path / "node-1" / "meta.json").write_text('{"format_version": 1, "node_id": 1, "cluster_id": "c"}')
+        for _ in range(2):
+            with pytest.raises(StoreError, match="is empty though there are logs"):
+                await nodes.start(1)
+
+    play(tmp_path, story, count=1, **ALONE)
+
+
+def test_the_data_folder_of_another_node_is_refused(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, _, _ = await nodes.start_all()
+        await nodes.stop(one)
+        with pytest.raises(DataFolderError, match="belongs to node 1, this is node 9"):
+            nodes.add(9)
+            await nodes.start(9, nodes.config(9, data_dir=str(tmp_path / "node-1")))
+
+    play(tmp_path, story)
+
+
+def test_a_member_of_three_that_is_started_without_peers_says_that_there_is_no_majority(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, _, _ = await nodes.start_all()
+        await nodes.stop(one)
+        with pytest.raises(ConfigError, match=r"voters \[1, 2, 3\], and no peers are set"):
+            await nodes.start(1, nodes.config(1, peers=[]))
+        await nodes.start(1)
+
+    play(tmp_path, story)
+
+
+# -- the majority ------------------------------------------------------------------------------------------------------
+
+
+def test_another_node_becomes_the_controller_when_it_dies_and_nothing_agreed_is_lost(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        first = nodes.controller()
+        await first.metadata.propose(AllocateProducerIds(1, 10))
+        await nodes.kill(first)
+        second = await until(lambda: next((b for b in nodes.brokers.values() if b.is_controller), None), timeout_s=3.0)
+        assert second.image.next_producer_id == 10
+        await until(lambda: second.image.brokers[first.node_id].is_fenced, "the dead broker is fenced", timeout_s=3.0)
+        back = await nodes.start(first.node_id)
+        assert back.image.next_producer_id == 10
+        assert not back.image.brokers[first.node_id].is_fenced
+
+    play(tmp_path, story)
+
+
+def test_a_majority_that_is_lost_is_said_with_who_is_missing_and_nothing_is_agreed_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        survivor = nodes.controller()
+        gone = nodes.others(survivor)
+        for broker in gone:
+            await nodes.kill(broker)
+        await until(lambda: not survivor.is_controller, "it cannot be sure to lead any more", timeout_s=3.0)
+        with pytest.raises(NotController):
+            await survivor.metadata.propose(AllocateProducerIds(1, 10))
+        await until(lambda: not survivor.lease_is_valid(), timeout_s=3.0)
+        (lost,) = await until(lambda: nodes.events(survivor.node_id, "majority_lost"), timeout_s=5.0)
+        assert lost["voters"] == [1, 2, 3]
+        assert [line.partition(":")[0] for line in lost["missing"]] == [f"node {broker.node_id}" for broker in gone]
+        client = await nodes.client(survivor)
+        described = await client.call(ApiKey.METADATA, {"topics": None})
+        assert [broker.node_id for broker in described.brokers]
+        refused = await client.call(
+            ApiKey.CREATE_TOPICS,
+            {"topics": [{"name": "t", "num_partitions": 1, "replication_factor": 1}], "timeout": 1000},
+        )
+        assert refused.topics[0].error_code is ErrorCode.request_timed_out
+        await nodes.start(gone[0].node_id)
+        await until(lambda: nodes.events(survivor.node_id, "majority_found"), timeout_s=5.0)
+        await until(survivor.lease_is_valid, timeout_s=5.0)
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_starts_without_a_majority_waits_and_says_for_whom(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        starting = asyncio.create_task(nodes.start(1))
+        (waiting, *_) = await until(lambda: nodes.events(1, "waiting_for_controller"))
+        assert [line.partition(":")[0] for line in waiting["missing"]] == ["node 2", "node 3"]
+        assert "refused" in waiting["missing"][0]
+        assert not starting.done()
+        await asyncio.gather(nodes.start(2), nodes.start(3))
+        assert (await starting).is_ready
+
+    play(tmp_path, story)
+
+
+def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_again(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        controller = nodes.controller()
+        lost = nodes.others(controller)[0]
+        store = next(m.store for m in controller.raft.node.membership.members if m.node_id == lost.node_id)
+        await nodes.kill(lost)
+        shutil.rmtree(tmp_path / f"node-{lost.node_id}")
+        back = await nodes.start(lost.node_id)
+        await until(lambda: voters(back) == [1, 2, 3], "it votes again")
+        assert next(m.store for m in back.raft.node.membership.members if m.node_id == lost.node_id) != store
+        assert back.image.cluster_id == controller.image.cluster_id
+        await until(lambda: stored_cluster_id(nodes, lost.node_id) == controller.image.cluster_id)
+
+    play(tmp_path, story)
+
+
+# -- coming and going --------------------------------------------------------------------------------------------------
+
+
+def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_vote(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, two, three = await nodes.start_all()
+        nodes.add(4)
+        four = await nodes.start(4, nodes.config(4, peers=[3]))
+        assert voters(four) == [1, 2, 3]
+        assert learners(four) == [4]
+        assert four.image.cluster_id == one.image.cluster_id
+        for broker in (one, two, three):
+            await until(partial(lambda broker: broker.peers.is_connected(4), broker))
+            await until(partial(lambda broker: 4 in broker.image.brokers, broker))
+        await nodes.kill(four)
+        back = await nodes.start(4, nodes.config(4, peers=[3]))
+        assert learners(back) == [4]
+
+    play(tmp_path, story)
+
+
+def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one = await nodes.start(1, nodes.config(1, peers=[]))
+        nodes.add(2)
+        await nodes.start(2, nodes.config(2, peers=[1]))
+        assert voters(one) == [1]
+        nodes.add(3)
+        await nodes.start(3, nodes.config(3, peers=[1, 2]))
+        await until(lambda: voters(one) == [1, 2, 3], "three nodes are there, three vote")
+        await nodes.kill(one)
+        await until(lambda: any(broker.is_controller for broker in nodes.brokers.values()), timeout_s=3.0)
+
+    play(tmp_path, story, count=1)
+
+
+def test_a_voter_that_leaves_for_good_gives_its_vote_to_a_learner(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        nodes.add(4)
+        await nodes.start(4)
+        leaving = nodes.controller()
+        others = nodes.others(leaving)
+        client = await nodes.client(others[0])
+
+        async def asked() -> ErrorCode:
+            answer = await client.call(ApiKey.UNREGISTER_BROKER, {"broker_id": leaving.node_id})
+            return ErrorCode(answer.error_code)
+
+        # It is the controller itself: another takes over first, and is asked again.
+        async with asyncio.timeout(10):
+            while (code := await asked()) is ErrorCode.not_controller:
+                await asyncio.sleep(0.05)
+        assert code is ErrorCode.none
+        remaining = sorted(broker.node_id for broker in others)
+        for broker in others:
+            await until(partial(lambda broker: voters(broker) == remaining, broker))
+            await until(partial(lambda broker: sorted(broker.image.brokers) == remaining, broker))
+        await until(lambda: nodes.events(leaving.node_id, "removed_from_cluster"))
+        await nodes.stop(leaving)
+        for broker in others:
+            assert sorted(broker.image.brokers) == remaining
+        with pytest.raises((StoreError, ConfigError), match="empty data folder"):
+            await nodes.start(leaving.node_id)
+        assert await asked() is ErrorCode.broker_id_not_registered
+
+    play(tmp_path, story)
+
+
+def test_a_clean_stop_of_the_controller_hands_over_before_it_goes(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        first = nodes.controller()
+        others = nodes.others(first)
+        await nodes.stop(first)
+        assert any(broker.raft.node.is_leader for broker in others)
+        for broker in others:
+            assert broker.image.brokers[first.node_id].is_shutting_down or broker.image.brokers[first.node_id].is_fenced
+
+    play(tmp_path, story)
+
+
+def test_a_stop_while_the_node_waits_for_a_majority_ends_it(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        starting = asyncio.create_task(nodes.start(1))
+        await until(lambda: 1 in nodes.brokers and nodes.events(1, "peer_not_connected"))
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        broker = nodes.brokers.pop(1)
+        await broker.stop()
+        await asyncio.gather(nodes.start(1), nodes.start(2), nodes.start(3))
+
+    play(tmp_path, story)
+
+
+def test_every_broker_gets_producer_ids_of_its_own_from_the_controller(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        given = [await broker.producer_ids.next() for broker in brokers for _ in range(3)]
+        assert len(set(given)) == len(given)
+
+    play(tmp_path, story)
+
+
+def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start_all()
+        for broker in nodes.brokers.values():
+            with pytest.raises(KafkaError) as raised:
+                await broker.controller_client.call(CreateTopicCall("not a name"))
+            assert raised.value.code is ErrorCode.invalid_topic_exception
+
+    play(tmp_path, story)

@@ -1,0 +1,453 @@
+"""Produce at a node that does not lead: order, bounds, and what is answered when a leader goes away in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+from chronik.client.connection import Connection as PeerConnection
+from chronik.client.errors import ConnectionLost, Unreachable
+from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.node.broker import Broker
+from chronik.node.connection import Connection
+from chronik.node.deadlines import Deadlines
+from chronik.node.forwarding import Forwarding
+from chronik.wire.batch import encode_batch
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    read_produce_request,
+    write_produce_response,
+)
+
+TOPIC = UUID(int=77)
+OWN = 1
+Story = Callable[["Scene"], Coroutine[Any, Any, None]]
+
+
+class FakeLeader:
+    """The connection to one leader: keeps what was sent, and answers as the test says."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.is_closed = False
+        self.sent: list[tuple[list[tuple[int, bytes]], int]] = []
+        self.answers: list[asyncio.Future[memoryview]] = []
+
+    def send(self, key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
+        request = read_produce_request(version, memoryview(body), 0)
+        batches = [(index, bytes(records or b"")) for topic in request.topics for index, records in topic.partitions]
+        self.sent.append((batches, request.acks))
+        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self.answers.append(answer)
+        return answer
+
+    def answer(self, at: int, code: ErrorCode = ErrorCode.none, base_offset: int = 0) -> None:
+        """Answers request number `at` for all of its partitions."""
+        partitions = [ProducePartitionResponse(index, int(code), base_offset) for index, _ in self.sent[at][0]]
+        self.answers[at].set_result(memoryview(write_produce_response(13, [(None, TOPIC, partitions)])))
+
+    def lose(self) -> None:
+        self.is_closed = True
+        for answer in self.answers:
+            if not answer.done():
+                answer.set_exception(ConnectionLost("gone"))
+
+
+class FakeClient:
+    """A client's connection, as far as forwarding touches it."""
+
+    def __init__(self) -> None:
+        self.peer_id: int | None = None
+        self.holds = 0
+        self.closers: list[Callable[[], None]] = []
+
+    def when_closed(self, owner: object, callback: Callable[[], None]) -> None:
+        self.closers.append(callback)
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def release(self) -> None:
+        self.holds -= 1
+
+
+class Scene:
+    """One node with forwarding, a topic of two partitions, and the leaders that a test makes up."""
+
+    def __init__(self, bytes_max: int = 1 << 20) -> None:
+        loop = asyncio.get_running_loop()
+        self.hosted = SimpleNamespace(hands_over_to=-1)
+        self.leaders: dict[int, FakeLeader] = {2: FakeLeader(2), 3: FakeLeader(3)}
+        self.refused = False
+        self.deadlines = Deadlines(loop)
+        self.broker = SimpleNamespace(
+            loop=loop,
+            node_id=OWN,
+            is_leaving=False,
+            config=SimpleNamespace(forwarding=True),
+            metrics=SimpleNamespace(produce_forwarded=0, not_leader=0),
+            deadlines=self.deadlines,
+            image=ClusterImage(),
+            partition=lambda topic, index: self.hosted,
+            peers=SimpleNamespace(open_connection=self._open, connection=self._connect),
+        )
+        self.forwarding = Forwarding(cast(Broker, self.broker), bytes_max)
+        self.appended_here: list[bytes] = []
+        self.client = FakeClient()
+        self.lead(2)
+
+    def _open(self, node_id: int, purpose: str) -> PeerConnection | None:
+        leader = self.leaders[node_id]
+        return None if leader.is_closed or self.refused else cast(PeerConnection, leader)
+
+    async def _connect(self, node_id: int, purpose: str, timeout_s: float) -> PeerConnection:
+        await asyncio.sleep(0)
+        if self.refused or self.leaders[node_id].is_closed:
+            raise Unreachable(f"node {node_id} cannot be reached")
+        return cast(PeerConnection, self.leaders[node_id])
+
+    def lead(self, leader: int) -> None:
+        partitions = tuple(PartitionImage(index, leader, 5, (1, 2, 3), (1, 2, 3)) for index in range(2))
+        self.topic = TopicImage("t", TOPIC, partitions)
+        self.broker.image = ClusterImage(topics={"t": self.topic}, names_by_id={TOPIC: "t"})
+
+    def produce(
+        self, records: bytes, *, partition: int = 0, acks: int = -1, timeout_ms: int = 10_000, group: object = None
+    ) -> asyncio.Future[ProducePartitionResponse]:
+        """One batch of the client; its outcome."""
+        outcome: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
+        response = ProducePartitionResponse(partition)
+
+        def waiter(error: KafkaError | None) -> None:
+            if error is not None:
+                response.error_code = error.code
+            outcome.set_result(response)
+
+        def append_here(kept: memoryview) -> None:
+            if self.hosted.hands_over_to >= 0:
+                raise KafkaError(ErrorCode.not_leader_or_follower, "handing over")
+            self.appended_here.append(bytes(kept))
+            waiter(None)
+
+        connection = cast(Connection, self.client)
+        self.forwarding.forward(
+            connection,
+            group if group is not None else object(),
+            self.topic,
+            response,
+            memoryview(bytearray(records)),
+            acks,
+            timeout_ms,
+            append_here,
+            waiter,
+        )
+        return outcome
+
+    async def turn(self) -> None:
+        """Lets all that is due run."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+def play(story: Story, **more: Any) -> None:
+    async def run() -> None:
+        scene = Scene(**more)
+        async with asyncio.timeout(20):
+            await story(scene)
+        scene.deadlines.close()
+
+    asyncio.run(run())
+
+
+def plain(value: bytes) -> bytes:
+    return encode_batch([(None, value, [], 1)])
+
+
+def numbered(sequence: int, producer: int = 9, epoch: int = 0) -> bytes:
+    return encode_batch([(None, b"v", [], 1)], producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+
+
+def code(outcome: asyncio.Future[ProducePartitionResponse]) -> ErrorCode:
+    return ErrorCode(outcome.result().error_code)
+
+
+def test_the_leaders_answer_is_the_clients() -> None:
+    async def story(scene: Scene) -> None:
+        outcome = scene.produce(plain(b"a"))
+        await scene.turn()
+        assert scene.leaders[2].sent == [([(0, plain(b"a"))], -1)]
+        scene.leaders[2].answer(0, base_offset=42)
+        assert (await outcome).base_offset == 42
+        assert scene.broker.metrics.produce_forwarded == 1
+        assert scene.forwarding.in_flight_bytes == 0
+        assert not scene.forwarding.is_busy(cast(Connection, scene.client), TOPIC, 0)
+
+    play(story)
+
+
+def test_the_batches_of_one_request_for_one_leader_travel_together() -> None:
+    async def story(scene: Scene) -> None:
+        group = object()
+        outcomes = [scene.produce(plain(b"a"), partition=index, group=group) for index in range(2)]
+        await scene.turn()
+        assert [[index for index, _ in batches] for batches, _ in scene.leaders[2].sent] == [[0, 1]]
+        scene.leaders[2].answer(0)
+        assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
+
+    play(story)
+
+
+def test_batches_of_a_lane_are_pipelined_to_one_leader_in_order() -> None:
+    async def story(scene: Scene) -> None:
+        outcomes = [scene.produce(plain(bytes([number]))) for number in range(5)]
+        await scene.turn()
+        assert [batches[0][1] for batches, _ in scene.leaders[2].sent] == [plain(bytes([n])) for n in range(5)]
+        for number in range(5):
+            scene.leaders[2].answer(number, base_offset=number)
+        assert [(await outcome).base_offset for outcome in outcomes] == [0, 1, 2, 3, 4]
+
+    play(story)
+
+
+def test_a_lane_waits_for_what_is_open_at_the_old_leader_before_it_goes_to_the_new_one() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(plain(b"1"))
+        await scene.turn()
+        scene.lead(3)
+        second = scene.produce(plain(b"2"))
+        other_lane = scene.produce(plain(b"x"), partition=1)
+        await scene.turn()
+        assert scene.leaders[3].sent == [([(1, plain(b"x"))], -1)]
+        scene.leaders[2].answer(0)
+        await scene.turn()
+        assert scene.leaders[3].sent[1] == ([(0, plain(b"2"))], -1)
+        scene.leaders[3].answer(0)
+        scene.leaders[3].answer(1)
+        assert [code(outcome) for outcome in await _all([first, second, other_lane])] == [ErrorCode.none] * 3
+
+    play(story)
+
+
+def test_a_lane_whose_leader_this_node_has_become_appends_here_after_what_was_sent_elsewhere() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(plain(b"1"))
+        await scene.turn()
+        scene.lead(OWN)
+        assert scene.forwarding.is_busy(cast(Connection, scene.client), TOPIC, 0)
+        second = scene.produce(plain(b"2"))
+        await scene.turn()
+        assert scene.appended_here == []
+        scene.leaders[2].answer(0)
+        await _all([first, second])
+        assert scene.appended_here == [plain(b"2")]
+
+    play(story)
+
+
+def test_a_node_that_does_not_lead_any_more_means_not_leader_and_the_next_batches_fail_until_it_is_sent_again() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(numbered(0))
+        await scene.turn()
+        scene.leaders[2].answer(0, ErrorCode.not_leader_or_follower)
+        await scene.turn()
+        assert code(first) is ErrorCode.not_leader_or_follower
+        assert scene.broker.metrics.not_leader == 1
+        scene.lead(3)
+        later = scene.produce(numbered(1))
+        assert code(later) is ErrorCode.not_leader_or_follower
+        assert scene.leaders[3].sent == []
+        again = [scene.produce(numbered(0)), scene.produce(numbered(1))]
+        await scene.turn()
+        scene.leaders[3].answer(0)
+        scene.leaders[3].answer(1)
+        assert [code(outcome) for outcome in await _all(again)] == [ErrorCode.none] * 2
+
+    play(story)
+
+
+def test_an_outcome_that_is_not_known_is_request_timed_out_and_what_follows_is_not_sent() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(numbered(0))
+        await scene.turn()
+        scene.lead(3)
+        second = scene.produce(numbered(1))
+        await scene.turn()
+        scene.leaders[2].lose()
+        await scene.turn()
+        assert code(first) is ErrorCode.request_timed_out
+        assert code(second) is ErrorCode.not_leader_or_follower
+        assert code(scene.produce(numbered(2))) is ErrorCode.not_leader_or_follower
+        assert scene.leaders[3].sent == []
+        other_producer = scene.produce(numbered(7, producer=10))
+        await scene.turn()
+        scene.leaders[3].answer(0)
+        assert (await other_producer).error_code == 0
+
+    play(story)
+
+
+def test_a_new_epoch_of_the_producer_starts_over() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(numbered(3))
+        await scene.turn()
+        scene.leaders[2].lose()
+        await first
+        scene.lead(3)
+        assert code(scene.produce(numbered(4))) is ErrorCode.not_leader_or_follower
+        bumped = scene.produce(numbered(0, epoch=1))
+        await scene.turn()
+        scene.leaders[3].answer(0)
+        assert (await bumped).error_code == 0
+
+    play(story)
+
+
+def test_a_producer_that_sent_the_failed_batch_elsewhere_is_let_in_again_after_a_moment() -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(numbered(0))
+        await scene.turn()
+        scene.leaders[2].lose()
+        await first
+        scene.lead(3)
+        while not scene.leaders[3].sent:
+            scene.produce(numbered(1))
+            await asyncio.sleep(0.05)
+
+    play(story)
+
+
+def test_a_leader_that_cannot_be_reached_means_not_leader() -> None:
+    async def story(scene: Scene) -> None:
+        scene.refused = True
+        outcome = scene.produce(plain(b"a"))
+        assert (await outcome).error_code == ErrorCode.not_leader_or_follower
+        assert scene.leaders[2].sent == []
+
+    play(story)
+
+
+def test_the_requests_own_timeout_ends_the_wait() -> None:
+    async def story(scene: Scene) -> None:
+        sent = scene.produce(plain(b"a"), timeout_ms=100)
+        await scene.turn()
+        scene.lead(3)
+        queued = scene.produce(plain(b"b"), timeout_ms=50)
+        assert (await queued).error_code == ErrorCode.not_leader_or_follower
+        assert (await sent).error_code == ErrorCode.request_timed_out
+        scene.leaders[2].answer(0)
+        await scene.turn()
+        assert scene.leaders[3].sent == []
+
+    play(story)
+
+
+def test_an_error_of_the_leader_is_passed_on() -> None:
+    async def story(scene: Scene) -> None:
+        for at, error in enumerate(
+            (ErrorCode.corrupt_message, ErrorCode.not_enough_replicas, ErrorCode.invalid_record)
+        ):
+            outcome = scene.produce(plain(b"a"))
+            await scene.turn()
+            scene.leaders[2].answer(at, error)
+            assert (await outcome).error_code == error
+        assert scene.broker.metrics.not_leader == 0
+
+    play(story)
+
+
+def test_a_batch_that_nobody_waits_for_is_sent_until_somebody_leads() -> None:
+    async def story(scene: Scene) -> None:
+        outcomes = [scene.produce(plain(b"1"), acks=0), scene.produce(plain(b"2"), acks=0)]
+        await scene.turn()
+        assert [acks for _, acks in scene.leaders[2].sent] == [1, 1]
+        scene.leaders[2].answer(0, ErrorCode.not_leader_or_follower)
+        scene.leaders[2].answer(1, ErrorCode.not_leader_or_follower)
+        scene.lead(-1)
+        await asyncio.sleep(0.12)
+        scene.lead(3)
+        while len(scene.leaders[3].sent) < 2:
+            await asyncio.sleep(0.01)
+        assert [batches[0][1] for batches, _ in scene.leaders[3].sent] == [plain(b"1"), plain(b"2")]
+        scene.leaders[3].answer(0)
+        scene.leaders[3].answer(1)
+        assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
+        await scene.forwarding.settled(1.0)
+        assert scene.forwarding.in_flight_bytes == 0
+
+    play(story)
+
+
+def test_beyond_the_bound_a_connection_is_not_read_on_until_there_is_room() -> None:
+    async def story(scene: Scene) -> None:
+        outcomes = [scene.produce(plain(b"x" * 400)) for _ in range(4)]
+        assert scene.client.holds == 1
+        await scene.turn()
+        for at in range(4):
+            scene.leaders[2].answer(at)
+        await _all(outcomes)
+        await scene.turn()
+        assert scene.client.holds == 0
+
+    play(story, bytes_max=1000)
+
+
+def test_what_a_closed_connection_had_sent_still_goes_on() -> None:
+    async def story(scene: Scene) -> None:
+        outcome = scene.produce(plain(b"a"), acks=0)
+        for closed in scene.client.closers:
+            closed()
+        await scene.turn()
+        scene.leaders[2].answer(0)
+        await outcome
+        assert scene.forwarding.in_flight_bytes == 0
+
+    play(story)
+
+
+def test_a_batch_that_comes_while_this_node_hands_over_waits_for_the_next_leader() -> None:
+    async def story(scene: Scene) -> None:
+        scene.lead(OWN)
+        client = cast(Connection, scene.client)
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        scene.hosted.hands_over_to = 3
+        assert scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        outcomes = [scene.produce(plain(b"1")), scene.produce(plain(b"2"))]
+        await asyncio.sleep(0.05)
+        scene.lead(3)
+        while len(scene.leaders[3].sent) < 2:
+            await asyncio.sleep(0.01)
+        assert [batches[0][1] for batches, _ in scene.leaders[3].sent] == [plain(b"1"), plain(b"2")]
+        scene.leaders[3].answer(0)
+        scene.leaders[3].answer(1)
+        assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
+        assert scene.appended_here == []
+
+    play(story)
+
+
+def test_a_request_is_forwarded_once_only_and_not_by_a_node_that_is_about_to_stop() -> None:
+    async def story(scene: Scene) -> None:
+        client = cast(Connection, scene.client)
+        assert scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        scene.client.peer_id = 3
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        scene.client.peer_id = None
+        scene.broker.is_leaving = True
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+        assert scene.forwarding.can_forward(client, scene.topic, 0, 0)
+        scene.broker.is_leaving = False
+        scene.broker.config.forwarding = False
+        assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
+
+    play(story)
+
+
+async def _all(
+    outcomes: list[asyncio.Future[ProducePartitionResponse]],
+) -> list[asyncio.Future[ProducePartitionResponse]]:
+    await asyncio.wait(outcomes)
+    return outcomes

@@ -1,0 +1,276 @@
+"""The links between nodes: who may talk to whom, what is said when one may not, and what a lost peer looks like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+
+from chronik.client.connection import Connection
+from chronik.client.errors import ClientError, ConnectionLost, Unreachable
+from chronik.node import cluster_member
+from chronik.node.broker import Broker
+from chronik.node.config import ConfigError, NodeConfig, Peer, check
+from chronik.node.endpoint import Endpoint
+from chronik.node.internal_api import (
+    VERSION,
+    AllocateProducerIdsCall,
+    Call,
+    CallReply,
+    Hello,
+    InternalKey,
+    ProducerIdsResult,
+    decode_call_reply,
+    decode_hello_reply,
+    encode,
+)
+from chronik.node.link import PeerState
+from chronik.wire.api import ApiKey
+
+Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
+
+
+def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
+    async def run() -> None:
+        async with LocalNodes(folder, count, **settings) as nodes:
+            await story(nodes)
+
+    asyncio.run(run())
+
+
+async def greet(broker: Broker, hello: Hello) -> str:
+    """What a node answers to a HELLO that says anything at all; empty where the caller is welcome."""
+    connection = await Connection.open("127.0.0.1", broker.internal_server.port)
+    reply = decode_hello_reply(await connection.send(InternalKey.HELLO, VERSION, encode(hello)))
+    connection.close()
+    return reply.refusal
+
+
+def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        for broker in brokers:
+            await until(partial(lambda broker: all(map(broker.peers.is_connected, broker.peers.known())), broker))
+            assert broker.peers.known() == [other.node_id for other in brokers if other is not broker]
+        assert len({broker.image.cluster_id for broker in brokers}) == 1
+
+    play(tmp_path, story)
+
+
+def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_it_is_back(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, two, three = await nodes.start_all()
+        await nodes.kill(three)
+        for broker in (one, two):
+            await until(partial(lambda broker: broker.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0)
+            assert not broker.greeter.is_present(3)
+        await nodes.start(3)
+        for broker in (one, two):
+            await until(partial(lambda broker: broker.peers.is_connected(3), broker), timeout_s=1.0)
+
+    play(tmp_path, story)
+
+
+def test_a_node_of_another_cluster_is_refused_in_words_on_both_sides(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start(1, nodes.config(1, peers=[], cluster_id="ours"))
+        await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
+        await nodes.stop(nodes.brokers[2])
+        again = await nodes.start(2, nodes.config(2, peers=[1]))
+        status = await until(lambda: again.peers.state(1) is PeerState.REJECTED and again.peers.status(1))
+        for word in ("ours", "theirs", "correct the peers"):
+            assert word in status.reason
+        assert len(nodes.events(2, "peer_not_connected")) == 1
+        assert "theirs" in nodes.events(1, "peer_refused")[0]["reason"]
+        assert len(nodes.events(1, "peer_refused")) == 1
+
+    play(tmp_path, story, count=2, default_replication_factor=1)
+
+
+def test_a_new_node_that_names_another_cluster_is_told_so_and_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
+
+    async def story(nodes: LocalNodes) -> None:
+        await nodes.start(1, nodes.config(1, peers=[], cluster_id="ours"))
+        with pytest.raises(ConfigError, match="belongs to cluster ours, node 2 to theirs"):
+            await nodes.start(2, nodes.config(2, peers=[1], cluster_id="theirs"))
+        assert nodes.brokers[1].is_ready
+
+    play(tmp_path, story, count=2)
+
+
+def test_a_second_process_under_a_node_id_is_refused_while_the_first_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
+
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        nodes.add(9)
+        config = msgspec.structs.replace(nodes.config(9, peers=[1, 3]), node_id=2)
+        with pytest.raises(ConfigError, match="node id 2 is used twice"):
+            await nodes.start(9, config)
+        assert all(broker.is_ready for broker in brokers)
+        assert brokers[0].image.brokers[2].port == brokers[1].server.port
+        assert "used twice" in nodes.events(1, "peer_refused")[0]["reason"]
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_is_not_the_one_looked_for_says_who_it_is(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        refusal = await greet(one, Hello("", 5, UUID(int=5), 7, "127.0.0.1:5"))
+        assert "node 1 answers at" in refusal
+        assert "looks for node 7" in refusal
+        assert await greet(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")) == ""
+        assert "used twice" in await greet(one, Hello("", 1, UUID(int=5), 1, "127.0.0.1:5"))
+        assert "no address" in await greet(one, Hello("", 5, UUID(int=5), 1, "nowhere"))
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
+def test_nothing_is_answered_on_a_connection_that_has_not_said_hello(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        for key in (InternalKey.RAFT, InternalKey.CONTROLLER_CALL, InternalKey.ENVELOPE, ApiKey.PRODUCE, ApiKey.FETCH):
+            connection = await Connection.open("127.0.0.1", one.internal_server.port)
+            with pytest.raises(ConnectionLost):
+                await connection.send(key, 0, b"\x00" * 8)
+        for body in (b"", b"\xc1", b"\x80", b"\xff" * 100):
+            connection = await Connection.open("127.0.0.1", one.internal_server.port)
+            with pytest.raises(ConnectionLost):
+                await connection.send(InternalKey.HELLO, VERSION, body)
+        assert one.is_ready
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
+def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        going_on = asyncio.Event()
+        answer = one.controller.answer
+
+        async def slowly(call: Call) -> CallReply:
+            await going_on.wait()
+            return await answer(call)
+
+        monkeypatch.setattr(one.controller, "answer", slowly)
+        hello = encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
+        connection = await Connection.open("127.0.0.1", one.internal_server.port)
+        await connection.send(InternalKey.HELLO, VERSION, hello)
+        slow = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 10)))
+        async with asyncio.timeout(5):
+            await connection.send(InternalKey.HELLO, VERSION, hello)
+        assert not slow.done()
+        going_on.set()
+        async with asyncio.timeout(5):
+            assert decode_call_reply(await slow).result == ProducerIdsResult(0, 10)
+        connection.close()
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
+def test_clients_are_not_answered_on_the_internal_apis(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        for key in InternalKey:
+            connection = await nodes.client(one)
+            with pytest.raises(ConnectionLost):
+                await connection.send(key, VERSION, encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")))
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
+def test_a_call_to_a_peer_that_is_gone_fails_at_once_and_says_so(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, _, three = await nodes.start_all()
+        await nodes.kill(three)
+        await until(lambda: one.peers.state(3) is PeerState.REFUSED)
+        async with asyncio.timeout(1.0):
+            with pytest.raises(ClientError, match="node 3"):
+                await one.peers.call(3, InternalKey.CONTROLLER_CALL, b"", 10.0)
+            with pytest.raises(Unreachable):
+                await one.peers.connection(3)
+        with pytest.raises(Unreachable, match="not known"):
+            await one.peers.call(77, InternalKey.CONTROLLER_CALL, b"", 10.0)
+
+    play(tmp_path, story)
+
+
+def test_the_configured_address_of_a_peer_wins_over_the_one_it_tells(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, two, _ = await nodes.start_all()
+        link = one.peers._links[2]
+        one.peers.learn(2, Endpoint("127.0.0.1", 1))
+        assert one.peers._links[2] is link
+        assert str(link.endpoint) == two.member.identity.internal
+
+    play(tmp_path, story)
+
+
+def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        one, two, _ = await nodes.start_all()
+        await until(lambda: one.peers.is_connected(2))
+        data = await one.peers.connection(2)
+        # It reads nothing any more, as a stopped process or a cut network would look.
+        for connection in two.internal_server._connections:
+            connection._transport.pause_reading()  # type: ignore[union-attr]
+        await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=12.0)
+        await until(lambda: one.peers.is_connected(2), timeout_s=8.0)
+
+    play(tmp_path, story)
+
+
+def test_who_asked_for_a_connection_that_is_given_up_meanwhile_is_told_so_and_may_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the asker's task ends as if somebody had cancelled it: a follower that never fetches again."""
+
+    async def story(nodes: LocalNodes) -> None:
+        one, *_ = await nodes.start_all()
+        opening = asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(one.peers, "open", lambda *_: _for_ever(opening))
+            asking = [asyncio.create_task(one.peers.connection(2, "test")) for _ in range(2)]
+            await opening.wait()
+            asking[0].cancel()
+            await asyncio.wait(asking[:1])
+            assert asking[0].cancelled()
+            one.peers.silent(2)
+            with pytest.raises(Unreachable, match="node 2 was given up"):
+                await asking[1]
+        assert not (await one.peers.connection(2, "test")).is_closed
+
+    play(tmp_path, story)
+
+
+async def _for_ever(begun: asyncio.Event) -> Connection:
+    begun.set()
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def test_peers_that_cannot_make_a_majority_are_refused_at_start() -> None:
+    for peers, words in (
+        ((Peer(1, "127.0.0.1:5092"),), "no majority"),
+        ((Peer(2, "127.0.0.1:5092"),), "one address"),
+        ((Peer(2, "127.0.0.1:5093"), Peer(3, "127.0.0.1:5093")), "one address"),
+        ((Peer(2, "127.0.0.1:5093"), Peer(2, "127.0.0.1:5094")), "one id twice"),
+        ((Peer(-2, "127.0.0.1:5093"),), "negative"),
+        ((Peer(2, "0.0.0.0:5093"),), "no address"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check(NodeConfig(node_id=1, peers=peers))
+    check(NodeConfig(node_id=1, peers=(Peer(1, "127.0.0.1:5092"), Peer(2, "127.0.0.1:5093"))))

@@ -1,0 +1,240 @@
+"""The driver of the Raft core: nothing is said before it is on disk, nothing is written to a store that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from chronik.node.environment import Environment
+from chronik.node.internal_api import InternalKey
+from chronik.node.peers import Peers
+from chronik.node.raft_service import RaftService
+from chronik.node.raft_store import MemoryRaftStore
+from chronik.node.sqlite_file import StoreError
+from chronik.observe.logging import silent_logger
+from chronik.raft.entries import Entry, EntryKind, Snapshot
+from chronik.raft.messages import Message, VoteReply, VoteRequest, decode_message, encode_message
+from chronik.raft.node import RaftNode
+from chronik.raft.ready import Persist, ProposalId
+from chronik.raft.settings import RaftSettings
+from chronik.storage.disk import RealDisk
+
+SETTINGS = RaftSettings(heartbeat_interval_ms=20, election_timeout_ms=60)
+OWN, OTHER = UUID(int=1), UUID(int=2)
+
+
+class GatedStore(MemoryRaftStore):
+    """A store whose writes wait for the test, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__(OWN)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failures = 0
+        self.writes = 0
+        self.is_closed = False
+
+    def persist(self, persist: Persist) -> None:
+        assert self.gate.wait(10)
+        assert not self.is_closed, "a write after the store was closed"
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("no space")
+        super().persist(persist)
+        self.writes += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakePeers:
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, node_id: int, key: InternalKey, body: bytes) -> None:
+        self.sent.append(decode_message(body))
+
+    def learn(self, node_id: int, endpoint: object) -> None: ...
+
+
+class Machine:
+    """Keeps the commands that were applied."""
+
+    def __init__(self) -> None:
+        self.applied: list[bytes] = []
+        self.failures: list[Exception] = []
+        self.recovered = 0
+
+    def restore(self, snapshot: Snapshot) -> None: ...
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        self.applied += [entry.data for entry in entries if entry.kind is EntryKind.COMMAND]
+
+    def dropped(self, proposals: Sequence[ProposalId]) -> None: ...
+
+    def write_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+
+    def write_recovered(self) -> None:
+        self.recovered += 1
+
+
+class Scene:
+    def __init__(self, executor: ThreadPoolExecutor, founders: tuple[int, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        self.store = GatedStore()
+        self.peers = FakePeers()
+        self.machine = Machine()
+        env = Environment(RealDisk(), Random(1), executor, lambda: 0)
+        node = RaftNode(
+            1, self.store.load(), SETTINGS, env.random, int(loop.time() * 1000), seeds=(1, 2), founders=founders
+        )
+        self.fatal: list[Exception] = []
+        self.raft = RaftService(
+            loop,
+            env,
+            node,
+            self.store,
+            cast(Peers, self.peers),
+            self.machine,
+            silent_logger(),
+            self.fatal.append,
+        )
+        self.raft.start()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    def votes(self) -> list[VoteReply]:
+        return [message.body for message in self.peers.sent if isinstance(message.body, VoteReply)]
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+def play(
+    executor: ThreadPoolExecutor,
+    story: Callable[[Scene], Coroutine[Any, Any, None]],
+    founders: tuple[int, ...] = (1,),
+) -> None:
+    async def run() -> None:
+        scene = Scene(executor, founders)
+        await story(scene)
+        scene.store.gate.set()
+        await scene.raft.close()
+        assert scene.store.is_closed
+
+    asyncio.run(run())
+
+
+def test_a_group_of_one_leads_and_applies_what_is_proposed(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+        assert scene.raft.is_alone
+        for number in range(20):
+            assert isinstance(scene.raft.propose(b"%d" % number), ProposalId)
+        before = scene.store.writes
+        await scene.until(lambda: len(scene.machine.applied) == 20)
+        assert scene.machine.applied == [b"%d" % number for number in range(20)]
+        assert scene.store.writes - before <= 3, "what is proposed together is written together"
+
+    play(executor, story)
+
+
+def test_a_vote_leaves_only_after_the_store_has_it(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        # After its start a node is patient with a leader that it may have heard before.
+        await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
+        scene.store.gate.clear()
+        request = Message(2, OTHER, 1, OWN, 7, VoteRequest(5, 6))
+        scene.raft.received(2, encode_message(request))
+        await asyncio.sleep(0.05)
+        assert scene.votes() == []
+        assert scene.store.stored.hard_state.vote is None
+        scene.store.gate.set()
+        await scene.until(scene.votes)
+        assert scene.votes() == [VoteReply(True)]
+        durable = scene.store.load().hard_state
+        assert (durable.term, durable.vote) == (7, 2)
+
+    play(executor, story, founders=())
+
+
+def test_a_message_that_lies_about_its_sender_or_does_not_parse_has_no_effect(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
+        forged = Message(2, OTHER, 1, OWN, 7, VoteRequest(5, 6))
+        scene.raft.received(3, encode_message(forged))
+        scene.raft.received(2, b"")
+        scene.raft.received(2, b"\xff" * 50)
+        await asyncio.sleep(0.05)
+        assert scene.votes() == []
+        assert scene.raft.node.term == 0
+        assert not scene.fatal
+
+    play(executor, story, founders=())
+
+
+def test_a_write_that_fails_is_tried_again_and_nothing_is_applied_before_it_succeeds(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.node.raft_service.WRITE_RETRY_S", 0.05)
+
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        scene.store.failures = 2
+        scene.raft.propose(b"x")
+        await scene.until(lambda: scene.raft.write_error is not None)
+        assert scene.machine.applied == []
+        await scene.until(lambda: scene.machine.applied == [b"x"])
+        assert len(scene.machine.failures) == 2
+        assert scene.machine.recovered == 1
+        assert scene.raft.write_error is None
+
+    play(executor, story)
+
+
+def test_closing_waits_for_the_write_that_runs_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        scene.store.gate.clear()
+        scene.raft.propose(b"x")
+        await asyncio.sleep(0.02)
+        closing = asyncio.create_task(scene.raft.close())
+        await asyncio.sleep(0.02)
+        assert not scene.store.is_closed
+        scene.store.gate.set()
+        await closing
+        assert scene.store.is_closed
+        assert scene.machine.applied == []
+
+    play(executor, story)
+
+
+def test_a_state_machine_that_cannot_go_on_stops_the_node(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+
+        def refuse(entries: Sequence[Entry]) -> None:
+            raise ValueError("a command from the future")
+
+        scene.machine.apply = refuse  # type: ignore[method-assign]
+        scene.raft.propose(b"x")
+        await scene.until(lambda: scene.fatal)
+        assert "future" in str(scene.fatal[0])
+
+    play(executor, story)

@@ -1,0 +1,370 @@
+"""When the leader changes: nothing committed is lost, nothing uncommitted is shown, and every wait has its answer."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
+from tests.node.test_replication_following import is_caught_up
+
+from chronik.metadata.calls import HandOver
+from chronik.replication.leader import PartitionLeader
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+async def error_of(future: "asyncio.Future[None]") -> ErrorCode:
+    with pytest.raises(KafkaError) as raised:
+        await asyncio.wait_for(future, 10)
+    return raised.value.code
+
+
+def test_a_replaced_leader_drops_what_only_it_had_and_says_so(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"committed")
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        lost = cluster[1].produce(b"only", b"here")
+        await until(lambda: cluster[1].partition.log.synced_end_offset == 3)
+        cluster.change(leader=2, isr=(2, 3))
+        await cluster[2].produce(b"other")
+        cluster.heal()
+        # Surely gone, so a forwarding node may send it again.
+        assert await error_of(lost) is ErrorCode.not_leader_or_follower
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
+        assert cluster[1].partition.log_end_offset == 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_batch_that_the_new_leader_has_is_acknowledged_by_the_old_one(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 3)
+        waiting = cluster[1].produce(b"second")
+        await until(lambda: cluster[2].partition.log.synced_end_offset == 2)
+        assert not waiting.done()
+        cluster.change(leader=2, isr=(1, 2))
+        await asyncio.wait_for(waiting, 10)
+        assert cluster[1].partition.leader is None
+        assert cluster[2].partition.high_watermark == 2
+
+    play(tmp_path, scenario)
+
+
+def test_acks_1_is_not_acknowledged_by_a_leader_that_was_replaced_before_its_sync(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        partition = cluster[1].partition
+        log_sync, partition.log.sync_job = partition.log.sync_job, lambda: None  # type: ignore[method-assign]
+        answers: list[KafkaError | None] = []
+        partition.when_written(cluster[1].append(b"second"), answers.append)
+        cluster.change(leader=2, isr=(2, 3))
+        partition.log.sync_job = log_sync  # type: ignore[method-assign]
+        await cluster[1].host.sync_all()
+        assert answers == []
+        cluster.heal()
+        await until(lambda: answers)
+        assert answers[0] is not None
+        assert answers[0].code is ErrorCode.not_leader_or_follower
+
+    play(tmp_path, scenario)
+
+
+def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        cluster[1].append(b"a", b"b", b"c")
+        await cluster[1].host.record_recovery_points()
+        points = tmp_path / "node-1" / "recovery-points"
+        assert points.read_text().splitlines()[-1] == f"{TOPIC} 0 {TOPIC_ID} 4"
+        seen: list[str] = []
+        log = cluster[1].partition.log
+        truncate = log.truncate_to
+
+        def truncate_to(offset: int) -> None:
+            seen.append(points.read_text().splitlines()[-1])
+            truncate(offset)
+
+        log.truncate_to = truncate_to  # type: ignore[method-assign]
+        cluster.change(leader=2, isr=(2, 3))
+        cluster.heal()
+        await until(lambda: cluster[1].partition.log_end_offset == 1)
+        assert seen == [f"{TOPIC} 0 {TOPIC_ID} 1"]
+
+    play(tmp_path, scenario)
+
+
+def test_news_that_come_during_a_truncation_wait_for_its_end(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        cluster[1].append(b"only here")
+        partition = cluster[1].partition
+        assert partition.jobs.begin()
+        cluster.change(leader=2, isr=(1, 2, 3))
+        cluster.heal()
+        await until(lambda: partition.jobs.is_exclusive)
+        cluster.change(leader=1)
+        assert not partition.leads
+        partition.jobs.end()
+        await until(lambda: partition.leads)
+        assert partition.leader_epoch == 2
+        assert partition.log_end_offset == 1
+        await cluster[1].produce(b"again")
+        await until(lambda: is_caught_up(cluster))
+
+    play(tmp_path, scenario)
+
+
+def test_an_epoch_without_records_does_not_mislead_a_follower(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 3)
+        cluster[1].append(b"second")
+        await until(lambda: cluster[2].partition.log_end_offset == 2)
+        # Node 3 leads epoch 1 and writes nothing; node 2's record of epoch 0 is then sent to it.
+        cluster[2].metadata.hold()
+        cluster[1].metadata.hold()
+        cluster.change(leader=3)
+        cluster.change(leader=2)
+        cluster.heal()
+        cluster[2].metadata.release()
+        cluster[1].metadata.release()
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[3].partition.log.epochs.entries()[0] == (0, 0)
+        assert cluster[3].partition.log.epoch_of(1) == 0
+
+    play(tmp_path, scenario)
+
+
+def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        # Node 1 commits a second record, of which nobody else hears that it is committed.
+        for node in (2, 3):
+            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        await cluster[1].produce(b"second")
+        assert (await cluster[1].end_offset())["offset"] == 2
+        cluster.cut(2, 3)
+        cluster.cut(1, 2)
+        cluster.change(leader=2, isr=(2, 3))
+        assert cluster[2].partition.high_watermark == 1
+        assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available
+        assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
+        waiting = asyncio.ensure_future(cluster[2].consume(0, max_wait_ms=5_000))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        cluster.heal()
+        response = await waiting
+        assert (response.error_code, response.high_watermark) == (0, 2)
+        assert (await cluster[2].end_offset())["offset"] == 2
+
+    play(tmp_path, scenario)
+
+
+def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
+    """The simulator's seed 2010: two of three nodes died, and after a while the third told its old watermark."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        for node in (2, 3):
+            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        await cluster[1].produce(b"second")
+        cluster.cut(2, 3)
+        cluster.cut(1, 2)
+        cluster.change(leader=2, isr=(2,))
+        partition = cluster[2].partition
+        much_later_ms = partition._replicating.now_ms() + 3_600_000
+        partition._replicating.now_ms = lambda: much_later_ms  # type: ignore[method-assign]
+        assert partition.high_watermark == 1
+        assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
+        assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        waiting = asyncio.ensure_future(cluster[1].consume(1, max_wait_ms=60_000))
+        await asyncio.sleep(0.01)
+        cluster[1].has_lease = False
+        assert (await cluster[1].consume(0)).error_code == ErrorCode.not_leader_or_follower
+        assert (await cluster[1].end_offset())["error_code"] is ErrorCode.not_leader_or_follower
+        with pytest.raises(KafkaError):
+            cluster[1].require_partition(TOPIC, 0)
+        # A fetch that waited looks at the lease when it is answered.
+        cluster[1].append(b"second")
+        response = await asyncio.wait_for(waiting, 10)
+        assert response.error_code == ErrorCode.not_leader_or_follower
+        assert not response.records
+
+    play(tmp_path, scenario)
+
+
+def test_too_few_in_sync_refuse_acks_all_before_and_after_the_append(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        waiting = cluster[1].produce(b"second")
+        cluster.change(isr=(1,))
+        assert await error_of(waiting) is ErrorCode.not_enough_replicas_after_append
+        with pytest.raises(KafkaError) as raised:
+            cluster[1].partition.check_enough_replicas()
+        assert raised.value.code is ErrorCode.not_enough_replicas
+        assert cluster[1].partition.high_watermark == 1
+        cluster.heal()
+        await until(lambda: len(cluster.state.isr) == 3)
+        # What was appended is committed after all.
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[1].partition.high_watermark == 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_that_is_out_of_reach_leaves_the_isr_and_comes_back(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 3)
+        waiting = cluster[1].produce(b"second")
+        await asyncio.wait_for(waiting, 10)
+        assert set(cluster.state.isr) == {1, 2}
+        cluster.heal()
+        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+        assert all(by == 1 for by, _, _ in cluster.proposals)
+
+    play(tmp_path, scenario, lag_ms=700)
+
+
+def test_a_removal_that_the_controller_does_not_answer_does_not_count(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.refuses_proposals = True
+        cluster.cut(1, 3)
+        waiting = cluster[1].produce(b"second")
+        await until(lambda: cluster.proposals)
+        await until(lambda: cluster[2].partition.log.synced_end_offset == 2)
+        assert cluster[1].partition.high_watermark == 1
+        assert not waiting.done()
+        cluster.refuses_proposals = False
+        await asyncio.wait_for(waiting, 10)
+
+    play(tmp_path, scenario, lag_ms=700)
+
+
+def test_a_fenced_broker_does_not_join_the_isr(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.fence(3)
+        await cluster[1].produce(b"first")
+        await until(lambda: cluster[3].partition.log_end_offset == 1)
+        await asyncio.sleep(0.6)
+        assert set(cluster.state.isr) == {1, 2}
+        cluster.register(3)
+        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+
+    play(tmp_path, scenario, isr=(1, 2))
+
+
+def test_leadership_is_handed_over_with_all_that_was_acknowledged(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 2)
+        end = cluster[1].append(b"acks=1")
+        cluster[1].host.hand_over([HandOver(TOPIC_ID, 0, 0, 2)])
+        with pytest.raises(KafkaError) as raised:
+            cluster[1].append(b"too late")
+        assert raised.value.code is ErrorCode.not_leader_or_follower
+        assert not cluster[1].partition.leads
+        cluster.heal()
+        await until(lambda: cluster.state.leader == 2)
+        await cluster[2].produce(b"next")
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[2].partition.log_end_offset == end + 1
+        assert cluster.proposals[-1][2] == 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_hand_over_that_cannot_be_is_given_up(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 2)
+        cluster[1].append(b"second")
+        cluster[1].host.hand_over([HandOver(TOPIC_ID, 0, 0, 2)])
+        assert not cluster[1].partition.leads
+        await until(lambda: cluster[1].partition.leads)
+        assert cluster.proposals == []
+
+    play(tmp_path, scenario)
+
+
+def test_after_a_hand_over_of_unknown_outcome_nothing_is_served_until_it_is_settled(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.refuses_proposals = True
+        cluster[1].host.hand_over([HandOver(TOPIC_ID, 0, 0, 2)])
+        await until(lambda: len(cluster.proposals) >= 2)
+        assert not cluster[1].partition.leads
+        cluster.refuses_proposals = False
+        await until(lambda: cluster[1].partition.leads)
+        assert cluster.state.leader == 1
+        assert cluster.state.partition_epoch == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_whose_log_fails_lets_another_lead(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        partition = cluster[1].partition
+        job = partition.log.sync_job
+
+        def failing() -> Any:
+            made = job()
+            if made is not None:
+                made.run = lambda: (_ for _ in ()).throw(OSError("the disk is broken"))  # type: ignore[method-assign]
+            return made
+
+        partition.log.sync_job = failing  # type: ignore[method-assign]
+        assert await error_of(cluster[1].produce(b"second")) is ErrorCode.kafka_storage_error
+        await until(lambda: cluster.state.leader in (2, 3))
+        leader = cluster[cluster.state.leader]
+        await until(lambda: leader.partition.leads)
+        # What could not be synced there was sent to the others, and nothing of it is lost.
+        assert leader.partition.log_end_offset == 2
+
+    play(tmp_path, scenario)
+
+
+def test_the_same_leader_in_a_new_epoch_keeps_its_waits(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 3)
+        waiting = cluster[1].produce(b"second")
+        cluster.register(1)
+        leader = cluster[1].partition.leader
+        assert isinstance(leader, PartitionLeader)
+        assert leader.leader_epoch == 1
+        assert leader.counted_end_of(2) == -1
+        assert not waiting.done()
+        cluster.heal()
+        await asyncio.wait_for(waiting, 10)
+
+    play(tmp_path, scenario)

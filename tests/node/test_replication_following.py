@@ -1,0 +1,217 @@
+"""Followers have what their leader has, know what is committed, and cost nothing while nothing happens."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.node.support_replicas import TOPIC, Cluster, play, until
+
+from chronik.node.partition_host import PartitionHost
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+def is_caught_up(cluster: Cluster) -> bool:
+    ends = [(n.partition.log_end_offset, n.partition.high_watermark) for n in cluster.nodes.values()]
+    return len(set(ends)) == 1 and ends[0][0] == ends[0][1]
+
+
+@pytest.mark.parametrize("durability", ["synced", "replicated"])
+def test_followers_hold_the_leaders_bytes_and_know_its_watermark(tmp_path: Path, durability: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for count in range(20):
+            await cluster[1].produce(b"value-%d" % count, b"x" * 1000 * count)
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[1].partition.high_watermark == 40
+        assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
+
+    play(tmp_path, scenario, durability=durability)
+
+
+def test_acks_all_waits_for_every_replica_in_sync(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        cluster.cut(1, 3)
+        done = cluster[1].produce(b"second")
+        await until(lambda: cluster[2].partition.log_end_offset == 2)
+        await until(lambda: cluster[1].partition.log.synced_end_offset == 2)
+        assert not done.done()
+        assert cluster[1].partition.high_watermark == 1
+        cluster.heal()
+        await asyncio.wait_for(done, 10)
+        assert cluster[1].partition.high_watermark == 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_that_has_not_synced_does_not_count(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        follower = cluster[2].partition
+        log_sync, follower.log.sync_job = follower.log.sync_job, lambda: None  # type: ignore[method-assign]
+        done = cluster[1].produce(b"second")
+        await until(lambda: follower.log_end_offset == 2 and cluster[3].partition.log.synced_end_offset == 2)
+        assert follower.log.synced_end_offset == 1
+        assert follower.high_watermark <= 1
+        assert not done.done()
+        follower.log.sync_job = log_sync  # type: ignore[method-assign]
+        await cluster[2].host.sync_all()
+        await asyncio.wait_for(done, 10)
+
+    play(tmp_path, scenario)
+
+
+def test_what_happened_before_a_follower_came_is_sent_to_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.stop(3)
+        cluster.change(isr=(1, 2))
+        for count in range(50):
+            await cluster[1].produce(b"x" * 50_000, b"%d" % count)
+        cluster.register(3)
+        await cluster.start(3)
+        await until(lambda: is_caught_up(cluster))
+        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+        assert cluster[1].contents() == cluster[3].contents()
+
+    play(tmp_path, scenario)
+
+
+def test_an_idle_follower_names_nothing_and_asks_twice_a_second_at_most(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        asked: list[int] = []
+        wire = cluster[2].wires[-1]
+        send = wire.send
+        wire.send = lambda key, version, body: asked.append(len(body)) or send(key, version, body)  # type: ignore[method-assign,func-returns-value]
+        await asyncio.sleep(1.2)
+        assert 1 <= len(asked) <= 4
+        assert max(asked) < 60
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_that_does_not_know_yet_that_it_leads_is_asked_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster[2].metadata.hold()
+        cluster.change(leader=2)
+        await asyncio.sleep(0.05)
+        assert cluster[3].partition.leader_epoch == 1
+        cluster[2].metadata.release()
+        await cluster[2].produce(b"second")
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_that_hears_of_a_topic_before_its_leader_loses_nothing(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster[1].metadata.hold()
+        cluster.change(leader=2)
+        cluster.change(leader=1)
+        await asyncio.sleep(0.05)
+        cluster[1].metadata.release()
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+
+    play(tmp_path, scenario)
+
+
+def test_deleted_records_are_deleted_at_the_followers_too(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(10):
+            await cluster[1].produce(b"x")
+        assert await cluster[1].partition.delete_records(6, 10) == 6
+        await until(lambda: {node.partition.log_start_offset for node in cluster.nodes.values()} == {6})
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("start", [6, 7], ids=["between batches", "inside a batch"])
+def test_a_follower_that_ends_before_the_leaders_start_starts_over_there(tmp_path: Path, start: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"a", b"b")
+        await until(lambda: is_caught_up(cluster))
+        await cluster.stop(3)
+        cluster.change(isr=(1, 2))
+        for _ in range(4):
+            await cluster[1].produce(b"a", b"b")
+        await cluster[1].partition.delete_records(start, 10)
+        cluster.register(3)
+        node = await cluster.start(3)
+        await until(lambda: node.partition.log_end_offset == 10 and node.partition.high_watermark == 10)
+        await until(lambda: node.partition.log_start_offset == start)
+        await until(lambda: 3 in cluster.state.isr)
+
+    play(tmp_path, scenario)
+
+
+def test_a_replica_that_moves_away_deletes_its_log_and_one_that_comes_back_fetches_anew(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        folder = tmp_path / "node-3" / "logs" / f"{TOPIC}-0"
+        assert folder.exists()
+        cluster.change(isr=(1, 2), replicas=(1, 2))
+        await until(lambda: not cluster[3].has_partition and not folder.exists())
+        await cluster[1].produce(b"second")
+        cluster.change(replicas=(1, 2, 3), adding=(3,))
+        await until(lambda: cluster[3].has_partition and cluster[3].partition.high_watermark == 2)
+        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+        assert cluster[1].contents() == cluster[3].contents()
+
+    play(tmp_path, scenario)
+
+
+def test_a_replica_that_is_given_back_before_its_log_went_keeps_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster.change(isr=(1, 2), replicas=(1, 2))
+        cluster.change(replicas=(1, 2, 3), adding=(3,))
+        await cluster[3].host.settled()
+        await until(lambda: set(cluster.state.isr) == {1, 2, 3})
+        assert cluster[1].contents() == cluster[3].contents()
+
+    play(tmp_path, scenario)
+
+
+def test_a_deleted_topic_is_refused_at_once_and_its_log_goes(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.cut(1, 3)
+        done = cluster[1].produce(b"first")
+        cluster.delete_topic()
+        with pytest.raises(KafkaError) as raised:
+            await done
+        assert raised.value.code is ErrorCode.unknown_topic_or_partition
+        for node in cluster.nodes.values():
+            await node.host.settled()
+            assert not node.has_partition
+            assert not list((tmp_path / f"node-{node.id}" / "logs").iterdir())
+
+    play(tmp_path, scenario)
+
+
+def test_watermarks_and_recovery_points_survive_a_restart(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for _ in range(5):
+            await cluster[1].produce(b"x")
+        await until(lambda: is_caught_up(cluster))
+        await cluster[3].host.record_recovery_points()
+        await cluster.kill(3)
+        cluster.cut(1, 3)
+        cluster.register(3)
+        node = await cluster.start(3)
+        assert node.partition.high_watermark == 5
+
+    play(tmp_path, scenario)
+
+
+def test_a_host_opens_only_what_the_image_gives_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        assert not cluster[3].has_partition
+        assert isinstance(cluster[3].host, PartitionHost)
+        await cluster[1].produce(b"x")
+
+    play(tmp_path, scenario, replicas=(1, 2))

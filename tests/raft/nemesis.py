@@ -1,0 +1,220 @@
+"""Random runs: clients and faults by chance, from one seed, then peace, in which the cluster must get on its feet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.raft.harness import SETTINGS, Cluster
+from tests.raft.oracle import Violation
+
+from chronik.raft.membership import Demote, Remove
+
+PEACE_MS = 5_000
+"""Within this, from any state, a leader is elected, a command is committed and every member has it."""
+
+DRIFT = SETTINGS.clock_drift_percent / 100
+
+CLIENTS = {"propose": 30, "burst": 4, "read": 15, "nothing": 15}
+FAULTS = {"crash": 5, "start": 8, "split": 4, "cut_one_way": 4, "heal": 8, "pause": 3, "transfer": 3, "weather": 2}
+MEMBERS = {"wipe": 3, "add": 2, "remove": 2, "demote": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is made of: how often each action comes, relative to the others."""
+
+    weights: Mapping[str, int]
+    steps: int = 100
+    sizes: tuple[int, ...] = (3, 3, 5)
+
+
+FAULTY = Plan(CLIENTS | FAULTS)
+CHANGING = Plan(CLIENTS | FAULTS | MEMBERS)
+RESTLESS = Plan(CLIENTS | {"restart": 20, "deafen": 10, "heal": 6, "pause": 10, "read": 30, "weather": 1})
+"""Leaders are healthy for some and not for others, or stand still while the world goes on."""
+LOSING = Plan(CLIENTS | FAULTS | {"wipe": 12, "split": 8, "cut_one_way": 8}, sizes=(3,))
+"""Disks are lost while other nodes lag."""
+HANDED_OVER = Plan(CLIENTS | FAULTS | {"transfer": 25, "cut_one_way": 8, "heal": 12})
+"""Leaders come and go at once, while some do not hear of it."""
+
+
+class Nemesis:
+    """One run on one cluster. Every choice comes from the cluster's seed."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self.cluster = cluster
+        self._plan = plan
+        self._next_id = max(cluster.hosts) + 1
+
+    def run(self) -> None:
+        cluster, plan = self.cluster, self._plan
+        actions: dict[str, Callable[[], None]] = {name: getattr(self, f"_{name}") for name in plan.weights}
+        names, weights = list(actions), list(plan.weights.values())
+        self._weather()
+        cluster.compacts_every = cluster.random.choice([None, 5, 20])
+        for _ in range(plan.steps):
+            (name,) = cluster.random.choices(names, weights)
+            actions[name]()
+            cluster.run_for(cluster.random.choice([1, 5, 20, 50, 100, 300]))
+            self._let_go()
+        self.make_peace()
+
+    def make_peace(self) -> None:
+        """All faults end; within bounds the cluster is whole again."""
+        cluster = self.cluster
+        cluster.faults = type(cluster.faults)()
+        for host in list(cluster.hosts.values()):
+            host.paused_until_ms = min(host.paused_until_ms, cluster.now_ms)
+            if host.node is None:
+                cluster.start(host.node_id)
+        cluster.commit(PEACE_MS)
+        cluster.converge(PEACE_MS)
+
+    # Clients
+
+    def _nothing(self) -> None:
+        """Time alone goes by."""
+
+    def _propose(self) -> None:
+        """At whoever thinks that it leads, be it out of date."""
+        leaders = [host.node_id for host in self.cluster.running if host.node is not None and host.node.is_leader]
+        if leaders:
+            self.cluster.propose(self.cluster.random.choice(leaders))
+
+    def _burst(self) -> None:
+        for _ in range(self.cluster.random.randrange(2, 20)):
+            self._propose()
+
+    def _read(self) -> None:
+        for host in self.cluster.running:
+            if host.node is not None and host.node.is_leader:
+                self.cluster.read(host.node_id)
+
+    # Faults
+
+    def _crash(self) -> None:
+        running = [host.node_id for host in self.cluster.running]
+        if running:
+            self.cluster.crash(self.cluster.random.choice(running))
+
+    def _start(self) -> None:
+        down = [host.node_id for host in self.cluster.hosts.values() if host.node is None]
+        if down:
+            self.cluster.start(self.cluster.random.choice(down))
+
+    def _restart(self) -> None:
+        """The process is killed and at once back."""
+        running = [host.node_id for host in self.cluster.running]
+        if running:
+            self.cluster.restart(self.cluster.random.choice(running))
+
+    def _deafen(self) -> None:
+        """One node does not hear the leader, and grows impatient."""
+        leader = self.cluster.leader
+        if leader is not None:
+            others = [each for each in self.cluster.hosts if each != leader.node_id]
+            self.cluster.faults.cut[(leader.node_id, self.cluster.random.choice(others))] = None
+
+    def _split(self) -> None:
+        cluster = self.cluster
+        node_ids = list(cluster.hosts)
+        self.cluster.cut_off(*cluster.random.sample(node_ids, cluster.random.randrange(1, len(node_ids))))
+
+    def _cut_one_way(self) -> None:
+        source, target = self.cluster.random.sample(list(self.cluster.hosts), 2)
+        self.cluster.faults.cut[(source, target)] = None
+
+    def _heal(self) -> None:
+        self.cluster.heal()
+
+    def _pause(self) -> None:
+        """Leaders above all: they are the ones who may not know what happened meanwhile."""
+        cluster = self.cluster
+        leader = cluster.leader
+        others = list(cluster.hosts)
+        node_id = leader.node_id if leader is not None and cluster.random.random() < 0.7 else None
+        cluster.pause(node_id or cluster.random.choice(others), cluster.random.choice([50, 300, 1_000]))
+
+    def _transfer(self) -> None:
+        leader = self.cluster.leader
+        if leader is not None:
+            targets = [member.node_id for member in leader.membership.members]
+            self.cluster.transfer(leader.node_id, self.cluster.random.choice([None, *targets]))
+
+    def _weather(self) -> None:
+        """Another network and other disks."""
+        random, faults = self.cluster.random, self.cluster.faults
+        faults.latency_ms = random.choice([(0.5, 2.0), (0.5, 2.0), (1.0, 20.0), (10.0, 100.0)])
+        faults.stray = random.choice([0.0, 0.05, 0.2])
+        faults.write_ms = random.choice([(0.2, 2.0), (0.2, 2.0), (1.0, 30.0), (1.0, 150.0)])
+        faults.loss = random.choice([0.0, 0.02, 0.1])
+        faults.duplication = random.choice([0.0, 0.02, 0.1])
+        faults.crash_at_write = random.choice([0.0, 0.02, 0.1])
+
+    # Members
+
+    def _may_lose_one(self) -> bool:
+        """Whether no store is missing at present, so that one may be lost without losing a majority."""
+        leader = self.cluster.leader
+        if leader is None or leader._state.members.index > leader.commit_index:
+            return False
+        stores = [(each, host.store.stored.store_id) for each, host in self.cluster.hosts.items()]
+        members = leader.membership.voters
+        return len(members) >= 3 and all((member.node_id, member.store) in stores for member in members)
+
+    def _wipe(self) -> None:
+        if self._may_lose_one():
+            self.cluster.wipe(self.cluster.random.choice(list(self.cluster.hosts)))
+
+    def _add(self) -> None:
+        if len(self.cluster.hosts) < 6:
+            self.cluster.add_host(self._next_id)
+            self._next_id += 1
+
+    def _remove(self) -> None:
+        """Any member, the leader too; its host is switched off some time after."""
+        leader = self.cluster.leader
+        if leader is not None and self._may_lose_one() and len(self.cluster.hosts) > 3:
+            target = self.cluster.random.choice(leader.membership.members).node_id
+            self.cluster.change(leader.node_id, Remove(target))
+
+    def _demote(self) -> None:
+        leader = self.cluster.leader
+        if leader is not None and self._may_lose_one():
+            self.cluster.change(leader.node_id, Demote(self.cluster.random.choice(leader.membership.voters).node_id))
+
+    def _let_go(self) -> None:
+        """Hosts that a committed change has removed go away."""
+        leader = self.cluster.leader
+        if leader is None or leader._state.members.index > leader.commit_index:
+            return
+        members = [member.node_id for member in leader.membership.members]
+        for node_id, host in list(self.cluster.hosts.items()):
+            was_member = host.node is not None and not host.node._state.is_blank
+            if node_id not in members and was_member and self.cluster.random.random() < 0.2:
+                self.cluster.crash(node_id)
+                del self.cluster.hosts[node_id]
+
+
+def random_run(seed: int, plan: Plan, make: Callable[..., Cluster] = Cluster) -> Cluster:
+    """One run from `seed`; a Violation, or an error of the core, is the failure that the seed replays."""
+    size = plan.sizes[seed % len(plan.sizes)]
+    cluster = make(size, seed, drift=DRIFT, voters_max=size)
+    Nemesis(cluster, plan).run()
+    return cluster
+
+
+def flapping_run(seed: int, make: Callable[..., Cluster] = Cluster) -> Cluster:
+    """One node at a time loses touch and comes back; the others hear their leader all the while, and must keep it."""
+    cluster = make(3, seed, drift=DRIFT)
+    leader = cluster.elect()
+    cluster.converge()
+    for _ in range(3):
+        cluster.cut_off(cluster.random.choice([each for each in cluster.hosts if each != leader.node_id]))
+        cluster.run_for(cluster.random.uniform(100, 2_000))
+        cluster.heal()
+        cluster.run_for(1_000)
+        if cluster.leader is not leader:
+            raise Violation(f"stability: a node that came back took leadership from {leader.node_id}")
+    return cluster

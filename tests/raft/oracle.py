@@ -1,0 +1,186 @@
+"""What must be true of a Raft cluster at every moment, checked while it runs.
+
+The properties are those of the paper's figures 2 and 3, and those that the node relies on: reads, the lease, and the
+outcome of proposals. `Violation` names the one that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from chronik.raft.entries import Entry, EntryKind, StoredState
+from chronik.raft.messages import AppendReply, Hello, HelloReply, Message, VoteReply, VoteRequest
+from chronik.raft.node import RaftNode
+from chronik.raft.ready import Persist, ProposalId
+
+Disks: TypeAlias = Mapping[int, StoredState]
+"""What each host's store holds at this moment."""
+
+
+class Promise(NamedTuple):
+    """A node has answered a heartbeat of `term` that it took in at `heard_ms` by its clock."""
+
+    term: int
+    heard_ms: int
+
+
+class Violation(AssertionError):
+    """A property that does not hold; the first words say which."""
+
+
+class Oracle:
+    """Sees every host after every event, every message as it is sent, and every write. One per cluster."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[int, tuple[int, UUID]] = {}
+        self.committed: dict[int, Entry] = {}
+        self.last_committed = 0
+        self._committed_in: dict[int, int] = {}
+        self._past: dict[tuple[int, int], tuple[int, Entry]] = {}
+        self._states: dict[int, int] = {}
+        self._dropped: dict[ProposalId, None] = {}
+        self._seen_commit: dict[UUID, int] = {}
+        self._transfers: dict[tuple[UUID | None, int], None] = {}
+        self._votes: dict[tuple[UUID, int], tuple[int, UUID | None]] = {}
+
+    # Elections
+
+    def became_leader(self, node: RaftNode, store: UUID) -> None:
+        known = self.leaders.setdefault(node.term, (node.node_id, store))
+        if known != (node.node_id, store):
+            raise Violation(f"election safety: {known[0]} and {node.node_id} both lead in term {node.term}")
+        log = node._state.log
+        for index, entry in self.committed.items():
+            is_older = self._committed_in[index] < node.term
+            if is_older and index > log.base_index and log.term_at(index) != entry.term:
+                raise Violation(f"leader completeness: leader {node.node_id} of {node.term} lacks committed {index}")
+
+    def check_lease(self, node: RaftNode) -> None:
+        """A node that holds a lease is the only one that can lead."""
+        newest = max(self.leaders)
+        if newest > node.term:
+            raise Violation(f"lease: {node.node_id} of term {node.term} holds it while term {newest} has a leader")
+
+    # Messages and writes
+
+    def sent(self, message: Message, stored: StoredState) -> None:
+        """What a node says must be on its disk, unless the disk has gone on to a later term since."""
+        body, term = message.body, stored.hard_state.term
+        is_pre_vote = getattr(body, "is_pre_vote", False)
+        if is_pre_vote or isinstance(body, Hello | HelloReply):
+            return
+        if message.term > term:
+            raise Violation(f"durability: {message.source} speaks of term {message.term}, its disk of {term}")
+        if isinstance(body, VoteReply) and body.is_granted:
+            vote = (message.target, message.target_store)
+            if self._votes.setdefault((message.source_store, message.term), vote) != vote:
+                raise Violation(f"election safety: {message.source} votes twice in term {message.term}")
+            if message.term == term and stored.hard_state.vote != message.target:
+                raise Violation(f"durability: {message.source} has given a vote that is not on its disk")
+        if isinstance(body, AppendReply) and not body.is_rejected and message.term == term:
+            last = stored.entries[-1].index if stored.entries else 0
+            if body.index > max(last, stored.snapshot.index if stored.snapshot else 0):
+                raise Violation(f"durability: {message.source} acknowledges {body.index}, its disk ends at {last}")
+
+    def persisting(self, stored: StoredState, persist: Persist) -> None:
+        """Log matching, by induction: index and term name one entry, and the term of the one before it."""
+        if not persist.entries:
+            return
+        terms = {entry.index: entry.term for entry in stored.entries}
+        snapshot = persist.snapshot or stored.snapshot
+        if snapshot is not None:
+            terms[snapshot.index] = snapshot.term
+        prev_term = terms.get(persist.entries[0].index - 1, 0)
+        for entry in persist.entries:
+            if self._past.setdefault((entry.index, entry.term), (prev_term, entry)) != (prev_term, entry):
+                raise Violation(f"log matching: two entries or pasts for {entry.index} in term {entry.term}")
+            prev_term = entry.term
+
+    def voting(self, message: Message, promise: Promise | None, local_ms: int, timeout_ms: int) -> None:
+        """Who answered a leader's heartbeat is patient for an election timeout, unless that leader hands over."""
+        body = message.body
+        if isinstance(body, VoteRequest) and body.is_transfer:
+            self._transfers[(message.source_store, message.term)] = None
+        is_vote = isinstance(body, VoteReply) and body.is_granted
+        if promise is None or not is_vote or (message.target_store, message.term) in self._transfers:
+            return
+        if message.term > promise.term and local_ms - promise.heard_ms < timeout_ms:
+            raise Violation(
+                f"patience: {message.source} votes {local_ms - promise.heard_ms} ms after it heard a leader"
+            )
+
+    # Commitment
+
+    def stepped(self, node: RaftNode, store: UUID, disks: Disks, local_ms: int) -> None:
+        """After each event of a node: what it holds to be committed, and what it says of its lease."""
+        log = node._state.log
+        seen = self._seen_commit.get(store, 0)
+        if node.commit_index > seen:
+            for index in range(max(seen, log.base_index) + 1, node.commit_index + 1):
+                (entry,) = log.entries(index, index, 1 << 60, 1)
+                self._commit(entry, node.term)
+            self._seen_commit[store] = node.commit_index
+            if node.is_leader:
+                self._check_majority(node, disks)
+        lease_ms = node.leader_lease_until_ms
+        if lease_ms is not None and local_ms < lease_ms:
+            self.check_lease(node)
+            if node.commit_index < self.last_committed:
+                raise Violation(f"lease: {node.node_id} reads at {node.commit_index} of {self.last_committed}")
+
+    def _commit(self, entry: Entry, term: int) -> None:
+        self._committed_in.setdefault(entry.index, term)
+        known = self.committed.setdefault(entry.index, entry)
+        if known != entry:
+            raise Violation(f"state machine safety: {known} and {entry} are both committed")
+        if ProposalId(entry.index, entry.term) in self._dropped:
+            raise Violation(f"proposals: {entry.index} of term {entry.term} was dropped and is committed")
+        self.last_committed = max(self.last_committed, entry.index)
+
+    def _check_majority(self, leader: RaftNode, disks: Disks) -> None:
+        """What a leader commits is of its own term, and on the disks of a majority."""
+        index = leader.commit_index
+        if leader._state.log.term_at(index) != leader.term:
+            raise Violation(f"commitment: the leader of {leader.term} commits {index}, which is of another term")
+        voters = leader.membership.voters
+        # A store that was lost since it acknowledged is not held against the leader.
+        lost = [voter for voter in voters if _store(disks, voter.node_id) != voter.store]
+        has_it = [voter for voter in voters if voter not in lost and _holds(disks[voter.node_id], index, leader.term)]
+        if 2 * (len(has_it) + len(lost)) <= len(voters):
+            raise Violation(f"commitment: {index} is on {len(has_it)} of {len(voters)} disks")
+
+    def applied(self, index: int, state: int) -> None:
+        """State machine safety: whoever has applied `index`, by entries or by a snapshot, is in the same state."""
+        known = self._states.setdefault(index, state)
+        if known != state:
+            raise Violation(f"state machine safety: two states after entry {index}")
+
+    # Clients
+
+    def dropped(self, proposal: ProposalId) -> None:
+        self._dropped[proposal] = None
+        committed = self.committed.get(proposal.index)
+        if committed is not None and committed.term == proposal.term:
+            raise Violation(f"proposals: {proposal} is committed and was called dropped")
+
+    def read_answered(self, applied_index: int, committed_before: int) -> None:
+        if applied_index < committed_before:
+            raise Violation(f"reads: answered at {applied_index} after {committed_before} was committed")
+
+    def commands(self) -> list[bytes]:
+        """All committed commands in order."""
+        entries = [self.committed[index] for index in sorted(self.committed)]
+        return [entry.data for entry in entries if entry.kind is EntryKind.COMMAND]
+
+
+def _store(disks: Disks, node_id: int) -> UUID | None:
+    stored = disks.get(node_id)
+    return None if stored is None else stored.store_id
+
+
+def _holds(stored: StoredState, index: int, term: int) -> bool:
+    if stored.snapshot is not None and stored.snapshot.index >= index:
+        return True
+    return any(entry.index == index and entry.term == term for entry in reversed(stored.entries))

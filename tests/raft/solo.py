@@ -1,0 +1,153 @@
+"""One node on a stage of its own: the test speaks for all its peers, and says when a write is done."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.raft.harness import SETTINGS, founded, store_id, stored_log
+
+from chronik.node.raft_store import MemoryRaftStore
+from chronik.raft.entries import Entry, Snapshot, StoredState
+from chronik.raft.messages import Append, AppendReply, Body, Heartbeat, HeartbeatReply, Message, VoteReply
+from chronik.raft.node import RaftNode
+from chronik.raft.ready import Event, Persist, ProposalId, Ready, RoleKind
+from chronik.raft.settings import RaftSettings
+
+THREE = founded((1, 2, 3))
+
+
+class Solo:
+    """Node 1, unless said otherwise. `sent` has the messages that have gone out, oldest first."""
+
+    def __init__(
+        self,
+        stored: StoredState | None = None,
+        *,
+        node_id: int = 1,
+        settings: RaftSettings = SETTINGS,
+        now_ms: int = 1_000,
+        writes: bool = True,
+        founders: tuple[int, ...] = (),
+    ) -> None:
+        self.now_ms = now_ms
+        self.writes = writes
+        """Whether writes are done at once; otherwise when `write` is called."""
+        stored = stored or stored_log(node_id, [1], THREE)
+        self.store = MemoryRaftStore(stored.store_id)
+        self.store.stored = stored
+        self.node = RaftNode(
+            node_id, stored, settings, Random(1), now_ms, seeds=founders, founders=founders, address=f"host-{node_id}"
+        )
+        self.sent: list[Message] = []
+        self.committed: list[Entry] = []
+        self.restored: Snapshot | None = None
+        self.events: list[Event] = []
+        self.reads: dict[int, int | None] = {}
+        self.dropped: list[ProposalId] = []
+        self.in_doubt: list[ProposalId] = []
+        self.writing: Ready | None = None
+        self.settle()
+
+    # What the test does
+
+    def hear(self, source: int, term: int, body: Body, *, store: int | None = None) -> list[Message]:
+        """A message comes in; what goes out because of it."""
+        count = len(self.sent)
+        source_store = store_id(source if store is None else store)
+        message = Message(source, source_store, self.node.node_id, self.store.stored.store_id, term, body)
+        self.node.step(message, self.now_ms)
+        self.settle()
+        return self.sent[count:]
+
+    def wait(self, duration_ms: int) -> list[Message]:
+        """Time passes, and timers go off as they are due."""
+        count = len(self.sent)
+        end_ms = self.now_ms + duration_ms
+        while (deadline_ms := self.node.next_deadline_ms()) is not None and deadline_ms <= end_ms:
+            self.now_ms = max(self.now_ms, deadline_ms)
+            self.node.tick(self.now_ms)
+            self.settle()
+        self.now_ms = end_ms
+        return self.sent[count:]
+
+    def write(self) -> list[Message]:
+        """The write under way is durable; what goes out because of it."""
+        count = len(self.sent)
+        ready = self.writing
+        assert ready is not None and ready.persist is not None
+        self.writing = None
+        self.store.persist(ready.persist)
+        self.sent += ready.messages_after
+        self.node.persisted(ready, self.now_ms)
+        self.settle()
+        return self.sent[count:]
+
+    def propose(self, data: bytes = b"x") -> ProposalId:
+        proposal = self.node.propose(data, self.now_ms)
+        assert isinstance(proposal, ProposalId)
+        self.settle()
+        return proposal
+
+    def settle(self) -> None:
+        while (ready := self.node.ready()) is not None:
+            self._carry_out(ready)
+
+    def restarted(self, now_ms: int | None = None) -> Solo:
+        """The same node after a crash, with what was written."""
+        return Solo(self.store.stored, node_id=self.node.node_id, now_ms=self.now_ms if now_ms is None else now_ms)
+
+    # Short ways
+
+    def stand(self) -> list[Message]:
+        """Lets the node wait until it asks for pre-votes; returns what it sent."""
+        count = len(self.sent)
+        while self.node.role is RoleKind.FOLLOWER:
+            deadline_ms = self.node.next_deadline_ms()
+            assert deadline_ms is not None
+            self.wait(deadline_ms - self.now_ms)
+        return self.sent[count:]
+
+    def lead(self, *, establish: bool = True) -> None:
+        """Makes the node leader with the vote of node 2, which also takes its first entry if asked to."""
+        self.stand()
+        self.hear(2, self.node.term + 1, VoteReply(True, is_pre_vote=True))
+        self.hear(2, self.node.term, VoteReply(True))
+        assert self.node.is_leader
+        if establish:
+            self.acknowledge(2)
+            self.beat(2)
+
+    def acknowledge(self, source: int, index: int | None = None) -> list[Message]:
+        return self.hear(source, self.node.term, AppendReply(self.node.last_index if index is None else index))
+
+    def beat(self, source: int) -> list[Message]:
+        """A peer answers the latest round of heartbeats."""
+        rounds = [message.body.round for message in self.sent if isinstance(message.body, Heartbeat)]
+        return self.hear(source, self.node.term, HeartbeatReply(rounds[-1]))
+
+    def append(self, term: int, prev: tuple[int, int], entries: tuple[Entry, ...], commit: int = 0) -> list[Message]:
+        """Node 2, as leader of `term`, sends entries."""
+        return self.hear(2, term, Append(prev[0], prev[1], entries, commit))
+
+    @property
+    def persisting(self) -> Persist | None:
+        return None if self.writing is None else self.writing.persist
+
+    def _carry_out(self, ready: Ready) -> None:
+        self.sent += ready.messages
+        self.restored = ready.restore or self.restored
+        self.committed += ready.committed
+        self.events += ready.events
+        self.dropped += ready.proposals_dropped
+        self.in_doubt += ready.proposals_in_doubt
+        self.reads |= {answer.token: answer.index for answer in ready.reads}
+        self.reads |= dict.fromkeys(ready.reads_refused)
+        if ready.persist is not None:
+            assert self.writing is None
+            self.writing = ready
+            if self.writes:
+                self.write()
+
+
+def bodies(messages: list[Message], target: int | None = None) -> list[Body]:
+    return [message.body for message in messages if target in (None, message.target)]

@@ -1,0 +1,317 @@
+"""Pre-vote, check-quorum, patience with a leader, the lease, and handing leadership over."""
+
+from __future__ import annotations
+
+from tests.raft.harness import SETTINGS, Cluster, founded, stored_log
+from tests.raft.solo import THREE, Solo, bodies
+
+from chronik.raft.messages import AppendReply, Heartbeat, HeartbeatReply, TimeoutNow, VoteReply, VoteRequest
+from chronik.raft.ready import Reason, Refused, RoleChanged, RoleKind, TransferAborted
+
+TIMEOUT_MS = SETTINGS.election_timeout_ms
+BEAT_MS = SETTINGS.heartbeat_interval_ms
+
+# Pre-vote
+
+
+def test_a_pre_vote_changes_nothing() -> None:
+    solo = Solo()
+    solo.now_ms += TIMEOUT_MS
+    assert bodies(solo.hear(2, 2, VoteRequest(1, 1, is_pre_vote=True))) == [VoteReply(True, is_pre_vote=True)]
+    assert bodies(solo.hear(3, 2, VoteRequest(1, 1, is_pre_vote=True))) == [VoteReply(True, is_pre_vote=True)]
+    assert (solo.node.term, solo.store.stored.hard_state.vote) == (1, None)
+
+
+def test_a_node_that_was_cut_off_does_not_disturb_the_leader_when_it_is_back() -> None:
+    cluster = Cluster(seed=1)
+    leader = cluster.elect()
+    cluster.converge()
+    other = next(each for each in cluster.hosts if each != leader.node_id)
+    cluster.cut_off(other)
+    cluster.run_for(20 * TIMEOUT_MS)
+    cluster.heal()
+    cluster.run_for(5 * TIMEOUT_MS)
+    assert cluster.leader is leader
+    assert {host.node.term for host in cluster.running if host.node is not None} == {leader.term}
+
+
+def test_a_node_asks_again_while_its_pre_votes_are_not_granted_without_raising_the_term() -> None:
+    solo = Solo()
+    solo.wait(20 * TIMEOUT_MS)
+    asked = [message for message in solo.sent if message.target == 2]
+    assert len(asked) > 5
+    assert {message.term for message in asked} == {2}
+    assert solo.node.term == 1
+
+
+# Patience
+
+
+def test_votes_are_refused_while_a_leader_is_heard() -> None:
+    solo = Solo()
+    solo.hear(2, 2, Heartbeat(0, 1))
+    solo.now_ms += TIMEOUT_MS - 1
+    assert solo.hear(3, 3, VoteRequest(9, 9)) == []
+    assert solo.hear(3, 3, VoteRequest(9, 9, is_pre_vote=True)) == []
+    assert solo.node.term == 2
+    solo.now_ms += 1
+    assert bodies(solo.hear(3, 3, VoteRequest(9, 9))) == [VoteReply(True)]
+
+
+def test_a_leader_that_hears_a_majority_is_not_moved_by_vote_requests() -> None:
+    solo = Solo()
+    solo.lead()
+    assert solo.hear(3, 9, VoteRequest(9, 9)) == []
+    assert solo.node.is_leader
+
+
+def test_votes_are_given_at_once_when_the_leader_itself_asked_for_the_election() -> None:
+    solo = Solo()
+    solo.hear(2, 2, Heartbeat(0, 1))
+    assert bodies(solo.hear(3, 3, VoteRequest(9, 9, is_transfer=True))) == [VoteReply(True)]
+
+
+def test_a_restarted_node_is_patient_with_a_leader_that_it_may_have_heard() -> None:
+    solo = Solo()
+    solo.hear(2, 2, Heartbeat(0, 1))
+    again = solo.restarted()
+    again.now_ms += TIMEOUT_MS - 1
+    assert again.hear(3, 3, VoteRequest(9, 9)) == []
+    again.now_ms += 1
+    assert bodies(again.hear(3, 3, VoteRequest(9, 9))) == [VoteReply(True)]
+
+
+# Check-quorum and the lease
+
+
+def test_a_leader_without_answers_from_a_majority_steps_down() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.wait(TIMEOUT_MS)
+    assert solo.node.role is RoleKind.FOLLOWER
+    assert RoleChanged(RoleKind.FOLLOWER, 2, None) in solo.events
+
+
+def test_a_leader_with_answers_from_a_majority_stays() -> None:
+    solo = Solo()
+    solo.lead()
+    for _ in range(20):
+        solo.wait(BEAT_MS)
+        solo.beat(3)
+    assert solo.node.is_leader
+
+
+def test_a_lease_runs_from_the_beginning_of_the_round_that_was_answered() -> None:
+    solo = Solo()
+    solo.lead()
+    start_ms = solo.now_ms
+    solo.wait(BEAT_MS)
+    solo.now_ms += 30
+    solo.beat(2)
+    assert solo.node.leader_lease_until_ms == start_ms + BEAT_MS + SETTINGS.lease_ms
+
+
+def test_an_answer_to_an_old_round_does_not_renew_the_lease() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.wait(BEAT_MS)
+    solo.beat(2)
+    lease_ms = solo.node.leader_lease_until_ms
+    solo.wait(BEAT_MS)
+    solo.hear(3, 2, HeartbeatReply(1))
+    assert solo.node.leader_lease_until_ms == lease_ms
+
+
+def test_there_is_no_lease_before_the_leader_knows_what_is_committed() -> None:
+    solo = Solo()
+    solo.lead(establish=False)
+    solo.beat(2)
+    assert solo.node.leader_lease_until_ms is None
+    solo.acknowledge(2)
+    assert solo.node.leader_lease_until_ms is not None
+
+
+def test_an_election_alone_gives_no_lease() -> None:
+    solo = Solo()
+    solo.lead(establish=False)
+    solo.acknowledge(2)
+    assert solo.node.leader_lease_until_ms is None
+
+
+def test_a_lease_is_shorter_than_the_patience_it_rests_on_by_what_clocks_may_drift() -> None:
+    slowest = SETTINGS.lease_ms / (1 - SETTINGS.clock_drift_percent / 100)
+    fastest = TIMEOUT_MS / (1 + SETTINGS.clock_drift_percent / 100)
+    assert slowest < fastest
+
+
+def test_a_leader_that_stood_still_has_no_lease_when_it_goes_on() -> None:
+    cluster = Cluster(seed=2)
+    leader = cluster.elect()
+    cluster.pause(leader.node_id, 3 * TIMEOUT_MS)
+    cluster.run_until(lambda: cluster.leader is not None and cluster.leader is not leader)
+    lease_ms = leader.leader_lease_until_ms
+    assert lease_ms is not None
+    assert lease_ms < cluster.hosts[leader.node_id].local_ms(cluster.now_ms)
+
+
+# Handing over
+
+
+def test_leadership_is_handed_over_without_waiting_for_a_timeout() -> None:
+    cluster = Cluster(seed=3)
+    leader = cluster.elect()
+    cluster.converge()
+    target = next(each for each in cluster.hosts if each != leader.node_id)
+    assert cluster.transfer(leader.node_id, target) is None
+    cluster.run_until(lambda: cluster.node(target).is_leader, limit_ms=TIMEOUT_MS / 4)
+    assert leader.role is RoleKind.FOLLOWER
+
+
+def test_a_target_that_lags_gets_the_log_first() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.propose()
+    assert solo.node.transfer_leadership(3, solo.now_ms) is None
+    solo.settle()
+    assert TimeoutNow() not in bodies(solo.sent)
+    sent = solo.acknowledge(3)
+    assert bodies(sent, 3)[-1] == TimeoutNow()
+
+
+def test_without_a_target_the_voter_that_is_most_up_to_date_is_chosen() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.acknowledge(3, index=1)
+    solo.node.transfer_leadership(None, solo.now_ms)
+    solo.settle()
+    assert bodies(solo.sent, 2)[-1] == TimeoutNow()
+
+
+def test_no_proposals_are_taken_while_leadership_is_handed_over() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.node.transfer_leadership(3, solo.now_ms)
+    assert solo.node.propose(b"x", solo.now_ms) == Refused(Reason.TRANSFERRING)
+
+
+def test_a_leader_goes_on_when_the_target_does_not_catch_up_in_time() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.node.transfer_leadership(3, solo.now_ms)
+    for _ in range(SETTINGS.transfer_timeout_ms // BEAT_MS):
+        solo.wait(BEAT_MS)
+        solo.beat(2)
+    assert solo.node.is_leader
+    assert TransferAborted(3) in solo.events
+    solo.propose()
+    assert solo.node.leader_lease_until_ms is not None
+
+
+def test_a_leader_that_has_told_another_to_take_over_has_no_lease_and_makes_way() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.node.transfer_leadership(2, solo.now_ms)
+    solo.settle()
+    assert bodies(solo.sent)[-1] == TimeoutNow()
+    solo.beat(2)
+    assert solo.node.leader_lease_until_ms is None
+    for _ in range(SETTINGS.transfer_timeout_ms // BEAT_MS):
+        solo.wait(BEAT_MS)
+        solo.beat(2)
+    assert not solo.node.is_leader
+
+
+def test_leadership_is_handed_to_voters_only() -> None:
+    solo = Solo(stored_log(1, [1], founded((1, 2, 3), learners=(4,))))
+    solo.lead()
+    for target in (1, 4, 9):
+        refused = solo.node.transfer_leadership(target, solo.now_ms)
+        assert refused is not None and refused.reason is Reason.INVALID
+
+
+def test_who_is_told_to_take_over_holds_an_election_at_once() -> None:
+    solo = Solo()
+    solo.hear(2, 2, Heartbeat(0, 1))
+    sent = solo.hear(2, 2, TimeoutNow())
+    assert bodies(sent, 3) == [VoteRequest(1, 1, is_transfer=True)]
+    assert (solo.node.role, solo.node.term) == (RoleKind.CANDIDATE, 3)
+
+
+def test_a_late_call_to_take_over_is_not_heeded() -> None:
+    solo = Solo()
+    solo.hear(2, 5, Heartbeat(0, 1))
+    (reply,) = solo.hear(3, 4, TimeoutNow())
+    assert reply.body == AppendReply(0, is_rejected=True)
+    assert solo.node.role is RoleKind.FOLLOWER
+
+
+# Reads
+
+
+def test_a_read_is_answered_once_a_majority_has_confirmed_the_leader() -> None:
+    solo = Solo()
+    solo.lead()
+    assert solo.node.read_index(7, solo.now_ms) is None
+    solo.settle()
+    assert solo.reads == {}
+    solo.beat(3)
+    assert solo.reads == {7: 2}
+
+
+def test_an_answer_to_a_round_before_the_read_does_not_confirm_it() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.wait(BEAT_MS)
+    earlier = [body.round for body in bodies(solo.sent, 3) if isinstance(body, Heartbeat)][-1]
+    solo.node.read_index(7, solo.now_ms)
+    solo.settle()
+    solo.hear(3, 2, HeartbeatReply(earlier))
+    assert solo.reads == {}
+
+
+def test_reads_that_come_while_a_round_is_on_its_way_share_the_next() -> None:
+    solo = Solo()
+    solo.lead()
+    count = len(solo.sent)
+    for token in range(10):
+        solo.node.read_index(token, solo.now_ms)
+        solo.settle()
+    rounds = [body for body in bodies(solo.sent[count:], 2) if isinstance(body, Heartbeat)]
+    assert len(rounds) == 1
+    solo.beat(2)
+    assert solo.reads == {0: 2}
+    solo.beat(2)
+    assert len(solo.reads) == 10
+
+
+def test_a_new_leader_answers_reads_only_when_it_knows_what_is_committed() -> None:
+    solo = Solo()
+    solo.lead(establish=False)
+    solo.node.read_index(7, solo.now_ms)
+    solo.settle()
+    solo.beat(2)
+    assert solo.reads == {}
+    solo.acknowledge(2)
+    assert solo.reads == {7: 2}
+
+
+def test_reads_are_refused_when_leadership_is_lost() -> None:
+    solo = Solo()
+    solo.lead()
+    solo.node.read_index(7, solo.now_ms)
+    solo.hear(3, 9, AppendReply(0, is_rejected=True))
+    assert solo.reads == {7: None}
+
+
+def test_a_read_elsewhere_is_refused_with_the_leader_to_ask() -> None:
+    solo = Solo(stored_log(1, [1], THREE))
+    solo.hear(2, 2, Heartbeat(0, 1))
+    assert solo.node.read_index(1, solo.now_ms) == Refused(Reason.NOT_LEADER, 2)
+
+
+def test_a_sole_voter_answers_reads_by_itself() -> None:
+    solo = Solo(stored_log(1, [1], founded((1,))))
+    solo.wait(0)
+    solo.node.read_index(7, solo.now_ms)
+    solo.settle()
+    assert solo.reads == {7: 2}

@@ -1,0 +1,164 @@
+"""The log in memory agrees with what a store would have, whatever is cut, compacted or replaced while it writes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.raft.harness import store_id
+from tests.raft.solo import THREE
+
+from chronik.node.raft_store import stored_after
+from chronik.raft.entries import Entry, EntryKind, HardState, RaftError, Snapshot, StoredState
+from chronik.raft.log import RaftLog, Unpersisted
+from chronik.raft.ready import Persist
+
+
+def entries(first: int, *terms: int) -> tuple[Entry, ...]:
+    return tuple(Entry(index, term, EntryKind.COMMAND, b"%d" % term) for index, term in enumerate(terms, start=first))
+
+
+def log(*terms: int) -> RaftLog:
+    return RaftLog(None, entries(1, *terms))
+
+
+def test_terms_are_known_within_the_log_and_just_before_it() -> None:
+    compacted = RaftLog(Snapshot(4, 2, THREE, b""), entries(5, 3, 3))
+    assert [compacted.term_at(index) for index in (3, 4, 5, 6, 7)] == [None, 2, 3, 3, None]
+
+
+def test_entries_before_the_snapshot_are_kept_over_a_restart() -> None:
+    compacted = RaftLog(Snapshot(4, 2, THREE, b""), entries(2, 1, 2, 2, 3))
+    assert (compacted.base_index, compacted.last_index) == (2, 5)
+    assert compacted.term_at(2) == 1
+
+
+def test_a_log_with_a_gap_is_refused() -> None:
+    with pytest.raises(RaftError):
+        RaftLog(None, (*entries(1, 1), *entries(3, 1)))
+    with pytest.raises(RaftError):
+        RaftLog(Snapshot(4, 2, THREE, b""), entries(6, 3))
+    with pytest.raises(RaftError):
+        RaftLog(Snapshot(4, 2, THREE, b""), entries(1, 1, 1))
+
+
+def test_entries_come_within_bounds_but_at_least_one() -> None:
+    long = log(1, 1, 1, 1, 1)
+    size_bytes = long.entries(1, 1, 1 << 20, 1)[0].size_bytes
+    assert len(long.entries(1, 5, 1, 100)) == 1
+    assert len(long.entries(1, 5, 2 * size_bytes, 100)) == 2
+    assert len(long.entries(1, 5, 1 << 20, 3)) == 3
+    assert len(long.entries(2, 4, 1 << 20, 100)) == 3
+    assert long.entries(6, 9, 1 << 20, 100) == ()
+
+
+@pytest.mark.parametrize(
+    ("terms", "index", "term", "hint"),
+    [((1, 1, 3, 3), 9, 2, (2, 1)), ((1, 1, 3, 3), 4, 3, (4, 3)), ((2, 2), 2, 1, (0, 0)), ((1,), 1, 9, (1, 1))],
+)
+def test_the_hint_is_the_last_place_where_the_logs_may_agree(
+    terms: tuple[int, ...], index: int, term: int, hint: tuple[int, int]
+) -> None:
+    assert log(*terms).agreement_hint(index, term) == hint
+
+
+def test_what_was_cut_while_it_was_written_is_not_durable() -> None:
+    written = log(1)
+    written.append(entries(2, 1, 1))
+    written.take_unpersisted()
+    written.cut_from(3)
+    written.append(entries(3, 2, 2))
+    written.persisted()
+    assert written.durable_index == 2
+    assert written.take_unpersisted() == Unpersisted(None, None, 3, entries(3, 2, 2))
+    written.persisted()
+    assert written.durable_index == 4
+
+
+def test_a_write_that_a_snapshot_overtook_says_nothing_of_the_new_log() -> None:
+    written = log(1)
+    written.append(entries(2, 1, 1))
+    written.take_unpersisted()
+    snapshot = Snapshot(2, 2, THREE, b"")
+    written.restore(snapshot)
+    written.persisted()
+    assert written.durable_index == 0
+    assert written.take_unpersisted() == Unpersisted(snapshot, None, 1, ())
+    written.persisted()
+    assert written.durable_index == 2
+
+
+class LogAndStore(RuleBasedStateMachine):
+    """A log and the store that it tells what to write, with one write under way at most.
+
+    Invariant: up to `durable_index` the store holds what the log says; after a write with nothing left, all of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = RaftLog(None, ())
+        self.stored = StoredState(store_id(1))
+        self.writing: Unpersisted | None = None
+        self.term = 1
+
+    @rule(count=st.integers(1, 4))
+    def append(self, count: int) -> None:
+        self.log.append(entries(self.log.last_index + 1, *[self.term] * count))
+
+    @precondition(lambda self: self.log.last_index > self.log.base_index)
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(self.log.base_index + 1, self.log.last_index))
+        snapshot = self.log.snapshot
+        if snapshot is None or index > snapshot.index:
+            self.log.cut_from(index)
+            self.term += 1
+            self.append(1)
+
+    @rule(ahead=st.integers(1, 5))
+    def restore(self, ahead: int) -> None:
+        self.term += 1
+        self.log.restore(Snapshot(self.log.last_index + ahead, self.term, THREE, b"s"))
+
+    @precondition(lambda self: self.log.durable_index > self.log.base_index)
+    @rule(data=st.data(), trailing=st.integers(0, 3))
+    def compact(self, data: st.DataObject, trailing: int) -> None:
+        snapshot = self.log.snapshot
+        first = max(self.log.base_index, snapshot.index if snapshot else 0) + 1
+        if first <= self.log.durable_index:
+            index = data.draw(st.integers(first, self.log.durable_index))
+            self.log.compact(Snapshot(index, self.log.term_at(index) or 0, THREE, b"c"), trailing)
+
+    @precondition(lambda self: self.writing is None)
+    @rule()
+    def write(self) -> None:
+        self.writing = self.log.take_unpersisted()
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def written(self) -> None:
+        assert self.writing is not None
+        self.stored = stored_after(self.stored, Persist(HardState(), *self.writing))
+        self.writing = None
+        self.log.persisted()
+
+    @precondition(lambda self: self.writing is None)
+    @rule()
+    def crash(self) -> None:
+        """What is on disk makes a log again, and it is all durable."""
+        self.log = RaftLog(self.stored.snapshot, self.stored.entries)
+        assert self.log.durable_index == self.log.last_index
+        self.term += 1
+
+    @invariant()
+    def what_is_durable_is_on_disk(self) -> None:
+        on_disk = {entry.index: entry for entry in self.stored.entries}
+        snapshot = self.stored.snapshot
+        for index in range(self.log.base_index + 1, self.log.durable_index + 1):
+            if snapshot is None or index > snapshot.index:
+                assert (on_disk[index],) == self.log.entries(index, index, 1, 1)
+
+
+TestLogAndStore = LogAndStore.TestCase
+TestLogAndStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

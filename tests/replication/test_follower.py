@@ -1,0 +1,133 @@
+"""A follower uses an answer only where it fits its log, and goes back by epochs alone."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from chronik.replication.divergence import EpochEnd, diverging_epoch, truncation_offset
+from chronik.replication.follower import (
+    Answer,
+    Append,
+    AskAgain,
+    Decision,
+    FetchedBatch,
+    Nothing,
+    OwnLog,
+    PartitionFollower,
+    StartOver,
+    Truncate,
+)
+from chronik.storage.epochs import LeaderEpochs
+
+EPOCH = 5
+
+
+def own_log(epochs: Sequence[tuple[int, int]], end: int, start: int = 0) -> OwnLog:
+    known = LeaderEpochs(epochs)
+    last = known.epoch_of(end - 1) if end > start else -1
+    return OwnLog(start, end, last, lambda epoch: known.end_offset(epoch, end))
+
+
+def answered(follower: PartitionFollower, own: OwnLog, *batches: FetchedBatch, **more: object) -> Decision:
+    values: dict[str, object] = {"high_watermark": 0, "log_start_offset": 0, **more}
+    return follower.answered(
+        Answer(own.log_end_offset, own.last_epoch, batches=batches, **values),  # type: ignore[arg-type]
+        own,
+    )
+
+
+def follower_at(watermark: int = 0) -> PartitionFollower:
+    return PartitionFollower(1, EPOCH, watermark)
+
+
+def test_batches_that_continue_the_log_are_appended() -> None:
+    own = own_log([(3, 0)], 10)
+    assert answered(follower_at(), own, FetchedBatch(10, 15, 3), FetchedBatch(15, 16, 5)) == Append()
+
+
+def test_a_compacted_leader_may_leave_gaps() -> None:
+    assert answered(follower_at(), own_log([(3, 0)], 10), FetchedBatch(14, 15, 3)) == Append()
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [FetchedBatch(9, 11, 3)],
+        [FetchedBatch(10, 15, 3), FetchedBatch(14, 16, 3)],
+        [FetchedBatch(10, 15, 4), FetchedBatch(15, 16, 3)],
+        [FetchedBatch(10, 15, EPOCH + 1)],
+        [FetchedBatch(10, 15, 2)],
+    ],
+)
+def test_batches_that_do_not_continue_the_log_are_asked_for_again(batches: list[FetchedBatch]) -> None:
+    assert isinstance(answered(follower_at(), own_log([(3, 0)], 10), *batches), AskAgain)
+
+
+def test_an_answer_to_an_earlier_question_does_no_harm() -> None:
+    own = own_log([(3, 0), (4, 8)], 10)
+    late = Answer(10, 3, 50, 0, diverging_epoch=EpochEnd(3, 2))
+    assert isinstance(follower_at().answered(late, own), AskAgain)
+    assert isinstance(follower_at().answered(late._replace(fetch_offset=8), own), AskAgain)
+
+
+def test_a_diverging_follower_goes_back_to_where_the_epochs_part() -> None:
+    own = own_log([(1, 0), (3, 20)], 30)
+    assert answered(follower_at(), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
+    # The leader's log never saw epoch 3: all of it goes.
+    assert answered(follower_at(), own, diverging_epoch=EpochEnd(2, 40)) == Truncate(20, False)
+    assert answered(follower_at(), own, diverging_epoch=EpochEnd(1, 12)) == Truncate(12, False)
+
+
+def test_going_back_below_the_watermark_is_named_as_such() -> None:
+    own = own_log([(1, 0), (3, 20)], 30)
+    assert answered(follower_at(26), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, True)
+
+
+def test_a_log_that_ends_before_the_leaders_start_starts_over_there() -> None:
+    own = own_log([(1, 0)], 30)
+    decision = answered(follower_at(20), own, is_out_of_range=True, log_start_offset=50)
+    assert decision == StartOver(50, 50)
+    follower = follower_at(20)
+    follower.started_over(StartOver(50, 50))
+    assert follower.high_watermark == 50
+
+
+def test_a_log_with_records_is_not_dropped_for_a_range_that_should_hold_them() -> None:
+    own = own_log([(1, 0)], 30)
+    assert isinstance(answered(follower_at(), own, is_out_of_range=True, log_start_offset=0), AskAgain)
+
+
+def test_a_leader_whose_log_starts_inside_a_batch_sends_it_whole() -> None:
+    own = own_log([], 50, start=50)
+    decision = answered(follower_at(50), own, FetchedBatch(45, 55, 2), FetchedBatch(55, 60, 2), log_start_offset=50)
+    assert decision == StartOver(45, 60)
+    follower = follower_at(50)
+    follower.started_over(StartOver(45, 60))
+    assert follower.high_watermark == 50
+
+
+def test_without_records_nothing_is_to_be_done() -> None:
+    assert answered(follower_at(), own_log([(1, 0)], 3)) == Nothing()
+
+
+def test_watermark_is_at_most_the_leaders_and_what_counts_here() -> None:
+    follower = follower_at(5)
+    assert not follower.told(20, 5)
+    assert follower.counted(12)
+    assert follower.high_watermark == 12
+    assert follower.counted(30)
+    assert follower.high_watermark == 20
+    assert not follower.told(15, 30)
+    assert follower.high_watermark == 20
+
+
+def test_a_leader_finds_divergence_by_epoch_or_by_end() -> None:
+    assert diverging_epoch(EpochEnd(3, 30), 3, 30) is None
+    assert diverging_epoch(EpochEnd(3, 30), 3, 31) == EpochEnd(3, 30)
+    assert diverging_epoch(EpochEnd(2, 30), 3, 20) == EpochEnd(2, 30)
+
+
+def test_each_truncation_goes_below_what_was_fetched_from() -> None:
+    assert truncation_offset(EpochEnd(3, 25), EpochEnd(3, 30)) == 25
+    assert truncation_offset(EpochEnd(2, 40), EpochEnd(1, 20)) == 20
+    assert truncation_offset(EpochEnd(0, 7), EpochEnd(-1, -1)) == 7

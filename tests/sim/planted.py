@@ -1,0 +1,118 @@
+"""Bugs to plant into the node: each a switch on the test's side, to show that the simulator's oracle can fail.
+
+They are the mistakes that this kind of system really makes; most of them were made in the one that this one follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from chronik.node.partition import Partition
+from chronik.storage import recovery
+from chronik.storage.log import Log
+from chronik.storage.producers import ProducerStates
+from chronik.storage.scanning import scan_batches
+from chronik.storage.syncing import SyncJob
+from chronik.wire.batch import BatchHeader
+
+
+@contextmanager
+def acknowledged_before_the_sync() -> Iterator[None]:
+    """Producers are answered when their batch is appended; the sync follows."""
+
+    def at_once(partition: Partition, end_offset: int) -> bool:
+        return True
+
+    with patch.object(Partition, "is_written", at_once), patch.object(Partition, "is_committed", at_once):
+        yield
+
+
+@contextmanager
+def watermark_is_the_log_end() -> Iterator[None]:
+    """Consumers are shown what was appended and not yet synced; producers are answered at the right time."""
+    appended = Partition._appended
+
+    def appended_and_seen(partition: Partition, size_bytes: int) -> None:
+        appended(partition, size_bytes)
+        partition._waits.wake_fetches(partition, size_bytes)
+
+    end = property(lambda partition: partition.log.log_end_offset)
+    with patch.object(Partition, "visible_end_offset", end), patch.object(Partition, "_appended", appended_and_seen):
+        yield
+
+
+@contextmanager
+def offset_is_loaded_and_later_stored() -> Iterator[None]:
+    """The next offset is read when a batch comes and written back in a later callback: batches in between share it."""
+    append = Log.append
+
+    def append_with_a_race(
+        log: Log, records: Any, batches: list[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> Any:
+        end_offset = log.log_end_offset
+        result = append(log, records, batches, leader_epoch, now_ms)
+        new_end, log.log_end_offset = log.log_end_offset, end_offset
+
+        def store() -> None:
+            log.log_end_offset = max(log.log_end_offset, new_end)
+
+        asyncio.get_running_loop().call_soon(store)
+        return result
+
+    with patch.object(Log, "append", append_with_a_race):
+        yield
+
+
+@contextmanager
+def recovery_trusts_every_batch() -> Iterator[None]:
+    """The scan after a crash takes a batch for whole when its header is there."""
+
+    def scan(*args: Any) -> Iterator[Any]:
+        for batch in scan_batches(*args):
+            yield batch._replace(intact=True)
+
+    with patch.object(recovery, "scan_batches", scan):
+        yield
+
+
+@contextmanager
+def new_segment_without_folder_sync() -> Iterator[None]:
+    """The file of a new segment is synced, its name in the folder is not."""
+    run = SyncJob.run
+
+    def run_without_folders(job: SyncJob) -> None:
+        job._folders = ()
+        run(job)
+
+    with patch.object(SyncJob, "run", run_without_folders):
+        yield
+
+
+@contextmanager
+def producers_are_forgotten() -> Iterator[None]:
+    """Idempotent producers' last batches do not survive a restart."""
+
+    def forget(log: Log, *args: Any) -> None:
+        original(log, *args)
+        log.producers = ProducerStates(log.config.producer_expiration_ms)
+
+    original: Callable[..., None] = Log.__init__
+    with patch.object(Log, "__init__", forget):
+        yield
+
+
+Planted = Callable[[], AbstractContextManager[None]]
+
+PLANTED: dict[Planted, int] = {
+    acknowledged_before_the_sync: 10,
+    watermark_is_the_log_end: 12,
+    offset_is_loaded_and_later_stored: 3,
+    recovery_trusts_every_batch: 12,
+    new_segment_without_folder_sync: 12,
+    producers_are_forgotten: 5,
+}
+"""Each bug, and how many seeds may pass before it is found: about three times the mean."""

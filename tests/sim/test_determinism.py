@@ -1,0 +1,34 @@
+"""The same seed leads to the same run, in any process and whatever Python's hashes are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROCESSES = 4
+SEEDS = 2
+EVENTS = 12_000
+PROGRAM = f"""
+from chronik.testing.sim import run_seed
+ballast = [object() for _ in range(int(__import__("sys").argv[1]))]
+for seed in range({SEEDS}):
+    report = run_seed(seed, events_max={EVENTS})
+    print(seed, report.trace_hash, report.events, report.counts, report.violation)
+"""
+
+
+def test_a_seed_replays_to_the_same_trace_in_processes_with_other_hashes_and_heaps() -> None:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(number * 10_007)],
+            env={**os.environ, "PYTHONHASHSEED": str(number * 1_000)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    outputs = [process.communicate(timeout=100)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * PROCESSES
+    assert len(outputs[0].splitlines()) == SEEDS
+    assert len(set(outputs)) == 1, outputs

@@ -1,0 +1,188 @@
+"""The simulated disk loses exactly what a disk may lose."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sim.machines import Machines
+
+from chronik.storage.disk import Disk, RealDisk, read_file, write_file_atomic
+
+SEEDS = range(40)
+
+
+def after_power_loss(seed: int, work: Callable[[Disk], None], look: Callable[[Disk], object]) -> object:
+    machines = Machines(seed, count=1)
+    work(machines.disk())
+    machines.hosts[0].power_off()
+    machines.restart()
+    seen = look(machines.disk())
+    machines.bury()
+    return seen
+
+
+def content(disk: Disk) -> bytes | None:
+    return read_file(disk, "/f")
+
+
+def test_synced_bytes_survive_and_unsynced_ones_may_be_lost_torn_or_kept() -> None:
+    def work(disk: Disk) -> None:
+        file = disk.open("/f", create=True)
+        disk.sync_dir("/")
+        file.pwrite(b"A" * 100, 0)
+        file.datasync()
+        file.pwrite(b"B" * 100, 100)
+
+    seen = [after_power_loss(seed, work, content) for seed in SEEDS]
+    assert all(isinstance(each, bytes) and each.startswith(b"A" * 100) for each in seen)
+    assert b"A" * 100 in seen
+    assert b"A" * 100 + b"B" * 100 in seen
+    torn = [each for each in seen if isinstance(each, bytes) and 100 < len(each.rstrip(b"\0")) < 200]
+    assert torn
+
+
+def test_pages_are_written_back_in_any_order() -> None:
+    def work(disk: Disk) -> None:
+        file = disk.open("/f", create=True)
+        file.allocate(8192)
+        file.datasync()
+        disk.sync_dir("/")
+        file.pwrite(b"B" * 8192, 0)
+
+    seen = {after_power_loss(seed, work, content) for seed in range(200)}
+    assert bytes(4096) + b"B" * 4096 in seen
+
+
+def test_a_name_may_be_lost_until_its_folder_is_synced() -> None:
+    def work(disk: Disk) -> None:
+        disk.open("/f", create=True).datasync()
+
+    def work_and_sync(disk: Disk) -> None:
+        work(disk)
+        disk.sync_dir("/")
+
+    assert {after_power_loss(seed, work, content) for seed in SEEDS} == {None, b""}
+    assert {after_power_loss(seed, work_and_sync, content) for seed in SEEDS} == {b""}
+
+
+def test_a_replaced_file_has_its_old_content_or_the_new_one() -> None:
+    def work(disk: Disk) -> None:
+        write_file_atomic(disk, "/f", b"old")
+        try:
+            write_file_atomic(disk, "/f", b"new", durable=False)
+        finally:
+            file = disk.open("/f")
+            file.datasync()
+
+    assert {after_power_loss(seed, work, content) for seed in SEEDS} == {b"old", b"new"}
+
+
+def test_a_folder_that_was_removed_may_come_back_with_what_was_in_it() -> None:
+    def work(disk: Disk) -> None:
+        disk.mkdir("/folder")
+        write_file_atomic(disk, "/folder/f", b"x")
+        disk.sync_dir("/")
+        disk.rmtree("/folder")
+
+    seen = {
+        after_power_loss(seed, work, lambda disk: read_file(disk, "/folder/f") if disk.exists("/folder") else 0)
+        for seed in SEEDS
+    }
+    assert {0, b"x"} <= seen
+
+
+def test_a_killed_process_loses_nothing_of_what_it_wrote(machines: Machines) -> None:
+    machines.disk().open("/f", create=True).pwrite(b"cached", 0)
+    machines.hosts[0].kill()
+    machines.restart()
+    assert content(machines.disk()) == b"cached"
+
+
+def test_a_full_disk_takes_a_part_and_says_so(machines: Machines) -> None:
+    disk = machines.disk()
+    file = disk.open("/f", create=True)
+    machines.hosts[0].disk.fill(3)
+    with pytest.raises(OSError) as raised:
+        file.pwrite(b"12345", 0)
+    assert raised.value.errno == errno.ENOSPC
+    assert disk.size("/f") == 3
+    file.pwrite(b"xyz", 0)
+    machines.hosts[0].disk.make_room()
+    file.pwrite(b"12345", 0)
+    assert content(disk) == b"12345"
+
+
+def test_after_a_failed_sync_the_next_one_lies(machines: Machines) -> None:
+    disk = machines.disk()
+    file = disk.open("/f", create=True)
+    disk.sync_dir("/")
+    file.pwrite(b"lost", 0)
+    machines.hosts[0].disk.sync_error_share = 1.0
+    with pytest.raises(OSError):
+        file.datasync()
+    machines.hosts[0].disk.sync_error_share = 0.0
+    file.datasync()
+    assert content(disk) == b"lost"
+    machines.hosts[0].power_off()
+    machines.restart()
+    assert content(machines.disk()) == b""
+
+
+def test_a_lock_is_held_until_its_process_ends(machines: Machines) -> None:
+    machines.disk().lock("/lock")
+    with pytest.raises(BlockingIOError):
+        machines.disk().lock("/lock")
+    machines.hosts[0].kill()
+    machines.restart()
+    machines.disk().lock("/lock").close()
+    machines.disk().lock("/lock")
+
+
+operation = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 1), st.integers(0, 300), st.binary(max_size=100)),
+    st.tuples(st.just("truncate"), st.integers(0, 1), st.integers(0, 300)),
+    st.tuples(st.just("allocate"), st.integers(0, 1), st.integers(1, 300)),
+    st.tuples(st.just("rename"), st.integers(0, 1)),
+    st.tuples(st.just("remove"), st.integers(0, 1)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(operation, max_size=12))
+def test_without_faults_it_is_a_disk_like_any_other(operations: list[tuple[object, ...]]) -> None:
+    def play(disk: Disk, root: str) -> list[object]:
+        disk.mkdir(f"{root}/sub")
+        seen: list[object] = []
+        names = [f"{root}/sub/x", f"{root}/sub/y"]
+        for kind, number, *more in operations:
+            assert isinstance(number, int)
+            try:
+                if kind == "rename":
+                    disk.rename(names[number], names[1 - number])
+                elif kind == "remove":
+                    disk.remove(names[number])
+                else:
+                    file = disk.open(names[number], create=True)
+                    if kind == "write":
+                        file.pwrite(more[1], more[0])  # type: ignore[arg-type]
+                    else:
+                        getattr(file, str(kind))(more[0])
+                    file.datasync()
+                    seen.append((file.size(), file.pread(0, 1000)))
+                    file.close()
+            except OSError as error:
+                seen.append(error.errno)
+            seen.append(disk.listdir(f"{root}/sub"))
+        return seen
+
+    machines = Machines(count=1)
+    try:
+        with TemporaryDirectory() as folder:
+            assert play(machines.disk(), "/simulated") == play(RealDisk(), folder)
+    finally:
+        machines.bury()

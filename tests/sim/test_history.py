@@ -1,0 +1,129 @@
+"""The oracle objects to each thing that may not happen, and to nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from chronik.testing.sim.history import History, PartitionHistory, RecordName
+from chronik.testing.sim.world import World
+
+
+class Told:
+    """A history of one partition, and how records come into it."""
+
+    def __init__(self) -> None:
+        self.world = World(0)
+        self.history = History(self.world)
+        self.partition: PartitionHistory = self.history.partition("t", 0)
+
+    def name(self, number: int, stream: str = "p") -> RecordName:
+        name = RecordName(stream, number)
+        self.partition.sending(name)
+        return name
+
+    def read(self, offset: int, number: int, stream: str = "p") -> None:
+        self.partition.read(offset, self.name(number, stream).value(40), "reader")
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_a_record_is_where_it_was_acknowledged(told: Told) -> None:
+    told.partition.acknowledged([told.name(0), told.name(1)], 10)
+    told.read(10, 0)
+    told.read(11, 1)
+    told.read(11, 1)
+    assert told.world.violation is None
+
+
+def test_another_record_at_an_acknowledged_offset_is_a_violation(told: Told) -> None:
+    told.partition.acknowledged([told.name(0)], 10)
+    told.read(10, 1)
+    assert "held" in (told.world.violation or "")
+
+
+def test_another_record_where_one_was_read_is_a_violation(told: Told) -> None:
+    told.read(10, 0)
+    told.read(10, 0, "q")
+    assert "held" in (told.world.violation or "")
+
+
+def test_one_record_at_two_offsets_is_a_violation(told: Told) -> None:
+    told.read(10, 0)
+    told.read(11, 0)
+    assert "now also" in (told.world.violation or "")
+
+
+def test_a_record_that_nobody_sent_is_a_violation(told: Told) -> None:
+    told.partition.read(0, b"x", "reader")
+    assert "nobody sent" in (told.world.violation or "")
+
+
+@pytest.mark.parametrize("offsets", [(5, 4), (9, 10, 8), (1, 3, 2)])
+def test_a_stream_out_of_order_is_a_violation(told: Told, offsets: tuple[int, ...]) -> None:
+    for number, offset in enumerate(offsets):
+        told.read(offset, number)
+    assert "neighbours" in (told.world.violation or "")
+
+
+def test_streams_may_mix_and_have_gaps(told: Told) -> None:
+    told.read(7, 9)
+    told.read(3, 2)
+    told.read(5, 0, "q")
+    told.read(4, 5)
+    assert told.world.violation is None
+
+
+def test_an_end_that_goes_back_is_a_violation(told: Told) -> None:
+    told.partition.end_shown(10, 0, "reader")
+    told.partition.end_shown(9, 10, "reader")
+    assert "shown the end 9" in (told.world.violation or "")
+
+
+def test_an_answer_that_was_asked_for_before_a_larger_one_came_is_none(told: Told) -> None:
+    asked_at = told.partition.end_seen
+    told.partition.end_shown(10, 0, "reader")
+    told.partition.end_shown(9, asked_at, "slow reader")
+    assert told.world.violation is None and told.partition.end_seen == 10
+
+
+def test_a_commit_that_is_forgotten_is_a_violation(told: Told) -> None:
+    group = told.history.group("g", "t", 0)
+    group.trying(5)
+    group.commit_acknowledged(5, generation=1)
+    group.fetched(3, group.committed, "member")
+    assert "acknowledged" in (told.world.violation or "")
+
+
+def test_a_commit_that_nobody_made_is_a_violation(told: Told) -> None:
+    group = told.history.group("g", "t", 0)
+    group.trying(5)
+    group.fetched(6, group.committed, "member")
+    assert "nobody committed" in (told.world.violation or "")
+
+
+def test_a_commit_without_an_answer_may_or_may_not_count(told: Told) -> None:
+    group = told.history.group("g", "t", 0)
+    group.trying(5)
+    group.fetched(-1, group.committed, "member")
+    group.fetched(5, group.committed, "member")
+    assert told.world.violation is None
+
+
+def test_a_group_that_leaves_something_out_is_a_violation(told: Told) -> None:
+    group = told.history.group("g", "t", 0)
+    group.processed(0, 5, "member")
+    group.processed(3, 8, "other")
+    assert told.world.violation is None
+    group.processed(9, 10, "member")
+    assert "processed up to 8" in (told.world.violation or "")
+
+
+def test_a_producer_id_that_two_have_is_a_violation(told: Told) -> None:
+    told.history.producer_id_given(7, 0, "a")
+    told.history.producer_id_given(7, 0, "a")
+    assert told.world.violation is None
+    told.history.producer_id_given(7, 0, "b")
+    assert "producer id 7" in (told.world.violation or "")

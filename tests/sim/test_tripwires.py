@@ -1,0 +1,42 @@
+"""Simulated code that reaches for the real clock, real chance, real threads or a real disk is caught."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import pytest
+from tests.sim.machines import Machines
+
+from chronik.testing.sim.tripwires import tripwires
+from chronik.testing.sim.world import SimulationFault
+
+FORBIDDEN: dict[str, Callable[[], object]] = {
+    "time.time": lambda: time.time(),
+    "time.monotonic": lambda: time.monotonic(),
+    "random.random": lambda: random.random(),
+    "uuid.uuid4": lambda: uuid.uuid4(),
+    "os.urandom": lambda: os.urandom(4),
+    "Thread.start": lambda: threading.Thread(target=print).start(),
+    "os.fsync": lambda: os.fsync(0),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_the_real_world_is_out_of_reach(machines: Machines, name: str) -> None:
+    async def main() -> None:
+        FORBIDDEN[name]()
+
+    with tripwires(machines.world), pytest.raises(SimulationFault):
+        machines.run(main())
+    assert name in (machines.world.violation or "")
+
+
+def test_others_still_have_it(machines: Machines) -> None:
+    with tripwires(machines.world):
+        assert time.time() > 0 and len(os.urandom(4)) == 4
+    assert machines.world.violation is None

@@ -1,0 +1,381 @@
+"""The checker can fail: each anomaly, planted into a history that is right without it, is found and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chronik.testing.anomalies import KINDS
+from chronik.testing.history import Report, check, merge
+from chronik.testing.operations import (
+    Assigned,
+    HistoryError,
+    Operation,
+    Polled,
+    SendAcknowledged,
+    SendFailed,
+    SendInvoked,
+    SendUnknown,
+    from_lines,
+    read_history,
+    to_lines,
+    write_history,
+)
+
+P = "t-0"
+
+
+class Story:
+    """Writes a history down, a second after the other."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    @property
+    def now_s(self) -> float:
+        return float(len(self.operations))
+
+    def send(self, value: str, producer: str = "p") -> None:
+        self.operations.append(SendInvoked(self.now_s, producer, value, P))
+
+    def ok(self, value: str, offset: int | None, partition: str = P, producer: str = "p") -> None:
+        self.operations.append(SendAcknowledged(self.now_s, producer, value, partition, offset))
+
+    def fail(self, value: str) -> None:
+        self.operations.append(SendFailed(self.now_s, "p", value, "refused"))
+
+    def info(self, value: str) -> None:
+        self.operations.append(SendUnknown(self.now_s, "p", value, "timed out"))
+
+    def written(self, *values: str) -> None:
+        """Each sent and acknowledged, one offset after the other from 0."""
+        for offset, value in enumerate(values):
+            self.send(value)
+            self.ok(value, offset)
+
+    def assign(self, consumer: str = "c", **positions: int | None) -> None:
+        named = {name.replace("_", "-"): offset for name, offset in positions.items()}
+        self.operations.append(Assigned(self.now_s, consumer, named))
+
+    def poll(self, *records: tuple[int, str], consumer: str = "c", partition: str = P) -> None:
+        found = tuple((partition, offset, value) for offset, value in records)
+        self.operations.append(Polled(self.now_s, self.now_s - 0.5, consumer, found))
+
+    def check(self, *, dense: bool = False) -> Report:
+        return check(self.operations, dense=dense)
+
+
+def only(report: Report, kind: str, *evidence: str) -> None:
+    """The report names this kind and no other, once, and its evidence says these things."""
+    assert list(report.anomalies) == [kind], str(report)
+    (anomaly,) = report.anomalies[kind]
+    for part in evidence:
+        assert part in anomaly.evidence
+    assert anomaly.operations
+    assert kind in str(report)
+    assert report.counts()[kind] == 1
+
+
+def test_a_history_in_which_everything_is_read_once_and_in_order_is_clean() -> None:
+    story = Story()
+    story.assign(t_0=0)
+    story.written("a", "b", "c")
+    story.poll((0, "a"))
+    story.poll()
+    story.poll((1, "b"), (2, "c"))
+    report = story.check(dense=True)
+    assert report.is_clean
+    assert (report.sent, report.acknowledged, report.polled) == (3, 3, 3)
+    assert report.counts() == dict.fromkeys(KINDS, 0)
+
+
+def test_an_acknowledged_record_that_is_passed_over_by_everybody_is_a_lost_write() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.send("c")
+    story.ok("c", 2)
+    story.poll((0, "a"))
+    story.poll((2, "c"), consumer="d")
+    only(story.check(), "lost-write", "'b'", "t-0@1", "t-0@2")
+
+
+def test_an_acknowledged_record_whose_offset_holds_another_is_a_lost_write_too() -> None:
+    story = Story()
+    story.written("a")
+    story.send("b", producer="q")
+    story.ok("b", 0, producer="q")
+    story.poll((0, "b"))
+    report = story.check()
+    assert list(report.anomalies) == ["lost-write", "inconsistent-offsets"]
+
+
+def test_an_acknowledged_record_behind_all_that_was_polled_is_unseen() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.poll((0, "a"))
+    only(story.check(), "unseen", "'b'", "t-0@1")
+
+
+def test_a_record_acknowledged_without_an_offset_is_unseen_until_somebody_polls_it() -> None:
+    story = Story()
+    story.send("a")
+    story.ok("a", None)
+    only(story.check(), "unseen", "'a'")
+    story.poll((0, "a"))
+    assert story.check().is_clean
+
+
+def test_a_value_at_two_offsets_is_a_duplicate() -> None:
+    story = Story()
+    story.written("a")
+    story.poll((0, "a"), (1, "a"))
+    only(story.check(), "duplicate", "'a'", "t-0@0", "t-0@1")
+
+
+def test_a_value_in_two_partitions_is_a_duplicate() -> None:
+    story = Story()
+    story.written("a")
+    story.poll((0, "a"))
+    story.poll((0, "a"), partition="t-1")
+    only(story.check(), "duplicate", "t-0@0", "t-1@0")
+
+
+def test_a_record_found_elsewhere_than_acknowledged_is_a_duplicate() -> None:
+    story = Story()
+    story.send("a")
+    story.ok("a", 7)
+    story.poll((8, "a"))
+    only(story.check(), "duplicate", "t-0@7", "t-0@8")
+
+
+def test_two_values_at_one_offset_are_inconsistent() -> None:
+    story = Story()
+    story.send("a")
+    story.info("a")
+    story.send("b", producer="q")
+    story.info("b")
+    story.poll((0, "a"))
+    story.poll((0, "b"), consumer="d")
+    only(story.check(), "inconsistent-offsets", "t-0@0", "'a'", "'b'")
+
+
+def test_a_later_send_before_an_earlier_one_is_nonmonotonic() -> None:
+    story = Story()
+    story.send("a")
+    story.send("b")
+    story.ok("b", 0)
+    story.ok("a", 1)
+    story.poll((0, "b"), (1, "a"))
+    only(story.check(), "nonmonotonic-send", "'a'", "'b'")
+
+
+def test_the_order_of_a_send_without_an_answer_is_judged_by_where_it_is_found() -> None:
+    story = Story()
+    story.send("a")
+    story.info("a")
+    story.send("b")
+    story.ok("b", 0)
+    story.poll((0, "b"), (1, "a"))
+    only(story.check(), "nonmonotonic-send", "'a'", "'b'")
+
+
+def test_sends_of_different_producers_have_no_order() -> None:
+    story = Story()
+    story.send("a")
+    story.send("b", producer="q")
+    story.ok("b", 0, producer="q")
+    story.ok("a", 1)
+    story.poll((0, "b"), (1, "a"))
+    assert story.check().is_clean
+
+
+def test_a_record_left_out_inside_a_poll_is_an_internal_skip() -> None:
+    story = Story()
+    story.written("a", "b", "c")
+    story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
+    story.poll((0, "a"), (2, "c"))
+    only(story.check(), "int-poll-skip", "'c'", "t-0@0", "1 records")
+
+
+def test_a_record_left_out_between_polls_is_an_external_skip() -> None:
+    story = Story()
+    story.written("a", "b", "c")
+    story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
+    story.assign(t_0=0)
+    story.poll((0, "a"))
+    story.poll((2, "c"))
+    only(story.check(), "external-poll-skip", "'c'", "t-0@0")
+
+
+def test_a_consumer_that_does_not_start_where_it_was_told_skips() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"), consumer="whole")
+    story.assign(t_0=0)
+    story.poll((1, "b"))
+    only(story.check(), "external-poll-skip", "'b'")
+
+
+def test_an_offset_at_which_nobody_saw_a_record_is_a_skip_only_where_offsets_are_dense() -> None:
+    story = Story()
+    story.send("a")
+    story.ok("a", 0)
+    story.send("b")
+    story.ok("b", 2)
+    story.poll((0, "a"), (2, "b"))
+    assert story.check().is_clean
+    only(story.check(dense=True), "int-poll-skip", "'b'")
+
+
+def test_a_record_given_twice_in_a_poll_is_internally_nonmonotonic() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"), (1, "b"))
+    only(story.check(), "int-nonmonotonic-poll", "'b'", "t-0@1")
+
+
+def test_a_record_given_again_by_a_later_poll_is_externally_nonmonotonic() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"))
+    story.poll((0, "a"))
+    report = story.check()
+    only(report, "external-nonmonotonic-poll", "'a'", "t-0@1")
+    assert report.anomalies["external-nonmonotonic-poll"][0].operations == (4, 5)
+
+
+def test_a_consumer_that_reads_again_what_its_group_committed_is_nonmonotonic() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.assign(t_0=None)
+    story.poll((0, "a"), (1, "b"))
+    story.assign(consumer="d", t_0=1)
+    story.poll((0, "a"), consumer="d")
+    only(story.check(), "external-nonmonotonic-poll", "d was given 'a'")
+
+
+def test_a_partition_that_stays_assigned_is_read_on_from_where_it_was() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"), consumer="whole")
+    story.assign(t_0=0)
+    story.poll((0, "a"))
+    story.assign(t_0=None, t_1=None)
+    story.poll((0, "a"))
+    only(story.check(), "external-nonmonotonic-poll", "'a'")
+
+
+def test_a_partition_that_was_taken_away_and_given_back_may_be_read_from_anywhere() -> None:
+    story = Story()
+    story.written("a", "b", "c")
+    story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
+    story.assign(t_0=None)
+    story.poll((0, "a"))
+    story.assign()
+    story.assign(t_0=None)
+    story.poll((2, "c"))
+    story.assign()
+    story.assign(t_0=None)
+    story.poll((0, "a"))
+    assert story.check().is_clean
+
+
+def test_a_record_that_nobody_sent_is_named() -> None:
+    story = Story()
+    story.poll((0, "b"))
+    only(story.check(), "unknown-value", "'b'")
+
+
+def test_a_record_whose_send_had_failed_is_named() -> None:
+    story = Story()
+    story.send("a")
+    story.fail("a")
+    assert story.check().is_clean
+    story.poll((0, "a"))
+    only(story.check(), "aborted-read", "'a'")
+
+
+def test_a_send_without_an_answer_may_be_found_or_not() -> None:
+    story = Story()
+    story.send("a")
+    story.info("a")
+    story.send("b")
+    story.send("c")
+    story.info("c")
+    story.poll((0, "a"))
+    report = story.check()
+    assert report.is_clean
+    assert report.unknown == 3
+
+
+def test_lag_is_how_long_a_consumer_was_not_given_what_others_knew() -> None:
+    story = Story()
+    story.assign(t_0=0)  # at 0 s
+    story.written("a", "b")  # "a" acknowledged at 2 s, "b" at 4 s
+    story.poll()  # asked at 4.5 s
+    story.poll((0, "a"))  # asked at 5.5 s: "b" is known for 1.5 s
+    story.poll((1, "b"))
+    lag = story.check().worst_lag
+    assert lag is not None
+    assert (lag.seconds, lag.consumer, lag.partition, lag.next_offset, lag.operation) == (2.5, "c", P, 0, 5)
+
+
+def test_a_consumer_that_is_given_everything_at_once_has_no_lag() -> None:
+    story = Story()
+    story.assign(t_0=0)
+    story.poll()
+    story.written("a")
+    story.poll((0, "a"))
+    story.poll()
+    assert story.check().worst_lag is None
+
+
+def test_a_value_sent_twice_is_no_history() -> None:
+    story = Story()
+    story.send("a")
+    story.send("a")
+    with pytest.raises(HistoryError, match="operation 1 sends 'a' a second time"):
+        story.check()
+
+
+def test_an_answer_to_nothing_and_a_second_answer_are_no_history() -> None:
+    story = Story()
+    story.ok("a", 0)
+    with pytest.raises(HistoryError, match="never began"):
+        story.check()
+    story = Story()
+    story.written("a")
+    story.info("a")
+    with pytest.raises(HistoryError, match="a second time"):
+        story.check()
+
+
+def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    story = Story()
+    story.assign(t_0=0, t_1=None)
+    story.written("a", "ü \u2028")
+    story.send("c")
+    story.fail("c")
+    story.send("d")
+    story.info("d")
+    story.poll((0, "a"))
+    story.poll()
+    path = tmp_path / "history.jsonl"
+    write_history(path, story.operations)
+    assert read_history(path) == story.operations
+    assert len(path.read_bytes().splitlines()) == len(story.operations)
+
+
+def test_a_line_that_is_no_operation_is_named_by_its_number() -> None:
+    lines = [*to_lines([SendInvoked(0.0, "p", "a")]), b"\n", b'{"op":"dance"}\n']
+    with pytest.raises(HistoryError, match="line 3"):
+        list(from_lines(lines))
+    with pytest.raises(HistoryError, match="line 1"):
+        list(from_lines(["{"]))
+
+
+def test_histories_recorded_side_by_side_become_one_in_the_order_of_time() -> None:
+    sends: list[Operation] = [SendInvoked(0.0, "p", "a"), SendAcknowledged(2.0, "p", "a", P, 0)]
+    polls: list[Operation] = [Polled(1.0, 0.5, "c", ()), Polled(3.0, 2.5, "c", ((P, 0, "a"),))]
+    assert merge([sends, polls]) == [sends[0], polls[0], sends[1], polls[1]]

@@ -1,0 +1,174 @@
+"""The pytest plugin, in a run of pytest of its own, as somebody's project would have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from tests.support.eventually import eventually
+
+from chronik.cli.node_process import inspect
+from chronik.testing import plugin
+from chronik.testing.cluster import TestCluster
+from chronik.testing.plugin import _wanted_nodes
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_TIMEOUT_S = 120.0
+
+SUITE = """
+from pathlib import Path
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+
+def put(cluster, topic, value):
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, acks="all")
+    producer.send(topic, value, partition=0).get(timeout=20)
+    producer.close()
+
+
+def read(cluster, topic, count):
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=10_000)
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    values = [next(consumer).value for _ in range(count)]
+    consumer.close()
+    return values
+
+
+def test_records_go_through_it(chronik_cluster):
+    topic = chronik_cluster.topic(partitions=1)
+    put(chronik_cluster, topic, b"one")
+    assert read(chronik_cluster, topic, 1) == [b"one"]
+    Path("pids").write_text(" ".join(str(node.process.pid) for node in chronik_cluster.nodes))
+
+
+def test_a_record_survives_the_death_of_its_leader(chronik_cluster):
+    topic = chronik_cluster.topic(partitions=1)
+    put(chronik_cluster, topic, b"before")
+    chronik_cluster.kill(chronik_cluster.leader(topic))
+    put(chronik_cluster, topic, b"after")
+    assert read(chronik_cluster, topic, 2) == [b"before", b"after"]
+
+
+def test_a_node_may_be_left_paused_or_stopped(chronik_cluster):
+    last = chronik_cluster.nodes[-1].id
+    chronik_cluster.pause(last)
+    chronik_cluster.resume(last)
+    chronik_cluster.stop(last)
+
+
+def test_every_test_finds_all_nodes_up_and_no_topics(chronik_cluster):
+    assert all(node.is_ready for node in chronik_cluster.nodes)
+    admin = KafkaAdminClient(bootstrap_servers=chronik_cluster.bootstrap)
+    assert [name for name in admin.list_topics() if not name.startswith("__")] == []
+    admin.close()
+"""
+
+
+def pytest_command(folder: Path, suite: str, settings: str = "") -> list[str]:
+    (folder / "test_suite.py").write_text(suite)
+    (folder / "pytest.ini").write_text(f"[pytest]\n{settings}\n")
+    is_installed = any(found.name == "chronik" for found in entry_points(group="pytest11"))
+    plugin = [] if is_installed else ["-p", "chronik.testing.plugin"]
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_suite.py"]
+
+
+def is_gone(pid: int) -> bool:
+    found = inspect(pid)
+    return found is None or found[0] == "Z"
+
+
+def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = subprocess.run(
+        pytest_command(tmp_path, SUITE),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 3
+    assert all(is_gone(pid) for pid in pids)
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_nodes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    suite = """
+from pathlib import Path
+import signal
+
+def test_that_never_ends(chronik_cluster):
+    (node,) = chronik_cluster.nodes
+    Path("pid.new").write_text(str(node.process.pid))
+    Path("pid.new").rename("pid")
+    signal.pause()
+"""
+    with subprocess.Popen(
+        pytest_command(tmp_path, suite, "chronik_nodes = 1"),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    ) as run:
+        pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60.0))
+        run.send_signal(signal.SIGKILL)
+    eventually(lambda: is_gone(pid), what=f"node process {pid} is gone")
+
+
+def test_a_run_that_uses_no_cluster_imports_nothing_of_it(tmp_path: Path) -> None:
+    """The plugin is loaded in every run of pytest where chronik is installed, for whatever project."""
+    suite = """
+import sys
+
+def test_of_something_else():
+    loaded = {name for name in sys.modules if name.partition(".")[0] in ("chronik", "kio", "typer", "rich", "msgspec")}
+    assert loaded == {"chronik", "chronik.testing", "chronik.testing.plugin"}
+"""
+    done = subprocess.run(
+        [*pytest_command(tmp_path, suite, "chronik_nodes = many"), "-p", "no:hypothesispytest"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("setting", ["many", "0", "-1"])
+def test_a_number_of_nodes_that_is_none_is_said(setting: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"chronik_nodes = {setting}"):
+        _wanted_nodes(setting)
+
+
+def test_the_package_names_its_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"chronik": plugin.__name__}
+
+
+def test_a_cluster_for_one_test_works_without_the_plugin() -> None:
+    with TestCluster(1) as cluster:
+        topic = cluster.topic(partitions=2, retention_ms="60000")
+        assert cluster.leader(topic, 1) == 1
+        assert cluster.controller == 1
+        (node,) = cluster.nodes
+        cluster.kill(1)
+        assert node.process.state is None
+        cluster.heal()
+        assert node.is_ready
+        cluster.tidy()
+        folder = Path(node.folder)
+    assert not folder.exists()
