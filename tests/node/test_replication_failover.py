@@ -85,7 +85,7 @@ def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
         cluster[1].append(b"a", b"b", b"c")
         await cluster[1].host.record_recovery_points()
         points = tmp_path / "node-1" / "recovery-points"
-        assert points.read_text().splitlines()[-1] == f"{TOPIC} 0 4"
+        assert points.read_text().splitlines()[-1] == f"{TOPIC} 0 {TOPIC_ID} 4"
         seen: list[str] = []
         log = cluster[1].partition.log
         truncate = log.truncate_to
@@ -98,7 +98,7 @@ def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
         cluster.change(leader=2, isr=(2, 3))
         cluster.heal()
         await until(lambda: cluster[1].partition.log_end_offset == 1)
-        assert seen == [f"{TOPIC} 0 1"]
+        assert seen == [f"{TOPIC} 0 {TOPIC_ID} 1"]
 
     play(tmp_path, scenario)
 

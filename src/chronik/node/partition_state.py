@@ -84,6 +84,8 @@ class PartitionState:
         self.leader: PartitionLeader | None = None
         self.hands_over_to = NO_LEADER
         """Who shall lead instead: until that is decided, this node takes no records and answers no readers."""
+        self.durable_log_start = log.log_start_offset
+        """Records below do not come back, whatever happens to this node. At most the log's start."""
         self.generation = 0
         """Rises when what was read before may no longer be true: with each role, and with each truncation."""
         self.jobs = StorageJobs()
