@@ -38,7 +38,7 @@ class ThreeNodes(Scenario):
         random = self.random
         self.is_synced = random.random() < SYNCED_SHARE
         hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, NODES + 1)]
-        lag_ms_max = random.choice((400, 1_000, 3_000))
+        lag_ms_max = random.choice((1_000, 3_000))
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
                 Peer(id=other, internal=f"{there.address}:{INTERNAL_PORT}")
