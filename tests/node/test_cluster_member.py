@@ -80,6 +80,22 @@ def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None
     play(tmp_path, story, count=1, **ALONE)
 
 
+def test_a_clean_stop_is_proved_by_the_epoch_of_who_stopped(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        first = await nodes.start(1)
+        epoch = first.member.session.broker_epoch
+        await nodes.stop(first)
+        second = await nodes.start(1)
+        told = second.member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (True, epoch)
+        assert second.member.session.broker_epoch > epoch
+        await nodes.kill(second)
+        told = (await nodes.start(1)).member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (False, None)
+
+    play(tmp_path, story, 1)
+
+
 def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one = await nodes.start(1, nodes.config(1, cluster_id="chosen"))

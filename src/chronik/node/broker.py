@@ -116,7 +116,7 @@ class Broker:
             self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
         )
         self.metadata.subscribe(self.host.metadata_changed)
-        self._closers.append(self.host.close_all)
+        self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
         self.has_opened_logs = True
         self._closers.append(self._close_server)

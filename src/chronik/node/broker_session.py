@@ -54,7 +54,7 @@ class BrokerSession:
         self._loop = loop
         self._client = client
         self._metadata = metadata
-        self._registration = registration
+        self.registration = registration
         self._settled = settled
         self._on_hand_over = on_hand_over
         self._on_replaced = on_replaced
@@ -73,7 +73,7 @@ class BrokerSession:
 
     @property
     def incarnation(self) -> UUID:
-        return self._registration.incarnation
+        return self.registration.incarnation
 
     @property
     def lease_is_valid(self) -> bool:
@@ -84,7 +84,7 @@ class BrokerSession:
 
     async def register(self) -> None:
         """Tells the controller that this process is there; done when this node's own image has it."""
-        result = await self._client.call(self._registration, REGISTER_TIMEOUT_S)
+        result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
         assert isinstance(result, RegisteredResult)
         self.broker_epoch = result.broker_epoch
 
@@ -97,7 +97,7 @@ class BrokerSession:
     async def unfenced(self) -> None:
         """Waits until the controller lets this broker lead and join ISRs."""
         while True:
-            broker = self._metadata.image.brokers.get(self._registration.broker_id)
+            broker = self._metadata.image.brokers.get(self.registration.broker_id)
             if broker is not None and broker.epoch == self.broker_epoch and not broker.is_fenced:
                 return
             await self._metadata.applied(self._metadata.version + 1)
@@ -147,7 +147,7 @@ class BrokerSession:
                 continue
 
     async def _heartbeat(self) -> None:
-        registration = self._registration
+        registration = self.registration
         call = HeartbeatCall(
             registration.broker_id,
             registration.incarnation,
@@ -192,7 +192,7 @@ class BrokerSession:
         self._has_news = self._has_news or any(map(is_structural, events))
         self._follow()
         for event in events:
-            if isinstance(event, BrokerUnfenced) and event.broker.id == self._registration.broker_id:
+            if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
                 # A lease is granted from now on: clients need not wait for the next heartbeat.
                 self._poked.set()
 

@@ -38,7 +38,7 @@ from chronik.node.syncer import Syncer
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import NO_EPOCH, DataFolder
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -125,8 +125,8 @@ class PartitionHost:
         )
         self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
 
-    async def close_all(self) -> None:
-        """Close every log cleanly and record that they are."""
+    async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
+        """Close every log cleanly and record that they are, by the broker of this epoch."""
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = False
@@ -152,7 +152,9 @@ class PartitionHost:
             return
         points = recovery_points_of(partitions)
         try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points, watermarks)
+            await self._loop.run_in_executor(
+                self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
+            )
         except OSError as error:
             self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
