@@ -13,6 +13,7 @@ from uuid import UUID
 from chronik.metadata.calls import HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, PartitionsCreated, TopicCreated, TopicDeleted
 from chronik.metadata.image import ClusterImage
+from chronik.node.config import ConfigError
 from chronik.node.controller_client import ControllerClient
 from chronik.node.internal_api import RegisteredResult
 from chronik.node.metadata_log import RaftMetadataLog
@@ -164,7 +165,9 @@ class BrokerSession:
             assert isinstance(result, HeartbeatResult)
         except KafkaError as error:
             if error.code is ErrorCode.duplicate_broker_registration:
-                self._on_replaced(error)
+                # The controller counts on the other process: nothing is answered in its name from here on.
+                self._lease_until_s = 0.0
+                self._on_replaced(ConfigError(error.message))
             elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
                 await self._register_again(error)
             return
