@@ -117,10 +117,19 @@ class Broker:
         await self._while_sound(self.member.join(self._settled))
         links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
+            self.loop,
+            self.env,
+            config,
+            folder,
+            self.metadata,
+            self.syncer,
+            self.metrics,
+            self.log,
+            links,
+            self.member.identity.incarnation,
         )
         self.metadata.subscribe(self.host.metadata_changed)
-        self._closers.append(self.host.close_all)
+        self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
         self.has_opened_logs = True
         self._closers.append(self._close_server)

@@ -19,6 +19,7 @@ from chronik.observe.metrics import Metrics
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
+from chronik.storage.refusals import RefusedBatches
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class PartitionState:
         self._metrics = metrics
         self._logger = logger
         self._waits = PartitionWaits()
+        self._refused = RefusedBatches()
         self._deleting = asyncio.Lock()
 
     # -- what others may know ------------------------------------------------------------------------------------------
