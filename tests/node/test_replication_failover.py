@@ -175,6 +175,28 @@ def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp
     play(tmp_path, scenario)
 
 
+def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
+    """The simulator's seed 2010: two of three nodes died, and after a while the third told its old watermark."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        for node in (2, 3):
+            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        await cluster[1].produce(b"second")
+        cluster.cut(2, 3)
+        cluster.cut(1, 2)
+        cluster.change(leader=2, isr=(2,))
+        partition = cluster[2].partition
+        much_later_ms = partition._replicating.now_ms() + 3_600_000
+        partition._replicating.now_ms = lambda: much_later_ms  # type: ignore[method-assign]
+        assert partition.high_watermark == 1
+        assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
+        assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available
+
+    play(tmp_path, scenario)
+
+
 def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")

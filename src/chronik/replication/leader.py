@@ -136,10 +136,6 @@ class PartitionLeader:
         """Whether all that earlier leaders may have shown to clients is below the watermark (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def is_settling(self, now_ms: int) -> bool:
-        """Whether the epoch is so young that its watermark is not yet worth showing to consumers."""
-        return self.high_watermark < self.epoch_start_offset and now_ms - self._since_ms < self._lag_ms_max
-
     def counted_end_of(self, replica_id: int) -> int:
         """How far a replica is known to be; -1 where it has not fetched in this epoch."""
         if replica_id == self.node_id:
