@@ -17,6 +17,7 @@ from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.departures import Departures
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -73,6 +74,7 @@ class Broker:
         self.forwarding = Forwarding(self, config.forward_bytes_max)
         self.member: ClusterMember
         self.metadata: RaftMetadataLog
+        self.departures: Departures
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
@@ -105,6 +107,8 @@ class Broker:
         folder = await self._open_folder()
         self.member = ClusterMember(self, folder)
         self.metadata = self.member.metadata
+        self.departures = Departures(self.loop, self.node_id, self.metadata, self.peers.status)
+        self.metadata.subscribe(self.departures.metadata_changed)
         self._closers.append(self.member.close)
         await self.member.open()
         self._closers.append(self._close_internal_server)

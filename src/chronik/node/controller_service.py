@@ -69,8 +69,16 @@ class ControllerService:
                 self._stop()
                 self._controller = Controller(self._member.metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
+                self._ask_after_the_absent()
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 self._stop()
+
+    def _ask_after_the_absent(self) -> None:
+        """Whoever is gone, the former controller first of all, was so before this one could be told."""
+        peers = self._member.peers
+        for node_id in peers.known():
+            if not peers.is_connected(node_id):
+                peers.probe(node_id)
 
     def _stop(self) -> None:
         self._controller = None

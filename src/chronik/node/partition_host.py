@@ -102,6 +102,7 @@ class PartitionHost:
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
+        self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
         self._incarnation = incarnation
@@ -375,8 +376,15 @@ class PartitionHost:
         await self._syncer.settled()
         for hosted in closed:
             await hosted.jobs.ended()
-        # Before the files: a log of the same name must not be measured by what this one had.
-        await self._checkpoints.write()
+        try:
+            # Before the files: a log of the same name must not be measured by what this one had.
+            await self._checkpoints.write()
+        except OSError as error:
+            self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
+            for hosted in closed:
+                self.partitions.setdefault((topic, hosted.index), hosted)
+            self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
+            return
         removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
 
         def remove() -> None:
@@ -406,8 +414,11 @@ class PartitionHost:
         if image is not None and image.leader == self._config.node_id and len(image.replicas) > 1:
             self.replication.give_away(topic, topic_id, index, led)
 
-    def _reopen(self) -> None:
-        """Try again what could not be opened, where the image still gives it to this node."""
+    def _try_again(self) -> None:
+        """What could not be removed; and what could not be opened, where the image still gives it to this node."""
+        unremoved, self._unremoved = self._unremoved, []
+        for work in unremoved:
+            self._work.put_nowait(work)
         unopened, self._unopened = self._unopened, {}
         for (_, index), topic_id in unopened.items():
             topic = self._metadata.image.topic_by_id(topic_id)
@@ -425,7 +436,7 @@ class PartitionHost:
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
         # The disk may be well again.
-        self._reopen()
+        self._try_again()
         await self.sync_all()
         await self._checkpoints.write()
 
