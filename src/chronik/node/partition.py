@@ -14,7 +14,7 @@ from chronik.node.topic_settings import TopicSettings
 from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import AppendResult, Duplicate
+from chronik.storage.log import AppendResult, Duplicate, StorageError
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -68,7 +68,7 @@ class Partition(PartitionState):
         if wanted_codec is not None and wanted_codec != header.codec:
             records = recompressed(settings, records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
-        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
         if self._refused:
             self._refused.forget(header.producer_id)
         self._metrics.records_in += header.record_count
@@ -87,9 +87,19 @@ class Partition(PartitionState):
             raise self._not_leader()
         records = memoryview(bytearray(batch))
         batches = check_batches(records, len(records))
-        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._appended(len(records))
         return result
+
+    def _write(
+        self, records: memoryview, batches: list[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> AppendResult:
+        try:
+            return self.log.append(records, batches, leader_epoch, now_ms)
+        except StorageError:
+            # A full disk, most often: another replica may have room.
+            self._replicating.log_failed(self)
+            raise
 
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Append what the leader sent, as it is."""
@@ -340,11 +350,12 @@ class Partition(PartitionState):
             return
         known, self.image = self.image, image
         is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
-        # A leader outside of the ISR may lack committed records: the controller names none, and none is accepted.
-        if not is_same_role and image.leader == self.node_id and self.node_id in image.isr:
+        if not is_same_role and image.leader == self.node_id and self.is_fit_to_lead(image):
             self._lead(image)
         elif not is_same_role:
             self._follow(image)
+            if image.leader == self.node_id:
+                self._replicating.cannot_lead(self)
         elif self.leader is not None:
             if known is not None and not set(known.replicas) <= set(image.replicas):
                 # What a replica said counts no more once it goes; if it comes back, it has to say it again.
