@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cli.run_chronik import Outcome, chronik
+from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 from tests.support.eventually import eventually
 
 from chronik.cli.failover_stream import FailoverStream
@@ -133,3 +135,53 @@ def test_a_fourth_node_takes_its_share_under_load_and_gives_it_back(three: Tempo
     assert result.account.complaint() is None
     assert len(status(three)["nodes"]) == 3
     eventually(lambda: in_sync(three), IN_SYNC_TIMEOUT_S)
+
+
+def test_a_node_whose_replicas_would_have_no_place_is_removed_only_where_that_is_asked_for(
+    three: TemporaryCluster,
+) -> None:
+    make_topic(three, "orders", 4)
+    refused = run(three, "remove", "3")
+    assert refused.code == 2
+    assert "chronik cluster add" in refused.error_line and "--fewer-replicas" in refused.error_line
+    assert (len(status(three)["nodes"]), states(three)) == (3, ["running"] * 3)
+    assert in_sync(three)
+    removed = run(three, "remove", "3", "--fewer-replicas")
+    assert removed.code == 0, removed.err
+    assert "2 nodes remain" in removed.out
+    assert "stops when one of them does" in removed.err
+    assert in_sync(three)
+    found = chronik("verify", "--acks", "all", "--json", "-b", three.nodes[0].bootstrap).json()
+    assert (found["verdict"], found["consumed"]) == ("PASS", 5000)
+
+
+def test_wrong_node_numbers_and_states_are_one_line_with_a_way_out(three: TemporaryCluster) -> None:
+    for arguments, says in (
+        (("remove", "7"), "it has 1, 2, 3"),
+        (("start", "7"), "it has 1, 2, 3"),
+        (("start", "1"), "already running"),
+        (("remove", "x"), "chronik cluster remove --help"),
+    ):
+        refused = run(three, *arguments)
+        assert refused.code == 2
+        assert says in refused.error_line
+    assert "was not paused" in run(three, "resume", "1").out
+    three.pause(2)
+    for command in ("start 2", "add", "remove 1", "up"):
+        assert "chronik cluster resume 2" in run(three, *command.split()).error_line
+    three.kill(2)
+    for command in ("add", "remove 1", "stop 2", "pause 2", "kill 2"):
+        assert "chronik cluster start 2" in run(three, *command.split()).error_line
+
+
+def test_an_interrupted_up_leaves_nothing_running(three: TemporaryCluster) -> None:
+    three.stop_all()
+    command = [str(CHRONIK), "cluster", "up", "--dir", three.folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        eventually(lambda: any(node.process.state for node in three.nodes), what="a node is being started")
+        up.send_signal(signal.SIGINT)
+        _, told = up.communicate(timeout=30)
+    assert up.returncode == 130
+    assert "Traceback" not in told
+    assert [node.process.state for node in three.nodes] == [None] * 3
+    assert run(three, "up").code == 0

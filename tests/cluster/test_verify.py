@@ -44,7 +44,7 @@ def is_complete(found: dict[str, Any], acks: str, messages: int) -> None:
     if acks != "0":
         assert found["acked"] == messages
     for partition in found["partitions"]:
-        assert abs(partition["deviation"]) < DEVIATION_PERCENT_MAX, found
+        assert abs(partition["deviation_percent"]) < DEVIATION_PERCENT_MAX, found
         assert partition["gaps"] in (0, [], None), found
 
 
