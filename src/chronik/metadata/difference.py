@@ -57,13 +57,12 @@ def _broker_events(old: BrokerImage | None, new: BrokerImage) -> list[Event]:
     if old is None or old.epoch != new.epoch or old.incarnation != new.incarnation:
         return [BrokerRegistered(new)]
     events: list[Event] = []
-    if (old.host, old.port, old.internal, old.rack) != (new.host, new.port, new.internal, new.rack):
-        events.append(BrokerRegistered(new))
     if new.is_shutting_down and not old.is_shutting_down:
         events.append(BrokerShuttingDown(new))
     if new.is_fenced != old.is_fenced:
         events.append(BrokerFenced(new) if new.is_fenced else BrokerUnfenced(new))
-    return events
+    # Each of them brings the whole broker.
+    return events or ([BrokerRegistered(new)] if old != new else [])
 
 
 def _topic_events(old: TopicImage, new: TopicImage) -> list[Event]:
