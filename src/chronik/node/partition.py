@@ -265,7 +265,10 @@ class Partition(PartitionState):
             self.log_start_rose()
             async with self._deleting:
                 start = self.log.log_start_offset
-                await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                except OSError as error:
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"the log start is not durable: {error}") from error
             self.durable_log_start = max(self.durable_log_start, start)
 
     def log_start_rose(self) -> None:
@@ -354,6 +357,9 @@ class Partition(PartitionState):
             if image.leader == self.node_id:
                 self._replicating.cannot_lead(self)
         elif self.leader is not None:
+            if known is not None and not set(known.replicas) <= set(image.replicas):
+                # What a replica said counts no more once it goes; if it comes back, it has to say it again.
+                self._waits.let_listeners_go(self)
             self._appender = self.leader
             self.hands_over_to = NO_LEADER
             before = self.leader.high_watermark
