@@ -115,7 +115,7 @@ PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
     replicas_count_before_the_sync: (4, 12),
     vote_is_not_durable: (113, 40),
     truncation_by_watermark: (2, 6),
-    isr_removal_counts_before_its_commit: (6, 30),
+    isr_removal_counts_before_its_commit: (0, 30),
     stale_leader_serves: (5, 12),
 }
 """Each bug, the first seed, and how many may pass before it is found: about three times the mean.
