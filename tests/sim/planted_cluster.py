@@ -121,5 +121,6 @@ PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
 """Each bug, the first seed, and how many may pass before it is found: about three times the mean.
 
 Means, over seeds from 0 or 100 on: 1.0 (2 hits in 2 seeds), 2.5 (2 in 5), 4 (3 in 12), 14 (1 in 14), 2.0 (2 in 4),
-10 (2 in 20), 3.5 (2 in 7). The first seed is close before a known hit, since a seed takes 1-3 s.
+10 (2 in 20), and 2 in the first 7 of a count that was cut short. Few seeds, and the mix of faults has changed a little
+since: to be measured again. The first seed is close before a known hit, since a seed takes 1-3 s.
 """
