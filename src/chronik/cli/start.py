@@ -127,6 +127,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.sqlite_file import StoreError
         from chronik.observe.logging import make_logger
         from chronik.observe.metrics import Metrics
+        from chronik.observe.process import machine_boot_id
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
         from chronik.web.app import create_app
@@ -135,7 +136,9 @@ async def run_node(config: NodeConfig) -> int:
     log = make_logger(_write_line, wall_ms, config.levels, node=config.node_id)
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
-        environment = Environment(RealDisk(), random.Random(os.urandom(32)), executor, wall_ms)
+        environment = Environment(
+            RealDisk(), random.Random(os.urandom(32)), executor, wall_ms, boot_id=machine_boot_id()
+        )
         broker = Broker(config, environment, Metrics(), log)
         web = WebServer(create_app(broker), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
