@@ -180,7 +180,7 @@ class Partition(PartitionState):
         self.jobs.end()
         self._logger.error("sync_failed", topic=self.topic, partition=self.index, error=repr(error))
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
-        self._replicating.log_failed(self)
+        self._replicating.sync_failed(self)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

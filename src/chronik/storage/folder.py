@@ -163,6 +163,14 @@ class DataFolder:
         self.last_life = Life(boot_id, broker_epoch)
         write_file_atomic(self.disk, f"{self.path}/{LIFE_NAME}", f"{broker_epoch} {boot_id}\n".encode())
 
+    def forget_life(self) -> None:
+        """What was written may be gone although the machine runs on: a sync has failed."""
+        self.last_life = None
+        path = f"{self.path}/{LIFE_NAME}"
+        if self.disk.exists(path):
+            self.disk.remove(path)
+            self.disk.sync_dir(self.path)
+
     def log_path(self, topic: str, partition: int) -> str:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
 
