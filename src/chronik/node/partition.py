@@ -233,6 +233,9 @@ class Partition(PartitionState):
         watermark = leader.high_watermark
         if offset == DELETE_ALL:
             offset = watermark
+        if offset > watermark:
+            # What lies between may have been shown to this client by the leader before.
+            self.check_end_is_known()
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
         await self.raise_log_start(offset)

@@ -1,4 +1,4 @@
-"""An administrator who changes whom the cluster prefers as leaders: nothing may be lost by that, either."""
+"""An administrator who moves leaders and replicas about: nothing may be lost by that, either."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from chronik.testing.sim.world import World
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
+PREFERRED = 0
 PAUSE_S = 0.5
-NOT_NOW = (ErrorCode.invalid_replica_assignment,)
+SMALLER_SHARE = 0.2
+NOT_NOW = (
+    ErrorCode.election_not_needed,
+    ErrorCode.preferred_leader_not_available,
+    ErrorCode.eligible_leaders_not_available,
+    ErrorCode.invalid_replica_assignment,
+)
 """What the state of the cluster may speak against."""
 
 
 class SimMover(SimClient):
-    """Changes the order of replicas; the controller then has the first of them lead."""
+    """Changes the order and number of replicas, and has preferred ones lead. In the end every node has a replica."""
 
     def __init__(
         self,
@@ -40,8 +47,13 @@ class SimMover(SimClient):
         while not self.is_finishing:
             await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
             replicas = self.random.sample(self._nodes, len(self._nodes))
-            partition = self.random.randrange(self._partitions)
-            await self.insist(partial(self._assign, partition, replicas))
+            if self.random.random() < SMALLER_SHARE:
+                replicas.pop()
+            if self.random.random() < 0.6:
+                partition = self.random.randrange(self._partitions)
+                await self.insist(partial(self._assign, partition, replicas))
+            else:
+                await self.insist(self._elect)
             self.moves += 1
         for partition in range(self._partitions):
             await self.insist(partial(self._assign, partition, self._nodes))
@@ -60,6 +72,13 @@ class SimMover(SimClient):
         for topic in response.responses:
             for result in topic.partitions:
                 self._check(result.error_code, f"assign {replicas}")
+
+    async def _elect(self) -> None:
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        connection = await self.cluster.any_connection(deadline)
+        values = {"election_type": PREFERRED, "topic_partitions": None, "timeout": 1000}
+        response = await connection.call(ApiKey.ELECT_LEADERS, values, timeout_s=REQUEST_TIMEOUT_S)
+        self._check(getattr(response, "error_code", ErrorCode.none), "elect")
 
     def _check(self, error_code: ErrorCode, what: str) -> None:
         code = ErrorCode(error_code)
