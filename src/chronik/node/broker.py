@@ -37,6 +37,7 @@ from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
+from chronik.observe.traces import TraceRing
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -52,12 +53,15 @@ class Broker:
     Whoever handles a request reads what it needs from here: `image`, `partition`, `groups`, `metadata`.
     """
 
-    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger, *, http: str = "") -> None:
         self.config = config
         self.env = env
         self.metrics = metrics
         self.log = log
+        self.http = http
+        """Where this node's HTTP server can be reached; empty where it has none."""
         self.node_id = config.node_id
+        self.traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
         self._is_serving = False
@@ -113,7 +117,7 @@ class Broker:
         await self._while_sound(self.member.join(self._settled))
         links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
+            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.traces, self.log, links
         )
         self.metadata.subscribe(self.host.metadata_changed)
         self._closers.append(self.host.close_all)

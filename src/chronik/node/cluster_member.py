@@ -173,6 +173,7 @@ class ClusterMember:
             self._folder.was_clean,
             config.durability,
             folder_id=self._store_id,
+            http=broker.http,
         )
         self.session = BrokerSession(
             broker.loop,
