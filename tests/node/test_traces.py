@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.cluster_harness import LocalNodes, until
 from tests.node.test_any_node import FETCH_VERSION, create, leader_of, play, produce
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker
+from chronik.observe import watermarks
 from chronik.observe.traces import (
     DataAvailable,
     FetchServed,
@@ -195,3 +197,32 @@ def test_each_nodes_http_address_is_found_over_the_kafka_protocol(tmp_path: Path
         assert [config.value for config in answer.results[0].configs] == ["127.0.0.1:6092"]
 
     play(tmp_path, story, count=1)
+
+
+def test_a_watermark_that_stands_is_logged_once_and_its_way_to_the_followers_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermarks, "CALM_INTERVAL_S", 0.05)
+    monkeypatch.setattr(watermarks, "ALERT_INTERVAL_S", 0.05)
+
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        await set_config(client, "t", "min.insync.replicas", "3")
+        leader = leader_of(nodes, 0)
+        producer = await nodes.client(leader)
+        await produce(producer, 0, b"x")
+        await until(lambda: leader.metrics.watermark_propagation.count, "the followers were told")
+        await nodes.kill(nodes.others(leader)[0])
+        for _ in range(11):
+            await produce(producer, 0, b"x", acks=1)
+        (line,) = await until(lambda: nodes.events(leader.node_id, "watermark_lag"), "it is logged")
+        assert (line["topic"], line["partition"], line["high_watermark"]) == ("t", 0, 1)
+        assert line["lag"] == line["log_end_offset"] - 1 > 10
+        text = leader.metrics.exposition().decode()
+        assert 'chronik_watermark_lag{partition="0",topic="t"} 11.0' in text
+        await until(lambda: leader.watermarks.monitor.age_s("t", 0) > 0.1)
+        assert len(nodes.events(leader.node_id, "watermark_lag")) == 1
+
+    play(tmp_path, story)

@@ -35,6 +35,7 @@ from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
+from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
 from chronik.observe.traces import TraceRing
@@ -80,6 +81,7 @@ class Broker:
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
+        self.watermarks: WatermarkWatch
         self.failure: Exception | None = None
         """What the node found that it cannot go on from; whoever runs it should stop it."""
         self._failed = asyncio.Event()
@@ -131,6 +133,10 @@ class Broker:
         await self.groups.start()
         self.metrics.partitions = self.host.gauges
         self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
+        self.watermarks = WatermarkWatch(self.loop, self.host.partitions, self.log)
+        self.watermarks.start()
+        self._closers.append(self.watermarks.stop)
+        self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
