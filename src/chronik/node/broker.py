@@ -17,6 +17,7 @@ from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.departures import Departures
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -78,6 +79,7 @@ class Broker:
         self.forwarding = Forwarding(self, config.forward_bytes_max)
         self.member: ClusterMember
         self.metadata: RaftMetadataLog
+        self.departures: Departures
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
@@ -111,6 +113,8 @@ class Broker:
         folder = await self._open_folder()
         self.member = ClusterMember(self, folder)
         self.metadata = self.member.metadata
+        self.departures = Departures(self.loop, self.node_id, self.metadata, self.peers.status)
+        self.metadata.subscribe(self.departures.metadata_changed)
         self._closers.append(self.member.close)
         await self.member.open()
         self._closers.append(self._close_internal_server)
@@ -119,10 +123,20 @@ class Broker:
         await self._while_sound(self.member.join(self._settled))
         links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.traces, self.log, links
+            self.loop,
+            self.env,
+            config,
+            folder,
+            self.metadata,
+            self.syncer,
+            self.metrics,
+            self.traces,
+            self.log,
+            links,
+            self.member.identity.incarnation,
         )
         self.metadata.subscribe(self.host.metadata_changed)
-        self._closers.append(self.host.close_all)
+        self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
         self.has_opened_logs = True
         self._closers.append(self._close_server)

@@ -16,7 +16,7 @@ from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import AppendResult, Duplicate
-from chronik.wire.batch import BatchHeader, check_batches
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Appended", "Partition", "Replicating", "Waiter", "WaitingFetch"]
 
 DELETE_ALL = -1
+
+REPEATED_WHEN_REFUSED = frozenset(
+    {
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.kafka_storage_error,
+    }
+)
+"""Errors that keep a batch out of the log now; producers send it again."""
 
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
@@ -54,14 +63,23 @@ class Partition(PartitionState):
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
+            if self._refused:
+                self._refused.check(header, self.log.producers, now_ms)
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
             records = recompressed(settings, records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self.log.append(records, batches, leader.leader_epoch, now_ms)
+        if self._refused:
+            self._refused.forget(header.producer_id)
         self._metrics.records_in += header.record_count
         self._appended(len(records))
         return result
+
+    def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
+        """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
+        if error.code in REPEATED_WHEN_REFUSED and len(records) >= HEADER_BYTES:
+            self._refused.note(read_batch_header(records), self.log.producers, now_ms)
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""

@@ -20,6 +20,7 @@ from chronik.observe.traces import PartitionTrace, TraceRing
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
+from chronik.storage.refusals import RefusedBatches
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class PartitionState:
         self._set_trace()
         self._logger = logger
         self._waits = PartitionWaits()
+        self._refused = RefusedBatches()
         self._deleting = asyncio.Lock()
 
     def _set_trace(self) -> None:
