@@ -36,6 +36,7 @@ from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
+from chronik.node.trace_topic import TraceTopic
 from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
@@ -158,6 +159,9 @@ class Broker:
         self._closers.append(self.member.session.close)
         await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
+        traces = TraceTopic(self)
+        traces.start()
+        self._closers.append(traces.stop)
         self._closers.append(self._leave)
         self._is_serving = True
         self.log.info(
