@@ -297,7 +297,7 @@ class Broker:
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
         if is_answer:
-            self.metrics.not_leader += 1
+            self.metrics.rejected(topic, index)
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     def has_opened(self, topic: TopicImage) -> bool:
