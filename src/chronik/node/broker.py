@@ -301,8 +301,8 @@ class Broker:
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     def has_opened(self, topic: TopicImage) -> bool:
-        """Whether every log of the topic that belongs on this node is open."""
-        return all(
+        """Whether every log of the topic that belongs on this node is open, or will be before it serves anybody."""
+        return not self.has_opened_logs or all(
             self.partition(topic.name, partition.partition) is not None
             for partition in topic.partitions
             if self.node_id in partition.replicas
