@@ -15,10 +15,10 @@ from chronik.node.partition import Partition
 from chronik.storage.headers import HeadersResult
 from chronik.web.answers import INT64_MAX, Parameters, Refusal
 from chronik.web.leader_log import LeaderLog, leader_log
+from chronik.web.own_log import OwnLog
 from chronik.web.served import ServedNode, led_here, require_leader, require_partition
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.compression import CODECS
-from chronik.wire.errors import KafkaError
 
 PARAMETERS = ("partition", "from", "to", "limit")
 LIMIT = 1_000
@@ -100,23 +100,18 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
 
 
 async def _from_own_log(node: ServedNode, partition: Partition, first: int, to: int, limit: int) -> bytes:
-    generation, start, end = partition.generation, partition.log_start_offset, partition.visible_end_offset
+    log = OwnLog(node, partition)
+    start, end = await log.bounds()
     page = _page(partition.topic, partition.index, node.node_id, start, end)
     first, to = max(first, start), min(to, end)
     if first >= to:
         return page(HeadersResult([], None))
-    name = f"{partition.topic}-{partition.index}"
-    if not partition.jobs.begin():
-        raise Refusal(503, f"the log of {name} is being cut: ask again")
-    with partition.jobs.running():
+
+    def plan() -> Callable[[], bytes]:
         job = partition.log.headers_job(first, to, end, limit)
-        try:
-            answer = await node.run_blocking(lambda: page(job()))
-        except (OSError, KafkaError) as error:
-            raise Refusal(500, f"the log of {name} cannot be read: {error}; see the node's log") from None
-    if partition.generation != generation or not partition.leads:
-        raise Refusal(503, f"the leader of {name} changed meanwhile: ask again")
-    return answer
+        return lambda: page(job())
+
+    return await log.run(plan)
 
 
 async def _headers_from(log: LeaderLog, first: int, to: int, end: int, limit: int) -> HeadersResult:
