@@ -136,7 +136,8 @@ async def run_node(config: NodeConfig) -> int:
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
         environment = Environment(RealDisk(), random.Random(os.urandom(32)), executor, wall_ms)
-        broker = Broker(config, environment, Metrics(), log)
+        http = config.advertised_http(http_socket.getsockname()[1])
+        broker = Broker(config, environment, Metrics(), log, http=str(http))
         web = WebServer(create_app(broker), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:

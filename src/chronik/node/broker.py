@@ -17,6 +17,7 @@ from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.departures import Departures
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -35,8 +36,10 @@ from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
+from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
+from chronik.observe.traces import TraceRing
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -52,12 +55,15 @@ class Broker:
     Whoever handles a request reads what it needs from here: `image`, `partition`, `groups`, `metadata`.
     """
 
-    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger, *, http: str = "") -> None:
         self.config = config
         self.env = env
         self.metrics = metrics
         self.log = log
+        self.http = http
+        """Where this node's HTTP server can be reached; empty where it has none."""
         self.node_id = config.node_id
+        self.traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
         self._is_serving = False
@@ -73,9 +79,11 @@ class Broker:
         self.forwarding = Forwarding(self, config.forward_bytes_max)
         self.member: ClusterMember
         self.metadata: RaftMetadataLog
+        self.departures: Departures
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
+        self.watermarks: WatermarkWatch
         self.failure: Exception | None = None
         """What the node found that it cannot go on from; whoever runs it should stop it."""
         self._failed = asyncio.Event()
@@ -105,6 +113,8 @@ class Broker:
         folder = await self._open_folder()
         self.member = ClusterMember(self, folder)
         self.metadata = self.member.metadata
+        self.departures = Departures(self.loop, self.node_id, self.metadata, self.peers.status)
+        self.metadata.subscribe(self.departures.metadata_changed)
         self._closers.append(self.member.close)
         await self.member.open()
         self._closers.append(self._close_internal_server)
@@ -113,10 +123,20 @@ class Broker:
         await self._while_sound(self.member.join(self._settled))
         links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
+            self.loop,
+            self.env,
+            config,
+            folder,
+            self.metadata,
+            self.syncer,
+            self.metrics,
+            self.traces,
+            self.log,
+            links,
+            self.member.identity.incarnation,
         )
         self.metadata.subscribe(self.host.metadata_changed)
-        self._closers.append(self.host.close_all)
+        self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
         self.has_opened_logs = True
         self._closers.append(self._close_server)
@@ -127,6 +147,10 @@ class Broker:
         await self.groups.start()
         self.metrics.partitions = self.host.gauges
         self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
+        self.watermarks = WatermarkWatch(self.loop, self.host.partitions, self.log)
+        self.watermarks.start()
+        self._closers.append(self.watermarks.stop)
+        self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)

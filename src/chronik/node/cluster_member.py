@@ -172,7 +172,9 @@ class ClusterMember:
             config.rack,
             self._folder.was_clean,
             config.durability,
+            previous_epoch=self._folder.stopped_epoch,
             folder_id=self._store_id,
+            http=broker.http,
         )
         self.session = BrokerSession(
             broker.loop,

@@ -36,6 +36,7 @@ from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 HTTP_PORT_BELOW_KAFKA = 3000
 INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
+REPLICA_LAG_MS_LEAST = 1_000
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -58,6 +59,7 @@ class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What clients and other nodes are told to connect to. None means the address that is listened on."""
 
     kafka: str | None = None
+    http: str | None = None
     internal: str | None = None
 
 
@@ -106,6 +108,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     in_flight_requests_max: int = 256
     fetch_bytes_max: int = 8 * 1024 * 1024
     fetch_sessions_max: int = 1_000
+    trace_ring_events: int = 20_000
     executor_threads: int = 4
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: int = 15_000
@@ -133,14 +136,19 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         endpoint = Endpoint.parse(self.advertise.kafka or self.listen.kafka)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
+    def advertised_http(self, bound_port: int | None = None) -> Endpoint:
+        """Where tools and pages find this node's HTTP."""
+        return self._advertised(self.advertise.http, self.http_endpoint, bound_port)
+
     def advertised_internal(self, bound_port: int | None = None) -> Endpoint:
-        """The address for other nodes; on every interface means at the host that clients are told."""
-        if self.advertise.internal is not None:
-            endpoint = Endpoint.parse(self.advertise.internal)
-        else:
-            endpoint = self.internal_endpoint
-            if endpoint.is_wildcard:
-                endpoint = endpoint._replace(host=self.advertised_kafka().host)
+        """The address for other nodes."""
+        return self._advertised(self.advertise.internal, self.internal_endpoint, bound_port)
+
+    def _advertised(self, text: str | None, listened: Endpoint, bound_port: int | None) -> Endpoint:
+        """On every interface means at the host that clients are told."""
+        endpoint = listened if text is None else Endpoint.parse(text)
+        if endpoint.is_wildcard:
+            endpoint = endpoint._replace(host=self.advertised_kafka().host)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
     @property
@@ -204,6 +212,7 @@ def check(config: NodeConfig) -> None:
         ("listen.http", config.listen.http),
         ("listen.internal", config.listen.internal),
         ("advertise.kafka", config.advertise.kafka),
+        ("advertise.http", config.advertise.http),
         ("advertise.internal", config.advertise.internal),
         *((f"peers {peer.id}", peer.internal) for peer in config.peers),
     ):
@@ -218,12 +227,18 @@ def check(config: NodeConfig) -> None:
         )
     if config.advertise.kafka is not None and Endpoint.parse(config.advertise.kafka).is_wildcard:
         raise ConfigError(f"advertise.kafka = {config.advertise.kafka} is no address to connect to: name a host")
-    if config.advertise.internal is not None and Endpoint.parse(config.advertise.internal).is_wildcard:
-        raise ConfigError(f"advertise.internal = {config.advertise.internal} is no address to connect to: name a host")
+    for name, text in (("http", config.advertise.http), ("internal", config.advertise.internal)):
+        if text is not None and Endpoint.parse(text).is_wildcard:
+            raise ConfigError(f"advertise.{name} = {text} is no address to connect to: name a host")
     _ = config.http_endpoint, config.internal_endpoint
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
+    if config.replica_lag_ms_max < REPLICA_LAG_MS_LEAST:
+        raise ConfigError(
+            f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers ask every 500 ms, "
+            f"so that they would leave the in-sync replicas and join them for ever; use {REPLICA_LAG_MS_LEAST} or more"
+        )
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
     _check_peers(config)
@@ -265,10 +280,10 @@ _AT_LEAST_ONE = (
     "frame_bytes_max",
     "in_flight_bytes_max",
     "forward_bytes_max",
-    "replica_lag_ms_max",
     "in_flight_requests_max",
     "fetch_bytes_max",
     "executor_threads",
+    "trace_ring_events",
     "retention_check_interval_ms",
     "compaction_check_interval_ms",
     "recovery_point_interval_ms",

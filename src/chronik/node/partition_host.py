@@ -35,10 +35,11 @@ from chronik.node.partition import Partition
 from chronik.node.replica_sessions import ReplicaSessions
 from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
-from chronik.node.topic_settings import topic_defaults, topic_settings
+from chronik.node.topic_settings import topic_defaults, topic_settings, traced_topics
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
-from chronik.storage.folder import DataFolder
+from chronik.observe.traces import TraceRing
+from chronik.storage.folder import NO_EPOCH, DataFolder
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -80,9 +81,12 @@ class PartitionHost:
         metadata: MetadataLog,
         syncer: Syncer,
         metrics: Metrics,
+        traces: TraceRing,
         log: Logger,
         links: ClusterLinks = ALONE,
+        incarnation: UUID | None = None,
     ) -> None:
+        """`incarnation` is this process as it registered: an image of a later process of this node is not for it."""
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.folder = folder
         self._loop = loop
@@ -91,6 +95,7 @@ class PartitionHost:
         self._metadata = metadata
         self._syncer = syncer
         self._metrics = metrics
+        self._traces = traces
         self._log = log.bind(component="storage")
         self._defaults = topic_defaults(config, metadata.image)
         self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
@@ -100,8 +105,10 @@ class PartitionHost:
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
+        self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
+        self._incarnation = incarnation
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -112,21 +119,25 @@ class PartitionHost:
         logs would be removed that were given to this node since.
         """
         image = self._metadata.image
-        self._is_following = True
-        self.replication.brokers_changed(image)
-        await self._remove_strays(image)
-        await self._open(
-            [
-                (topic, partition.partition)
-                for _, topic in sorted(image.topics.items())
-                for partition in topic.partitions
-                if self._config.node_id in partition.replicas
-            ]
-        )
+        if self._is_replaced(image):
+            self._resign(image)
+        else:
+            self._is_following = True
+            self._traces.topics = traced_topics(image, self._defaults)
+            self.replication.brokers_changed(image)
+            await self._remove_strays(image)
+            await self._open(
+                [
+                    (topic, partition.partition)
+                    for _, topic in sorted(image.topics.items())
+                    for partition in topic.partitions
+                    if self._config.node_id in partition.replicas
+                ]
+            )
         self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
 
-    async def close_all(self) -> None:
-        """Close every log cleanly and record that they are."""
+    async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
+        """Close every log cleanly and record that they are, by the broker of this epoch."""
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = False
@@ -152,7 +163,9 @@ class PartitionHost:
             return
         points = recovery_points_of(partitions)
         try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points, watermarks)
+            await self._loop.run_in_executor(
+                self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
+            )
         except OSError as error:
             self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
@@ -174,6 +187,9 @@ class PartitionHost:
         if not self._is_following:
             # What is opened at the start follows the image as it is then.
             return
+        if self._is_replaced(image):
+            self._resign(image)
+            return
         for event in events:
             match event:
                 case (
@@ -182,15 +198,32 @@ class PartitionHost:
                     self.replication.brokers_changed(image)
                 case TopicCreated(topic=topic):
                     self._take_on(topic, topic.partitions)
+                    self._traces.topics = traced_topics(image, self._defaults)
                 case PartitionsCreated(topic=topic, partitions=added):
                     self._take_on(topic, added)
                 case TopicDeleted(topic=topic):
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._give_up(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
+                    self._traces.topics -= {topic.name}
                 case ConfigChanged(resource=resource, name=name):
                     self._configure(name if resource == "topic" else None)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
+
+    def _is_replaced(self, image: ClusterImage) -> bool:
+        own = image.brokers.get(self._config.node_id)
+        return self._incarnation is not None and own is not None and own.incarnation != self._incarnation
+
+    def _resign(self, image: ClusterImage) -> None:
+        """Another process has this node's id: what the image says of the node is said of that one, from here on."""
+        own = image.brokers[self._config.node_id]
+        self._is_following = False
+        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node serves no partition any more")
+        self.replication.close()
+        self.replica_sessions.close()
+        replaced = KafkaError(ErrorCode.not_leader_or_follower, f"another process is node {own.id} now")
+        for partition in self.partitions.values():
+            partition.close(replaced)
 
     async def settled(self) -> None:
         """Wait until every event so far has been carried out."""
@@ -235,6 +268,7 @@ class PartitionHost:
     def _configure(self, only_topic: str | None) -> None:
         image = self._metadata.image
         self._defaults = topic_defaults(self._config, image)
+        self._traces.topics = traced_topics(image, self._defaults)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
@@ -316,11 +350,12 @@ class PartitionHost:
             env=self._env,
             syncer=self._syncer,
             metrics=self._metrics,
+            traces=self._traces,
             logger=self._log,
         )
         self.partitions[(topic.name, index)] = partition
         image = None if current is None else current.partition(index)
-        if image is not None and self._config.node_id in image.replicas:
+        if image is not None and self._config.node_id in image.replicas and not self._is_replaced(self.image):
             partition.apply(image)
         else:
             # It was taken away while its log was being opened; that it has to be removed stands in the queue.
@@ -346,8 +381,15 @@ class PartitionHost:
         await self._syncer.settled()
         for hosted in closed:
             await hosted.jobs.ended()
-        # Before the files: a log of the same name must not be measured by what this one had.
-        await self._checkpoints.write()
+        try:
+            # Before the files: a log of the same name must not be measured by what this one had.
+            await self._checkpoints.write()
+        except OSError as error:
+            self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
+            for hosted in closed:
+                self.partitions.setdefault((topic, hosted.index), hosted)
+            self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
+            return
         removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
 
         def remove() -> None:
@@ -365,8 +407,11 @@ class PartitionHost:
         image = None if topic is None else topic.partition(hosted.index)
         return image is not None and self._config.node_id in image.replicas
 
-    def _reopen(self) -> None:
-        """Try again what could not be opened, where the image still gives it to this node."""
+    def _try_again(self) -> None:
+        """What could not be removed; and what could not be opened, where the image still gives it to this node."""
+        unremoved, self._unremoved = self._unremoved, []
+        for work in unremoved:
+            self._work.put_nowait(work)
         unopened, self._unopened = self._unopened, {}
         for (_, index), topic_id in unopened.items():
             topic = self._metadata.image.topic_by_id(topic_id)
@@ -384,7 +429,7 @@ class PartitionHost:
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
         # The disk may be well again.
-        self._reopen()
+        self._try_again()
         await self.sync_all()
         await self._checkpoints.write()
 

@@ -62,7 +62,7 @@ class ApiMetrics:
 class Metrics:
     """All counters of one node. Owned by the node's loop, scraped on it.
 
-    `partitions` and `groups` are set by the node: callables that yield the gauges of the moment.
+    `partitions`, `groups` and `watermark_age_s` are set by the node: callables that yield the gauges of the moment.
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,7 @@ class Metrics:
         self.watermark_propagation = Histogram()
         self.partitions: Callable[[], Iterable[PartitionGauges]] = tuple
         self.groups: Callable[[], Iterable[GroupLag]] = tuple
+        self.watermark_age_s: Callable[[str, int], float] = lambda topic, partition: 0.0
         for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # a scrape shows these before the node has said what it answers
             self.api(key)
 
@@ -128,6 +129,9 @@ class Metrics:
         end = GaugeMetricFamily("chronik_log_end_offset", "Next offset to assign.", labels=labels)
         watermark = GaugeMetricFamily("chronik_high_watermark", "Consumers see what lies below.", labels=labels)
         lag = GaugeMetricFamily("chronik_watermark_lag", "Log end minus high watermark.", labels=labels)
+        age = GaugeMetricFamily(
+            "chronik_watermark_lag_seconds", "How long the watermark has been behind, at the leader.", labels=labels
+        )
         in_sync = GaugeMetricFamily("chronik_in_sync_replicas", "Replicas in the ISR.", labels=labels)
         size = GaugeMetricFamily("chronik_log_size_bytes", "Bytes of the partition's segments.", labels=labels)
         under_replicated = 0
@@ -137,10 +141,12 @@ class Metrics:
             end.add_metric(names, gauges.log_end_offset)
             watermark.add_metric(names, gauges.high_watermark)
             lag.add_metric(names, gauges.log_end_offset - gauges.high_watermark)
+            if gauges.is_leader:
+                age.add_metric(names, self.watermark_age_s(gauges.topic, gauges.partition))
             in_sync.add_metric(names, gauges.in_sync_replicas)
             size.add_metric(names, gauges.size_bytes)
             under_replicated += gauges.is_leader and gauges.in_sync_replicas < gauges.replicas
-        yield from (start, end, watermark, lag, in_sync, size)
+        yield from (start, end, watermark, lag, age, in_sync, size)
         yield GaugeMetricFamily(
             "chronik_under_replicated_partitions",
             "Partitions led here whose ISR is smaller than their replica set.",
@@ -171,7 +177,7 @@ class Metrics:
             ("chronik_not_leader", "Partitions answered with NOT_LEADER_OR_FOLLOWER.", self.not_leader),
             ("chronik_watermark_updates", "Times a high watermark rose.", self.watermark_updates),
             ("chronik_group_rebalances", "Rebalances of groups coordinated here.", self.group_rebalances),
-            ("chronik_traces_dropped", "Traces lost because the ring was full.", self.traces_dropped),
+            ("chronik_traces_dropped", "Traces that were lost before they reached their topic.", self.traces_dropped),
         ):
             yield CounterMetricFamily(name, text, value=count)
         for name, text, histogram in (
@@ -179,7 +185,7 @@ class Metrics:
             ("chronik_fsync_seconds", "Time of one fdatasync.", self.fsync),
             (
                 "chronik_watermark_propagation_seconds",
-                "From a watermark's rise at the leader to its follower knowing.",
+                "From a watermark's rise at the leader to the answer that tells a follower.",
                 self.watermark_propagation,
             ),
         ):

@@ -68,6 +68,7 @@ def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[
                 "id": broker.id,
                 "state": "fenced" if broker.is_fenced else "stopping" if broker.is_shutting_down else "alive",
                 "kafka": f"{broker.host}:{broker.port}",
+                "http": broker.http,
                 "rack": broker.rack,
                 "epoch": broker.epoch,
                 "leaders": leaders[broker.id],

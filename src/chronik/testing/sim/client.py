@@ -31,7 +31,8 @@ class SimClient:
         self.is_finishing = False
         self.is_done = False
         self.errors: dict[str, int] = {}
-        self._bootstrap = bootstrap
+        # Each begins with another node, or all would learn of leaders from the same one.
+        self._bootstrap = bootstrap if len(bootstrap) == 1 else self.random.sample(bootstrap, len(bootstrap))
         self._cluster: Cluster | None = None
 
     async def run(self) -> None:

@@ -27,6 +27,10 @@ LOGGED_AS_FAULTS = (
     "error_response_failed",
     "metadata_event_failed",
     "log_damaged",
+    "truncated_below_watermark",
+    "raft_failed",
+    "isr_proposal_failed",
+    "heartbeat_failed",
 )
 """Events that no node may log, whatever happens around it."""
 
