@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from chronik.observe.metrics import render
-from chronik.web import batches, messages
+from chronik.web import batches, messages, traces
 from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, not_here, refused
 from chronik.web.asked_brokers import AskedBrokers
 from chronik.web.events import EventHub
@@ -90,6 +90,9 @@ def create_app(node: ServedNode) -> Starlette:
         async with asking:
             return json_answer(await _asked(node, partial(group_view, name)))
 
+    async def ring(request: Request) -> Response:
+        return encoded_answer(await traces.traces_page(node, Parameters(request, traces.PARAMETERS)))
+
     async def event_stream(request: Request) -> Response:
         return hub.open(request)
 
@@ -107,6 +110,7 @@ def create_app(node: ServedNode) -> Starlette:
             Route("/api/topics/{name}/messages", topic_messages),
             Route("/api/groups", groups),
             Route("/api/groups/{name:path}", group),
+            Route("/api/traces", ring),
             Route("/api/events", event_stream),
             *page_routes(),
         ],

@@ -24,6 +24,7 @@ from chronik.web.answers import Parameters, Refusal
 from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, TopicFeed, TopicsFeed
 from chronik.web.listeners import Listener
 from chronik.web.served import ServedNode
+from chronik.web.traces import TracesFeed
 
 PARAMETERS = ("topics", "topic", "groups", "group", "traces")
 LISTENERS_MAX = 64
@@ -93,7 +94,7 @@ class EventHub:
         if group is not None:
             wanted["group", group] = lambda: GroupFeed(node, group)
         if parameters.flag("traces"):
-            pass
+            wanted["traces", topic or ""] = lambda: TracesFeed(node, topic)
         return wanted
 
 

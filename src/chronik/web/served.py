@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
+from chronik.observe.traces import TraceRing
 from chronik.web.answers import Refusal
 
 T = TypeVar("T")
@@ -27,6 +28,9 @@ class ServedNode(Protocol):
 
     @property
     def metrics(self) -> Metrics: ...
+
+    @property
+    def traces(self) -> TraceRing: ...
 
     @property
     def is_ready(self) -> bool: ...
