@@ -59,7 +59,7 @@ def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestClust
         (f"{topic}/batches?partition=0&from=-1", 400, "0 or more"),
         (f"{topic}/batches?partition=0&limit=0", 400, "1 to 5000"),
         (f"{topic}/batches?partition=0&limit=99999999999999999999", 400, "1 to 5000"),
-        (f"{topic}/batches?partition=0&form=3", 400, "unknown parameter form: use partition, from, to, limit"),
+        (f"{topic}/batches?partition=0&form=3", 400, "unknown parameter form: use partition, from, to, limit, own"),
     ):
         answered, body = get(chronik_cluster.nodes[0].http, f"/api/topics/{path}")
         assert (path, answered) == (path, status)

@@ -58,6 +58,10 @@ class Parameters:
                 asked = f"use {', '.join(known)}" if known else "there are none here"
                 raise Refusal(400, f"unknown parameter {name[:100]}: {asked}")
 
+    def given(self) -> dict[str, str]:
+        """All of them, to ask another node the same."""
+        return dict(self._values)
+
     def has(self, name: str) -> bool:
         return name in self._values
 

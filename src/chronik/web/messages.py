@@ -7,20 +7,22 @@ this node's own copy is shown up to the watermark that it knows, and `source` sa
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
+from urllib.parse import quote
 
 import msgspec
 
-from chronik.metadata.image import PartitionImage, TopicImage
+from chronik.metadata.image import TopicImage
 from chronik.web.answers import Parameters, Refusal
 from chronik.web.batches import headers_in
 from chronik.web.contents import Content, content_of
 from chronik.web.leader_log import leader_log
+from chronik.web.other_nodes import ask_leader
 from chronik.web.own_log import OwnLog
-from chronik.web.served import ServedNode, led_here, require_leader, require_partition
+from chronik.web.served import ServedNode, led_here, require_other_leader, require_partition
 from chronik.wire.batch import Record, decode_batch
 from chronik.wire.errors import KafkaError
 
-PARAMETERS = ("partition", "offset", "time", "limit")
+PARAMETERS = ("partition", "offset", "time", "limit", "own")
 LIMIT = 50
 LIMIT_MAX = 500
 CONTENT_BYTES_MAX = 16 * 1024
@@ -99,31 +101,27 @@ async def messages_page(node: ServedNode, topic: TopicImage, parameters: Paramet
         parameters.number("time", 0) if parameters.has("time") else None,
         parameters.number("limit", LIMIT, 1, LIMIT_MAX),
     )
-    page = await _page(node, topic, partition, asked)
-    return await node.run_blocking(lambda: msgspec.json.encode(page))
-
-
-async def _page(node: ServedNode, topic: TopicImage, partition: PartitionImage, asked: Asked) -> MessagesPage:
     name, index = topic.name, partition.partition
     hosted = led_here(node, name, index)
     if hosted is not None:
         return await _read_page(node, OwnLog(node, hosted), name, index, asked, node.node_id, "leader")
     try:
-        leader = require_leader(node, topic, partition)
-        if leader.id == node.node_id:
-            raise Refusal(503, f"node {leader.id} is about to lead {name}-{index}: ask again")
+        leader = require_other_leader(node, topic, partition, parameters)
+        told = await ask_leader(leader, parameters, f"/api/topics/{quote(name)}/messages")
+        if told is not None:
+            return told
         async with leader_log(leader, name, index) as log:
             return await _read_page(node, log, name, index, asked, leader.id, "leader")
     except Refusal as refusal:
         copy = node.partition(name, index)
-        if copy is None or refusal.status != 503:
+        if copy is None or refusal.status != 503 or parameters.flag("own"):
             raise
         return await _read_page(node, OwnLog(node, copy), name, index, asked, node.node_id, "replica")
 
 
 async def _read_page(
     node: ServedNode, log: ReadLog, topic: str, partition: int, asked: Asked, told_by: int, source: str
-) -> MessagesPage:
+) -> bytes:
     start, end = await log.bounds()
     offset: int | None = asked.offset if asked.time_ms is None else await log.offset_at(asked.time_ms)
     if offset is None:
@@ -145,7 +143,8 @@ async def _read_page(
         size_bytes += found.size_bytes
         offset = found.next_offset
     following = offset if offset < end else None
-    return MessagesPage(topic, partition, told_by, source, start, end, following, messages)
+    page = MessagesPage(topic, partition, told_by, source, start, end, following, messages)
+    return await node.run_blocking(lambda: msgspec.json.encode(page))
 
 
 def decode(data: memoryview, first: int, count_max: int, bytes_max: int, content_bytes_max: int) -> Decoded:
