@@ -12,7 +12,10 @@ from tests.node.cluster_harness import LocalNodes, until
 from tests.node.test_any_node import FETCH_VERSION, create, leader_of, play, produce
 
 from chronik.client.connection import Connection
+from chronik.metadata.names import TRACES_TOPIC
+from chronik.node import trace_topic
 from chronik.node.broker import Broker
+from chronik.node.trace_topic import TraceTopic
 from chronik.observe import watermarks
 from chronik.observe.traces import (
     DataAvailable,
@@ -27,9 +30,11 @@ from chronik.observe.traces import (
     Trace,
     WatermarkSeen,
     WatermarkUpdated,
+    decode_trace,
 )
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
+from chronik.wire.batch import decode_batch, read_batch_header
+from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
 
 SET = 0
@@ -224,5 +229,71 @@ def test_a_watermark_that_stands_is_logged_once_and_its_way_to_the_followers_is_
         assert 'chronik_watermark_lag{partition="0",topic="t"} 11.0' in text
         await until(lambda: leader.watermarks.monitor.age_s("t", 0) > 0.1)
         assert len(nodes.events(leader.node_id, "watermark_lag")) == 1
+
+    play(tmp_path, story)
+
+
+def records_of(broker: Broker) -> list[tuple[bytes | None, Trace]]:
+    """What `__chronik_traces` holds, by the log of its leader."""
+    hosted = broker.partition(TRACES_TOPIC, 0)
+    if hosted is None or hosted.leader is None:
+        return []
+    found: list[tuple[bytes | None, Trace]] = []
+    offset = 0
+    while offset < hosted.log_end_offset:
+        data = hosted.log.read_job(offset, 1 << 20, hosted.log_end_offset, min_one_batch=True)()
+        at = 0
+        while at < len(data):
+            found += [(record.key, decode_trace(record.value or b"")) for record in decode_batch(data, at)]
+            header = read_batch_header(data, at)
+            at += header.size_bytes
+            offset = header.next_offset
+    return found
+
+
+def test_the_events_of_every_node_reach_the_topic_and_no_topic_is_made_before(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        await produce(await nodes.client(brokers[0]), 0, b"x")
+        assert TRACES_TOPIC not in brokers[0].image.topics
+        await traced(nodes)
+        for partition in range(3):
+            await produce(await nodes.client(leader_of(nodes, partition)), partition, b"x")
+
+        def all_arrived() -> bool:
+            arrived = {(key, event.n) for broker in brokers for key, event in records_of(broker)}
+            return arrived == {
+                (str(broker.node_id).encode(), event.n) for broker in brokers for event in events(broker)
+            }
+
+        await until(all_arrived, "all events are in the topic")
+        topic = brokers[0].image.topics[TRACES_TOPIC]
+        assert [len(partition.replicas) for partition in topic.partitions] == [3]
+        assert topic.configs["retention.ms"] == "3600000"
+        assert sum(broker.metrics.traces_dropped for broker in brokers) == 0
+
+    play(tmp_path, story)
+
+
+def test_what_cannot_be_brought_to_the_topic_is_dropped_and_counted_and_the_ring_still_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_topic, "PAUSE_S", 0.01)
+
+    async def refused(self: TraceTopic, batch: bytes) -> None:
+        raise KafkaError(ErrorCode.leader_not_available, "nobody leads")
+
+    monkeypatch.setattr(TraceTopic, "_produce", refused)
+
+    async def story(nodes: LocalNodes) -> None:
+        await traced(nodes)
+        leader = leader_of(nodes, 0)
+        await produce(await nodes.client(leader), 0, b"x")
+        await until(lambda: leader.metrics.traces_dropped, "they are given up")
+        assert leader.metrics.traces_dropped <= len(events(leader))
+        assert events(leader, ProduceAppended)
+        (line,) = nodes.events(leader.node_id, "traces_dropped")
+        assert "nobody leads" in line["reason"]
 
     play(tmp_path, story)

@@ -73,6 +73,20 @@ def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(t
     play(tmp_path, disk, steps)
 
 
+def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 5134: an error, since its own partitions were not there yet."""
+    disk = SickDisk()
+
+    async def steps(broker: Broker) -> None:
+        host = broker.host
+        broker.has_opened_logs = False
+        del broker.host
+        assert (await broker.create_missing_topic("orders")).name == "orders"
+        broker.host, broker.has_opened_logs = host, True
+
+    play(tmp_path, disk, steps)
+
+
 def test_a_deleted_topics_log_goes_when_the_disk_is_well(tmp_path: Path) -> None:
     """The simulator's three-nodes seed 4040: one failed write, and the files stayed until the next start."""
     disk = SickDisk()

@@ -92,7 +92,7 @@ def test_the_marker_says_which_broker_epoch_has_stopped(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize(("mark", "was_clean"), [(b"", True), (b"1x", False)], ids=["of version 0.1", "damaged"])
+@pytest.mark.parametrize(("mark", "was_clean"), [(b"", True), (b"1x", False)], ids=["of the first versions", "damaged"])
 def test_a_marker_without_an_epoch_proves_nothing(tmp_path: Path, mark: bytes, was_clean: bool) -> None:
     opened(tmp_path).close()
     (tmp_path / "data" / "clean-shutdown").write_bytes(mark)

@@ -15,7 +15,7 @@ from chronik.client.errors import ClientError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
-COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "bench", "demo")
+COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "doctor", "trace", "bench", "demo")
 """Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
 
 HINTS = {
@@ -63,7 +63,8 @@ def main(arguments: list[str]) -> int:
             return CANNOT
         line = format_message()
         if line:  # empty where the help was shown instead
-            say(f"{line.rstrip('.')}: see chronik --help")
+            context = getattr(error, "ctx", None)
+            say(f"{line.rstrip('.')}: see {'chronik' if context is None else context.command_path} --help")
         return CANNOT
     return code if isinstance(code, int) else 0
 

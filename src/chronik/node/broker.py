@@ -36,6 +36,7 @@ from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
+from chronik.node.trace_topic import TraceTopic
 from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
@@ -158,6 +159,9 @@ class Broker:
         self._closers.append(self.member.session.close)
         await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
+        traces = TraceTopic(self)
+        traces.start()
+        self._closers.append(traces.stop)
         self._closers.append(self._leave)
         self._is_serving = True
         self.log.info(
@@ -293,12 +297,12 @@ class Broker:
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
         if is_answer:
-            self.metrics.not_leader += 1
+            self.metrics.rejected(topic, index)
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     def has_opened(self, topic: TopicImage) -> bool:
-        """Whether every log of the topic that belongs on this node is open."""
-        return all(
+        """Whether every log of the topic that belongs on this node is open, or will be before it serves anybody."""
+        return not self.has_opened_logs or all(
             self.partition(topic.name, partition.partition) is not None
             for partition in topic.partitions
             if self.node_id in partition.replicas

@@ -114,6 +114,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     compaction_check_interval_ms: int = 15_000
     recovery_point_interval_ms: int = 5_000
     shutdown_timeout_ms: int = 2_000
+    debug_slow_reads: str = ""
 
     @property
     def data_folder(self) -> str:

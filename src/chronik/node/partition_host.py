@@ -241,6 +241,8 @@ class PartitionHost:
                 # Before the ISR of the same image: a newer ISR under an older minimum could commit too early.
                 hosted.require_in_sync(min_insync_replicas(image, topic, changed))
             hosted.apply(changed)
+        if self._unopened.get((event.topic, changed.partition)) == event.topic_id:
+            self._give_away(event.topic, event.topic_id, changed.partition)
         if not isinstance(event, ReplicasChanged):
             return
         if self._config.node_id in event.added:
@@ -328,6 +330,7 @@ class PartitionHost:
             if isinstance(log, Exception):
                 self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(log))
                 self._unopened[(topic.name, index)] = topic.id
+                self._give_away(topic.name, topic.id, index)
                 continue
             self._unopened.pop((topic.name, index), None)
             if log.recovery is not None:
@@ -406,6 +409,18 @@ class PartitionHost:
         topic = self._metadata.image.topic_by_id(hosted.topic_id)
         image = None if topic is None else topic.partition(hosted.index)
         return image is not None and self._config.node_id in image.replicas
+
+    def _give_away(self, topic: str, topic_id: UUID, index: int) -> None:
+        """Have another replica lead, should this node be to, as long as the log is not open here."""
+
+        def led() -> PartitionImage | None:
+            known = self.image.topic_by_id(topic_id)
+            is_unopened = self._unopened.get((topic, index)) == topic_id
+            return known.partition(index) if known is not None and is_unopened else None
+
+        image = led()
+        if image is not None and image.leader == self._config.node_id and len(image.replicas) > 1:
+            self.replication.give_away(topic, topic_id, index, led)
 
     def _try_again(self) -> None:
         """What could not be removed; and what could not be opened, where the image still gives it to this node."""

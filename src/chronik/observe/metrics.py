@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
+REJECTED_PARTITIONS_MAX = 10_000
+"""So many partitions are told apart; of the others only the sum is counted."""
+
+
 class PartitionGauges(NamedTuple):
     """One hosted partition at the moment of a scrape. `replicas` and `in_sync_replicas` are counts."""
 
@@ -69,6 +73,7 @@ class Metrics:
         self._apis: dict[int, ApiMetrics] = {}
         self.produce_forwarded = 0
         self.not_leader = 0
+        self.leadership_rejections: dict[tuple[str, int], int] = {}
         self.watermark_updates = 0
         self.traces_dropped = 0
         self.group_rebalances = 0
@@ -93,6 +98,14 @@ class Metrics:
         if found is None:
             found = self._apis[key] = ApiMetrics(api_name(key))
         return found
+
+    def rejected(self, topic: str, partition: int) -> None:
+        """A request was refused because another node leads. The callers name only partitions that exist."""
+        self.not_leader += 1
+        rejections = self.leadership_rejections
+        key = (topic, partition)
+        if key in rejections or len(rejections) < REJECTED_PARTITIONS_MAX:
+            rejections[key] = rejections.get(key, 0) + 1
 
     def exposition(self) -> bytes:
         """The Prometheus text format, version 0.0.4, of this moment."""
@@ -122,7 +135,7 @@ class Metrics:
         yield seconds
 
     def _partition_families(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["topic", "partition"]
         start = GaugeMetricFamily("chronik_log_start_offset", "First offset that can be read.", labels=labels)
@@ -152,6 +165,12 @@ class Metrics:
             "Partitions led here whose ISR is smaller than their replica set.",
             value=under_replicated,
         )
+        rejections = CounterMetricFamily(
+            "chronik_leadership_rejections", "Requests refused since another node leads, by partition.", labels=labels
+        )
+        for (topic, partition), count in self.leadership_rejections.items():
+            rejections.add_metric([topic, str(partition)], count)
+        yield rejections
         group_lag = GaugeMetricFamily(
             "chronik_group_lag", "Log end minus the group's committed offset.", labels=["group", *labels]
         )

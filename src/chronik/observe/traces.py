@@ -154,6 +154,23 @@ def decode_trace(data: bytes | str) -> Trace:
     return _decoder.decode(data)
 
 
+class TracePage(msgspec.Struct, frozen=True):
+    """What `/api/traces` answers, as far as readers need it. `next` is the `after` of the next question."""
+
+    events: tuple[Trace, ...]
+    next: int
+    node: int = -1
+    dropped: int = 0
+
+
+_page_decoder = msgspec.json.Decoder(TracePage)
+
+
+def decode_page(data: bytes) -> TracePage:
+    """ValueError where the text is none."""
+    return _page_decoder.decode(data)
+
+
 class DropCounter(Protocol):
     """Where lost events are counted: the node's metrics."""
 

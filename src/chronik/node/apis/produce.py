@@ -71,7 +71,7 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
                 pending.fail(response, error)
                 pending.trace_rejected(name, index, error)
                 if error.code is ErrorCode.not_leader_or_follower and name is not None:
-                    broker.metrics.not_leader += 1
+                    broker.metrics.rejected(name, index)
                     pending.name_leader(broker, response, name)
             except Exception:
                 broker.log.exception("append_failed", topic=name, partition=index)

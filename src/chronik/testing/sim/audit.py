@@ -54,11 +54,13 @@ class Auditor:
     def _look_at(self, node: SimNode) -> None:
         broker, name = node.broker, node.host.name
         assert broker is not None
-        if not broker.has_opened_logs:
+        if not node.takes_part:
             return
         raft = broker.raft.node
         if raft.is_leader:
             self._one_only(self._terms, raft.term, name, "term")
+        if not broker.has_opened_logs:
+            return
         for hosted in list(broker.host.partitions.values()):
             if hosted.topic == self._topic and not hosted.is_closed and not hosted.jobs.is_exclusive:
                 self._look_into(node, hosted)

@@ -63,6 +63,8 @@ class Strike:
     moment: str
     countdown: int
     carry_out: Callable[[], None]
+    is_due: Callable[[], bool] = lambda: True
+    """Whether this is the moment, and not another of the same name."""
 
 
 class Nemesis:
@@ -147,7 +149,7 @@ class Nemesis:
 
     def _on_moment(self, host: Host, moment: str) -> None:
         strike = self._armed.get(host)
-        if strike is None or strike.moment != moment:
+        if strike is None or strike.moment != moment or not strike.is_due():
             return
         strike.countdown -= 1
         if strike.countdown == 0:

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from chronik.node.partition import Partition
+from chronik.node.raft_service import RaftService
 from chronik.raft.node import RaftNode
 from chronik.replication.isr import InSyncReplicas
 from chronik.testing.sim.world import World
 
 BEFORE = True
+ANSWERED = "raft.answered"
 WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (Partition, "append", not BEFORE, "partition.appended"),
     (Partition, "append_fetched", not BEFORE, "partition.replicated"),
@@ -26,12 +28,13 @@ WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (InSyncReplicas, "propose", not BEFORE, "isr.proposed"),
     (InSyncReplicas, "committed_as", not BEFORE, "isr.committed"),
     (RaftNode, "persisted", BEFORE, "raft.persisted"),
+    (RaftService, "_persisted", not BEFORE, ANSWERED),
 )
 """Each function, whether its moment comes before it or after it, and the moment's name.
 
 partition.synced, raft.persisted: it is on the disk, and nobody has been told. partition.truncated: what another leader
 does not have is gone, and nothing was fetched in its place. isr.proposed: the leader counts with a change of which the
-controller has not heard.
+controller has not heard. raft.answered: what was persisted has been told, a vote for example.
 """
 
 CLUSTER_MOMENTS = {name: 2 for *_, name in WRAPPED}

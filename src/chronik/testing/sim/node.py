@@ -55,6 +55,11 @@ class SimNode:
         process = self.host.process
         return self.host.is_powered and process is not None and process.is_alive
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether its broker has come so far that it is a member of the Raft group."""
+        return self.is_up and self.broker is not None and hasattr(getattr(self.broker, "member", None), "raft")
+
     def start(self) -> None:
         """Start the program, unless it runs."""
         if self.is_up:

@@ -45,7 +45,7 @@ class WorkloadSettings:
             partitions=random.randint(1, 3),
             replication_factor=replication_factor,
             topic_configs={
-                "segment.bytes": str(random.choice((4_096, 30_000, 1 << 20))),
+                "segment.bytes": str(random.choice((4_096 if is_alone else 16_384, 30_000, 1 << 20))),
                 "index.interval.bytes": str(random.choice((64, 4_096))),
                 **({} if is_alone else {"min.insync.replicas": str(min_insync_replicas or random.choice((1, 2, 2)))}),
             },
