@@ -62,10 +62,10 @@ def test_script_in_a_message_is_shown_as_text_and_bytes_as_hex(
     expect(rows).to_have_count(3)
 
 
-def test_a_watermark_that_stands_is_shown_until_it_moves_again(
+def test_a_watermark_that_stands_is_shown_and_explained_until_it_moves_again(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
-    topic = chronik_cluster.topic(partitions=1)
+    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
     leader = chronik_cluster.leader(topic)
     follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
     watcher = next(node for node in chronik_cluster.nodes if node.id not in (leader, follower))
@@ -80,6 +80,10 @@ def test_a_watermark_that_stands_is_shown_until_it_moves_again(
     expect(cluster.locator("#health")).to_contain_text(f"Watermark stands on {topic}")
     stalls = page.get_by_role("region", name="Stall windows")
     expect(stalls).to_contain_text("watermark stands at 0, the log ends at 7")
+    page.get_by_role("button", name="Diagnose").click()
+    verdict = page.get_by_role("status", name="Diagnosis")
+    expect(verdict.get_by_role("heading")).to_have_text("watermark-not-advancing")
+    expect(verdict).to_contain_text(f"node {follower}")
     chronik_cluster.resume(follower)
     expect(partition.locator("td[data-label=Watermark]")).to_have_text("7")
     expect(partition).not_to_contain_text("stalled")
