@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from chronik.observe.metrics import render
-from chronik.web import batches, messages, traces
+from chronik.web import batches, diagnosis, messages, traces
 from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, not_here, refused
 from chronik.web.asked_brokers import AskedBrokers
 from chronik.web.events import EventHub
@@ -93,10 +93,15 @@ def create_app(node: ServedNode) -> Starlette:
     async def ring(request: Request) -> Response:
         return encoded_answer(await traces.traces_page(node, Parameters(request, traces.PARAMETERS)))
 
+    async def examine(request: Request) -> Response:
+        parameters = Parameters(request, diagnosis.PARAMETERS)
+        return json_answer(await doctor.examine(request.path_params["name"], parameters))
+
     async def event_stream(request: Request) -> Response:
         return hub.open(request)
 
     hub = EventHub(node)
+    doctor = diagnosis.Doctor(node)
     asking = asyncio.Semaphore(ASKING_MAX)
     app = Starlette(
         routes=[
@@ -111,6 +116,7 @@ def create_app(node: ServedNode) -> Starlette:
             Route("/api/groups", groups),
             Route("/api/groups/{name:path}", group),
             Route("/api/traces", ring),
+            Route("/api/doctor/{name}", examine),
             Route("/api/events", event_stream),
             *page_routes(),
         ],

@@ -7,7 +7,6 @@ question goes no further), or, where its HTTP cannot be reached from here, for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
 import msgspec
 
@@ -92,7 +91,7 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
     if hosted is not None:
         return await _from_own_log(node, hosted, first, to, limit)
     leader = require_other_leader(node, topic, partition, parameters)
-    told = await ask_leader(leader, parameters, f"/api/topics/{quote(topic.name)}/batches")
+    told = await ask_leader(leader, parameters, f"/api/topics/{topic.name}/batches")
     if told is not None:
         return told
     async with leader_log(leader, topic.name, partition.partition) as log:

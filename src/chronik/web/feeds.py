@@ -18,6 +18,9 @@ from chronik.web.served import ServedNode, current_image, require_image
 from chronik.web.views import cluster_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
+WIDE_PARTITIONS = 200
+WIDE_INTERVAL_S = 2.0
+"""A topic with more partitions is told less often: each time is some hundred kilobytes."""
 SAMPLED_PARTITIONS_MAX = 2_000
 """Of all topics together in the `topics` feed; beyond that, topics are listed without offsets."""
 
@@ -68,7 +71,7 @@ class Feed(ABC):
                 except Exception as error:
                     # Who looks at the page is told, and the next tick may do better.
                     self.tell({"error": f"this node could not tell: {error!r}; please report it"})
-                await asyncio.sleep(self.interval_s)
+                await asyncio.sleep(self.pause_s())
         finally:
             await self.close()
 
@@ -76,6 +79,10 @@ class Feed(ABC):
         self._latest = msgspec.json.encode(value)
         for listener in self._listeners:
             listener.tell(self.event, self._latest)
+
+    def pause_s(self) -> float:
+        """Until the next tick."""
+        return self.interval_s
 
     @abstractmethod
     async def tick(self) -> None:
@@ -125,12 +132,17 @@ class TopicFeed(SampledFeed):
     def __init__(self, node: ServedNode, topic: str) -> None:
         super().__init__(node)
         self._topic = topic
+        self._is_wide = False
+
+    def pause_s(self) -> float:
+        return WIDE_INTERVAL_S if self._is_wide else self.interval_s
 
     async def tick(self) -> None:
         image = require_image(self._node)
         topic = image.topic(self._topic)
         if topic is None:
             raise Refusal(404, f"topic {self._topic[:260]} does not exist")
+        self._is_wide = len(topic.partitions) > WIDE_PARTITIONS
         if self._node.is_ready:
             await self._sampler.sample(image, [topic])
         now_s = self._loop.time()

@@ -7,7 +7,6 @@ this node's own copy is shown up to the watermark that it knows, and `source` sa
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
-from urllib.parse import quote
 
 import msgspec
 
@@ -107,7 +106,7 @@ async def messages_page(node: ServedNode, topic: TopicImage, parameters: Paramet
         return await _read_page(node, OwnLog(node, hosted), name, index, asked, node.node_id, "leader")
     try:
         leader = require_other_leader(node, topic, partition, parameters)
-        told = await ask_leader(leader, parameters, f"/api/topics/{quote(name)}/messages")
+        told = await ask_leader(leader, parameters, f"/api/topics/{name}/messages")
         if told is not None:
             return told
         async with leader_log(leader, name, index) as log:

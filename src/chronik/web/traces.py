@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
+from chronik.doctor.node_http import HttpError, get_json
 from chronik.observe.traces import Trace, TraceRing
 from chronik.web.answers import Parameters, Refusal
 from chronik.web.feeds import Feed
 from chronik.web.listeners import Listener
-from chronik.web.other_nodes import NoAnswer, get_json
 from chronik.web.served import ServedNode, current_image
 
 PARAMETERS = ("after", "last", "topic", "partition", "limit")
@@ -120,7 +119,7 @@ class TracesFeed(Feed):
         for broker in brokers.values():
             is_other = broker.id != self._node.node_id and broker.http and not broker.is_fenced
             if is_other and broker.id not in self._asking:
-                asking = get_json(broker.http, f"/api/traces?{self._question(broker.id)}")
+                asking = get_json(broker.http, "/api/traces", **self._question(broker.id))
                 self._asking[broker.id] = self._loop.create_task(asking)
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=ANSWER_WAIT_S)
@@ -135,12 +134,12 @@ class TracesFeed(Feed):
                 answer = task.result()
                 self._after[node_id] = int(answer["next"])
                 found += answer["events"]
-            except (NoAnswer, KeyError, TypeError, ValueError):
+            except (HttpError, KeyError, TypeError, ValueError):
                 silent.append(node_id)
         self._silent = sorted(silent)
         return found
 
-    def _question(self, node_id: int) -> str:
+    def _question(self, node_id: int) -> dict[str, Any]:
         after = self._after.get(node_id)
         asked = {"last": FEED_EVENTS_MAX} if after is None else {"after": after, "limit": FEED_EVENTS_MAX}
-        return urlencode({**asked, **({} if self._topic is None else {"topic": self._topic})})
+        return {**asked, "topic": self._topic}

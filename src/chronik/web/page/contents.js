@@ -13,7 +13,7 @@ export function contentView(title, content, key, draw, loadWhole) {
   return h("div", { class: "content", "data-key": title },
     h("h3", null, title, h("span", { class: "muted" }, bytes(content.size_bytes)),
       h("span", { class: "ways", role: "group", "aria-label": `${title} as` },
-        ways.map((one) => h("button", { type: "button", "aria-pressed": one === way, onclick: () => { chosen.set(key, one); draw(); } }, one)))),
+        ways.map((one) => h("button", { type: "button", "aria-pressed": String(one === way), onclick: () => { chosen.set(key, one); draw(); } }, one)))),
     h("pre", { tabindex: 0, "aria-label": `${title} as ${way}` }, rendered(content, way)),
     content.is_cut && h("p", { class: "muted" }, "This is its beginning. ", h("button", { type: "button", onclick: loadWhole }, "Read more of it")));
 }

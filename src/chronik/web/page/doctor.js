@@ -1,6 +1,7 @@
 // The doctor on a button: one verdict, its evidence, and what to do next.
 
 import { h } from "./dom.js";
+import { duration } from "./format.js";
 import { ask, error } from "./parts.js";
 
 const TONES = { healthy: "ok", "under-replicated": "warn", "partition-imbalance": "warn" };
@@ -43,16 +44,11 @@ export function doctor(name, draw) {
       if (!said) return null;
       return h("section", { class: `panel verdict ${TONES[said.verdict] ?? "bad"}`, "aria-label": "Diagnosis", role: "status" },
         h("header", null, h("h2", null, said.verdict), h("span", { class: "muted" }, `${said.group ? `group ${said.group}, ` : ""}${said.at.toLocaleTimeString()}`), h("button", { type: "button", class: "plain", onclick: close }, "Close")),
-        h("p", null, said.summary),
-        said.evidence?.length > 0 && h("ul", null, said.evidence.map((one) => h("li", null, evidence(one)))),
-        said.next_step && h("p", null, h("strong", null, "Next: "), said.next_step));
+        h("p", null, `${said.summary[0].toUpperCase()}${said.summary.slice(1)}.`),
+        said.evidence.length > 0 && h("ul", null, said.evidence.map((one) => h("li", null, one.text, one.since_s ? h("span", { class: "muted" }, ` for ${duration(one.since_s * 1000)}`) : null))),
+        said.also.length > 0 && h("p", { class: "muted" }, `Also: ${said.also.join(", ")}.`),
+        h("p", null, h("strong", null, "Next: "), said.next_step),
+        said.notes.length > 0 && h("p", { class: "muted" }, said.notes.join("; ")));
     },
   };
-}
-
-function evidence(one) {
-  if (typeof one === "string") return one;
-  const { text, summary, what, ...rest } = one;
-  const words = Object.entries(rest).filter(([, value]) => value !== null && typeof value !== "object").map(([key, value]) => `${key}: ${value}`).join(", ");
-  return [text ?? summary ?? what ?? "", words && h("span", { class: "muted" }, ` ${words}`)];
 }

@@ -90,7 +90,10 @@ export function messages(name, draw) {
   function form(known) {
     const together = known.partitions.length <= TOGETHER_MAX;
     const option = (value, text, selected) => h("option", { value, selected }, text);
-    const field = (label, control) => h("label", { class: "field" }, h("span", null, label), control);
+    const field = (label, control) => {
+      control.setAttribute("aria-label", label);
+      return h("label", { class: "field" }, h("span", null, label), control);
+    };
     return h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); read(event.target); } },
       field("Partition", h("select", { name: "partition", "data-static": true, onchange: (event) => read(event.target.form) },
         together && known.partitions.length > 1 && option("all", "all"),

@@ -12,6 +12,7 @@ import { stallPanel, traces } from "./traces.js";
 
 const TABS = { partitions: "Partitions", messages: "Messages", traces: "Traces", settings: "Settings" };
 const OLD_MS = 3000;
+const SHOWN_MAX = 200;
 
 const doctors = new Map(); // What the doctor said stays while one looks at the other tabs.
 
@@ -90,7 +91,11 @@ function partitionPanel(known) {
     { title: "Lag", class: "plot", cell: (line) => [spark(series(line, "lag"), `Watermark lag of partition ${line.partition}`, count, isStalled(line) ? "warn" : "", LAG_FLOOR), h("span", { class: `reading ${isStalled(line) ? "warn" : ""}` }, count(line.lag))] },
     { title: "Rate", class: "plot", cell: (line) => [spark(series(line, "rate"), `Rate of partition ${line.partition}`, rate), h("span", { class: "reading" }, rate(line.rate))] },
   ];
-  return panel("Partitions", null, table(`Partitions of ${known.name}`, columns, known.partitions, (line) => `partition-${line.partition}`));
+  const isWell = (line) => line.leader >= 0 && !isStalled(line) && line.isr.length === line.replicas.length;
+  const all = known.partitions;
+  const shown = all.length > SHOWN_MAX ? [...all].sort((one, other) => isWell(one) - isWell(other)).slice(0, SHOWN_MAX) : all;
+  const aside = shown.length < all.length && h("span", { class: "muted" }, `${SHOWN_MAX} of ${count(all.length)}, those in trouble first`);
+  return panel("Partitions", { aside }, table(`Partitions of ${known.name}`, columns, shown, (line) => `partition-${line.partition}`));
 }
 
 function groupsOf(name, groups) {
