@@ -54,8 +54,8 @@ def cluster(source: Path, port: int) -> Iterator[str]:
 class Side:
     """One of the things compared: a cluster, and the config of the topics on it."""
 
-    def __init__(self, bootstrap: str, *configs: str) -> None:
-        self.runs: dict[str, list[dict[str, Any]]] = {"produce": [], "consume": [], "requests": []}
+    def __init__(self, bootstrap: str, modes: list[str], *configs: str) -> None:
+        self.runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
         self._bootstrap = bootstrap
         self._configs = [part for config in configs for part in ("--config", config)]
 
@@ -100,20 +100,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--modes", nargs="+", default=["produce", "consume", "requests"], help="in this order")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=21092)
     parser.add_argument("--against", type=Path, metavar="SRC", help="the src folder of another version")
     wanted = parser.parse_args()
     load_before = os.getloadavg()[0]
     with cluster(HERE, wanted.port) as here:
-        off, on = Side(here), Side(here, "chronik.trace=true")
+        off, on = Side(here, wanted.modes), Side(here, wanted.modes, "chronik.trace=true")
         for number in range(wanted.rounds):
             off.measure(f"off-{number}", wanted.records, wanted.size)
             on.measure(f"on-{number}", wanted.records, wanted.size)
         rows = compared("traces off, on", off, on)
         if wanted.against is not None:
             with cluster(wanted.against.resolve(), wanted.port + 10) as there:
-                other, same = Side(there), Side(here)
+                other, same = Side(there, wanted.modes), Side(here, wanted.modes)
                 for number in range(wanted.rounds):
                     other.measure(f"other-{number}", wanted.records, wanted.size)
                     same.measure(f"same-{number}", wanted.records, wanted.size)
