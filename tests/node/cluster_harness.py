@@ -103,7 +103,7 @@ class LocalNodes:
         environment = Environment(
             RealDisk(), Random(self._random.random()), self._executor, _wall_ms, boot_id=self.boot_id
         )
-        return Broker(config, environment, Metrics(), log)
+        return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

@@ -199,6 +199,7 @@ class ClusterMember:
             config.durability,
             previous_epoch=previous_epoch,
             folder_id=self._store_id,
+            http=broker.http,
         )
         self.session = BrokerSession(
             broker.loop,
