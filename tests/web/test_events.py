@@ -181,3 +181,21 @@ def test_every_answer_keeps_other_sites_out(chronik_cluster: TestCluster, path: 
         assert response.status == 404
         assert "see /" in json.loads(body)["error"]
     connection.close()
+
+
+def test_a_name_that_was_made_to_point_here_is_refused(chronik_cluster: TestCluster) -> None:
+    address = chronik_cluster.nodes[0].http
+
+    def status(host: str, path: str = "/api/topics") -> int:
+        connection = http.client.HTTPConnection(str(address), timeout=10)
+        connection.request("GET", path, headers={"Host": host})
+        answered = connection.getresponse().status
+        connection.close()
+        return answered
+
+    for host in (str(address), f"localhost:{address.port}", "LOCALHOST", "[::1]:80", "page.localhost", "10.0.0.7:6092"):
+        assert status(host) == 200, host
+    for host in ("evil.example", f"evil.example:{address.port}", "127.0.0.1.evil.example", "localhost.evil.example"):
+        assert status(host) == 403, host
+        assert status(host, "/") == 403
+        assert status(host, "/healthz") == 200

@@ -87,7 +87,7 @@ function topicPanel({ topics }) {
   const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", "data-static": true, onchange: (event) => { withInternal = event.target.checked; } }), "internal ones");
   if (!topics) return panel("Topics", { aside: toggle }, empty("Nothing is known yet."));
   if (topics.error) return panel("Topics", { aside: toggle }, error(topics.error));
-  const lines = topics.topics.filter((line) => withInternal || !line.internal);
+  const lines = topics.topics.filter((line) => withInternal || !(line.internal || line.name.startsWith("__")));
   const columns = [
     { title: "Topic", class: "name", cell: (line) => h("a", { href: `#/topics/${encodeURIComponent(line.name)}` }, line.name) },
     { title: "Health", class: "status", cell: topicHealth },
