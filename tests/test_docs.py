@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from chronik.node.apis import load_apis
 from chronik.node.config import NodeConfig
-from chronik.observe.metrics import api_name
+from chronik.observe.metrics import Metrics, api_name
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 OPERATIONS = DOCS / "operations.md"
+DASHBOARD = DOCS / "grafana.json"
 PROTOCOL = DOCS / "protocol.md"
 
 
@@ -32,3 +35,31 @@ def test_operations_names_every_setting_with_its_default() -> None:
         assert setting.name in documented
         if isinstance(setting.default, bool | int):
             assert documented[setting.name] == str(setting.default).lower()
+
+
+def metric_names() -> dict[str, set[str]]:
+    """By family: the names under which Prometheus stores its samples."""
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+    families = text_string_to_metric_families(Metrics().exposition().decode())
+    return {family.name: {family.name + suffix for suffix in suffixes.get(family.type, ("",))} for family in families}
+
+
+def test_operations_says_what_each_metric_means() -> None:
+    documented = set(re.findall(r"`((?:chronik|process)_[a-z_]+)`", OPERATIONS.read_text()))
+    missing = [name for name, stored in metric_names().items() if not documented & {name, *stored}]
+    assert missing == []
+
+
+def test_the_dashboard_names_only_metrics_that_exist_and_leaves_out_none_that_matters() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    named = {name for query in queries for name in re.findall(r"\b(?:chronik|process)_[a-z_]+", query)}
+    stored = metric_names()
+    assert named <= set().union(*stored.values())
+    shown = {family for family, names in stored.items() if names & named}
+    details = {"chronik_log_start_offset", "chronik_high_watermark", "chronik_watermark_updates"}
+    assert set(stored) - shown <= details
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)

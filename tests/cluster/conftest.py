@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from tests.cluster.support_cluster import NODES, Nodes
 
 StartNodes: TypeAlias = Callable[..., Nodes]
 
+N = TypeVar("N", bound=Nodes)
 CLUSTERS = pytest.StashKey[list[Nodes]]()
 FAILED = pytest.StashKey[bool]()
 """Whether a part of the test has failed so far."""
@@ -33,7 +34,8 @@ def pytest_runtest_makereport(
     return report
 
 
-def _started(config: pytest.Config, nodes: Nodes) -> Iterator[Nodes]:
+def nodes_of(config: pytest.Config, nodes: N) -> Iterator[N]:
+    """Starts them, and shows their logs where a test fails."""
     config.stash[CLUSTERS].append(nodes)
     with nodes:
         nodes.start_all()
@@ -48,7 +50,7 @@ def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Star
 
     def start(count: int = NODES, *, cuttable: bool = False, **settings: Any) -> Nodes:
         folder = tmp_path / f"cluster-{len(started) + 1}"
-        started.append(_started(request.config, Nodes(folder, count, settings, cuttable=cuttable)))
+        started.append(nodes_of(request.config, Nodes(folder, count, settings, cuttable=cuttable)))
         return next(started[-1])
 
     yield start
@@ -65,4 +67,4 @@ def nodes(start_nodes: StartNodes) -> Nodes:
 @pytest.fixture(scope="session")
 def shared_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three nodes for all tests that use topics and groups of their own and leave every node running."""
-    yield from _started(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))
+    yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))

@@ -112,15 +112,3 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
     }
-
-
-def quantile_s(metrics: str, name: str, quantile: float) -> float | None:
-    """The upper bound of the bucket of a Prometheus histogram that holds this quantile; None where nothing was seen."""
-    buckets: list[tuple[float, float]] = []
-    for line in metrics.splitlines():
-        if line.startswith(f"{name}_bucket{{"):
-            bound = line.partition('le="')[2].partition('"')[0]
-            buckets.append((float(bound), float(line.rpartition(" ")[2])))
-    if not buckets or buckets[-1][1] == 0:
-        return None
-    return next(bound for bound, count in sorted(buckets) if count >= quantile * buckets[-1][1])

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.support_links import Links
 from tests.cluster.support_recorder import content, value_of
 from tests.cluster.support_replicas import replicas_agree
-from tests.cluster.support_soak import SoakResults, quantile_s
+from tests.cluster.support_soak import SoakResults
 from tests.node.support_wire import batch
 
 from chronik.testing.history import check
@@ -118,10 +118,3 @@ def test_soak_figures_of_a_test_are_kept_beside_those_of_others(tmp_path: Path) 
     assert found["measured"]["start"] == {"unit": "s", "value": 4.0, "count": 2, "goal": "<= 3", "met": False}
     assert {name: run["passed"] for name, run in found["runs"].items()} == {"first": False, "second": True}
     assert found["runs"]["second"]["machine"]["cores"] == os.cpu_count()
-
-
-def test_a_quantile_is_the_bound_of_the_bucket_that_holds_it() -> None:
-    text = 'x_bucket{le="0.001"} 98\nx_bucket{le="0.01"} 99\nx_bucket{le="+Inf"} 100\nx_sum 1\n'
-    assert quantile_s(text, "x", 0.5) == 0.001
-    assert quantile_s(text, "x", 0.99) == 0.01
-    assert quantile_s('x_bucket{le="+Inf"} 0\n', "x", 0.99) is None

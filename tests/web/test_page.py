@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from kafka import KafkaConsumer
 from tests.support.eventually import eventually
@@ -160,6 +161,30 @@ def test_what_does_not_exist_is_said_in_words(
     expect(page.get_by_text("topic nothing does not exist")).to_be_visible()
     page.evaluate("location.hash = '#/groups/nobody'")
     expect(page.get_by_text(re.compile("group nobody does not exist"))).to_be_visible()
+
+
+def test_stall_windows_are_read_off_traces(chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect) -> None:
+    def event(kind: str, time_ms: int, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "time_ms": time_ms, "node": 1, "partition": 0, **more}
+
+    events = [
+        event("produce-appended", 1_000, last_offset=4),
+        event("watermark-updated", 1_010, old=0, new=5, why="replica-fetch"),
+        event("produce-appended", 2_000, last_offset=9),
+        event("produce-appended", 4_000, last_offset=11),
+        event("watermark-updated", 5_500, old=5, new=10, why="isr-change"),
+        event("watermark-updated", 5_510, old=5, new=10, why="leader"),
+        event("watermark-updated", 5_520, old=10, new=12, why="replica-fetch"),
+        event("fetch-started", 6_000, fetch=7, max_wait_ms=500),
+        event("fetch-served", 6_500, fetch=7, elapsed_ms=500, client_id="patient", offset=12),
+        event("fetch-started", 7_000, fetch=8, max_wait_ms=500),
+        event("fetch-served", 9_000, fetch=8, elapsed_ms=2_000, client_id="stuck", offset=12),
+    ]
+    page = open_page(chronik_cluster.nodes[0].http)
+    found = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
+    assert [(window["from"], window["to"]) for window in found] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
+    assert "stood at 5, then rose to 10 (isr-change)" in found[0]["what"]
+    assert "fetch of stuck at 12 took 2000 ms on node 1" in found[2]["what"]
 
 
 def test_the_page_asks_nothing_of_other_hosts_and_is_in_the_wheel() -> None:

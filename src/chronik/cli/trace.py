@@ -95,9 +95,8 @@ async def follow(
         raise CliError("no node told its HTTP address: is this a Chronik cluster, and its HTTP within reach?")
     pages = {node: TracePages(address, topic, partition) for node, address in addresses.items()}
     asked_s = 0.0
-    await asyncio.gather(*(page.skip(EVENTS_SHOWN_BEFORE) for page in pages.values()))
+    found = await asyncio.gather(*(page.latest(EVENTS_SHOWN_BEFORE) for page in pages.values()))
     while True:
-        found = await asyncio.gather(*(page.next() for page in pages.values()))
         for event in sorted((event for events in found for event in events), key=lambda event: event.time_ms):
             show(event)
         sys.stdout.flush()
@@ -110,6 +109,7 @@ async def follow(
             asked_s = 0.0
             for node, address in (await _more_addresses(pages)).items():
                 pages.setdefault(node, TracePages(address, topic, partition))
+        found = await asyncio.gather(*(page.next() for page in pages.values()))
 
 
 async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:

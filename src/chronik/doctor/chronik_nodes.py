@@ -14,7 +14,6 @@ from chronik.observe.traces import Trace, decode_page
 REJECTIONS = "chronik_leadership_rejections_total"
 LAG_AGE = "chronik_watermark_lag_seconds"
 TRACES_AT_ONCE = 1_000
-PAGES_MAX = 25
 SILENT_TIMEOUT_S = 0.3
 TRACES_KEPT_MAX = 5_000
 
@@ -98,16 +97,10 @@ class ChronikNodes:
         """One that was silent the last time gets less: all others wait for it."""
         return SILENT_TIMEOUT_S if node in self._silent else TIMEOUT_S
 
-    async def _ring(self, node: int) -> tuple[list[Trace], float]:
+    async def _ring(self, node: int) -> tuple[Sequence[Trace], float]:
         """The latest of one node's events, and its clock."""
         pages = TracePages(self.addresses[node], self._topic, timeout_s=self._timeout_s(node))
-        events: list[Trace] = []
-        for _ in range(PAGES_MAX):
-            page = await pages.next()
-            events = [*events, *page][-TRACES_KEPT_MAX:]
-            if len(page) < TRACES_AT_ONCE:
-                break
-        return events, pages.clock_ms
+        return await pages.latest(TRACES_KEPT_MAX), pages.clock_ms
 
 
 class TracePages:
@@ -125,28 +118,23 @@ class TracePages:
         self._partition = partition
         self._after = 0
 
-    async def skip(self, keep: int) -> None:
-        """Goes to the end, less the last `keep` events."""
-        numbers: list[int] = []
-        for _ in range(PAGES_MAX):
-            page = await self.next()
-            numbers = [*numbers, *(event.n for event in page)][-keep - 1 :]
-            if len(page) < TRACES_AT_ONCE:
-                break
-        if numbers:
-            self._after = numbers[0] if len(numbers) > keep else numbers[0] - 1
+    async def latest(self, count: int) -> Sequence[Trace]:
+        """What happened last; `next` goes on behind it."""
+        return await self._ask(last=count)
 
     async def next(self) -> Sequence[Trace]:
+        return await self._ask(after=self._after, limit=TRACES_AT_ONCE)
+
+    async def _ask(self, **question: int) -> Sequence[Trace]:
         before = self.answers
         try:
             answer = await get(
                 self.address,
                 "/api/traces",
                 self._timeout_s,
-                after=self._after,
                 topic=self._topic,
                 partition=self._partition,
-                limit=TRACES_AT_ONCE,
+                **question,
             )
             page = decode_page(answer.body)
         except (HttpError, ValueError) as error:

@@ -57,7 +57,7 @@ async def _exchange(host: str, port: int, path: str) -> tuple[bytes, bytes]:
             parts.append(part)
         return head, b"".join(parts)
     finally:
-        writer.close()
+        writer.transport.abort()
 
 
 def _clock_ms(head: bytes) -> float:

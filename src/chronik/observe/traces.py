@@ -191,7 +191,7 @@ class TraceRing:
         self.taken = 0
         self.last_n = 0
         self._capacity = capacity
-        self._wall_ms = wall_ms
+        self.wall_ms = wall_ms
         self._counter = counter
         self._events: list[Trace] = []
         self._fetches = 0
@@ -200,11 +200,8 @@ class TraceRing:
         self._fetches += 1
         return self._fetches
 
-    def stamp(self) -> tuple[int, float, int]:
-        """Number, time and node of the next event, which has to be added at once."""
-        return self.last_n + 1, float(self._wall_ms()), self.node_id
-
     def add(self, event: Trace) -> None:
+        """Takes event number `last_n` + 1."""
         events = self._events
         self.last_n = n = event.n
         if len(events) < self._capacity:
@@ -257,18 +254,31 @@ class PartitionTrace:
     # -- produce -------------------------------------------------------------------------------------------------------
 
     def appended(self, client_id: str | None, base_offset: int, last_offset: int, size_bytes: int, acks: int) -> None:
-        self._ring.add(
+        ring = self._ring
+        ring.add(
             ProduceAppended(
-                *self._ring.stamp(), self.topic, self.partition, client_id, base_offset, last_offset, size_bytes, acks
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
+                self.topic,
+                self.partition,
+                client_id,
+                base_offset,
+                last_offset,
+                size_bytes,
+                acks,
             )
         )
 
     def acknowledged(
         self, client_id: str | None, base_offset: int, last_offset: int, acks: int, elapsed_s: float
     ) -> None:
-        self._ring.add(
+        ring = self._ring
+        ring.add(
             ProduceAcknowledged(
-                *self._ring.stamp(),
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
                 self.topic,
                 self.partition,
                 client_id,
@@ -280,30 +290,64 @@ class PartitionTrace:
         )
 
     def forwarded(self, client_id: str | None, to: int, size_bytes: int) -> None:
-        self._ring.add(ProduceForwarded(*self._ring.stamp(), self.topic, self.partition, client_id, to, size_bytes))
+        ring = self._ring
+        ring.add(
+            ProduceForwarded(
+                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, client_id, to, size_bytes
+            )
+        )
 
     def rejected(self, client_id: str | None, error: str, reason: str) -> None:
-        self._ring.add(ProduceRejected(*self._ring.stamp(), self.topic, self.partition, client_id, error, reason))
+        ring = self._ring
+        ring.add(
+            ProduceRejected(
+                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, client_id, error, reason
+            )
+        )
 
     # -- fetch ---------------------------------------------------------------------------------------------------------
 
     def fetch_started(self, fetch: int, client_id: str | None, offset: int, max_wait_ms: int, min_bytes: int) -> None:
-        self._ring.add(
+        ring = self._ring
+        ring.add(
             FetchStarted(
-                *self._ring.stamp(), self.topic, self.partition, fetch, client_id, offset, max_wait_ms, min_bytes
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
+                self.topic,
+                self.partition,
+                fetch,
+                client_id,
+                offset,
+                max_wait_ms,
+                min_bytes,
             )
         )
 
     def watermark_seen(self, fetch: int, high_watermark: int, log_end_offset: int) -> None:
-        self._ring.add(
-            WatermarkSeen(*self._ring.stamp(), self.topic, self.partition, fetch, high_watermark, log_end_offset)
+        ring = self._ring
+        ring.add(
+            WatermarkSeen(
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
+                self.topic,
+                self.partition,
+                fetch,
+                high_watermark,
+                log_end_offset,
+            )
         )
 
     def no_data(self, fetch: int) -> None:
-        self._ring.add(NoData(*self._ring.stamp(), self.topic, self.partition, fetch))
+        ring = self._ring
+        ring.add(NoData(ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, fetch))
 
     def data_available(self, fetch: int, size_bytes: int) -> None:
-        self._ring.add(DataAvailable(*self._ring.stamp(), self.topic, self.partition, fetch, size_bytes))
+        ring = self._ring
+        ring.add(
+            DataAvailable(ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, fetch, size_bytes)
+        )
 
     def fetch_served(
         self,
@@ -315,9 +359,12 @@ class PartitionTrace:
         error: str | None,
         elapsed_s: float,
     ) -> None:
-        self._ring.add(
+        ring = self._ring
+        ring.add(
             FetchServed(
-                *self._ring.stamp(),
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
                 self.topic,
                 self.partition,
                 fetch,
@@ -334,10 +381,28 @@ class PartitionTrace:
 
     def watermark_updated(self, old: int, new: int, why: Why) -> None:
         acks = None if why == "leader" else self.acks
-        self._ring.add(WatermarkUpdated(*self._ring.stamp(), self.topic, self.partition, old, new, acks, why))
+        ring = self._ring
+        ring.add(
+            WatermarkUpdated(
+                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, old, new, acks, why
+            )
+        )
 
     def isr_changed(self, old: tuple[int, ...], new: tuple[int, ...], leader: int, leader_epoch: int) -> None:
-        self._ring.add(IsrChanged(*self._ring.stamp(), self.topic, self.partition, old, new, leader, leader_epoch))
+        ring = self._ring
+        ring.add(
+            IsrChanged(
+                ring.last_n + 1,
+                ring.wall_ms(),
+                ring.node_id,
+                self.topic,
+                self.partition,
+                old,
+                new,
+                leader,
+                leader_epoch,
+            )
+        )
 
 
 def error_name(code: int) -> str:

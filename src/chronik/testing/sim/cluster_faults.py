@@ -21,6 +21,7 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "freeze": 4,
     "isolate": 5,
     "deafen": 2,
+    "part": 4,
     "kill_all": 1,
     "power_all": 1,
     "transfer": 2,
@@ -29,7 +30,8 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "drift": 1,
 }
 """Each fault and its weight, where the disk's word counts (`synced`)."""
-FEW_KINDS_SHARE = 0.7
+CUTS = ("isolate", "part", "freeze")
+VOTES = ("coup", "transfer", "kill")
 LEADER_SHARE = 0.6
 SHORT_S_MAX = 1.0
 LONG_S = (2.2, 4.5)
@@ -54,10 +56,10 @@ class ClusterNemesis(Nemesis):
         mortal: SimNode | None = None,
     ) -> None:
         super().__init__(world, network, nodes, clients, faults, {**MOMENTS, **CLUSTER_MOMENTS})
-        if self._random.random() < FEW_KINDS_SHARE:
-            # All kinds at once hide each other: a long cut shows nothing where something else dies meanwhile.
-            kinds = self._random.sample(sorted(faults), self._random.randint(2, 5))
-            self._faults = {kind: faults[kind] for kind in kinds}
+        # All kinds at once hide each other: a long cut shows nothing where something else dies meanwhile.
+        some = tuple(self._random.sample(sorted(faults), self._random.randint(2, 5)))
+        kinds = self._random.choice((tuple(faults), some, CUTS, CUTS, VOTES))
+        self._faults = {kind: faults[kind] for kind in kinds}
         self._topic = topic
         self._mortal = mortal
 
@@ -74,8 +76,13 @@ class ClusterNemesis(Nemesis):
         broker = node.broker
         if not node.is_ready or broker is None:
             return False
-        hosted = broker.host.partitions.values()
-        return broker.is_controller or any(each.topic == self._topic and each.leader is not None for each in hosted)
+        return broker.is_controller or self._leads_partition(node)
+
+    def _leads_partition(self, node: SimNode) -> bool:
+        if not node.is_ready or node.broker is None:
+            return False
+        hosted = node.broker.host.partitions.values()
+        return any(each.topic == self._topic and each.leader is not None for each in hosted)
 
     def _may_die(self, node: SimNode) -> bool:
         return self._mortal is None or node is self._mortal
@@ -105,6 +112,7 @@ class ClusterNemesis(Nemesis):
             "freeze": self._freeze,
             "isolate": self._isolate,
             "deafen": self._deafen,
+            "part": self._part,
             "kill_all": self._kill_all,
             "power_all": self._power_all,
             "transfer": self._transfer,
@@ -129,6 +137,15 @@ class ClusterNemesis(Nemesis):
         """One link between two nodes carries nothing in one direction."""
         other = self._random.choice([each for each in self._nodes if each is not node])
         self._cut_links([(other.host, node.host)])
+
+    def _part(self, node: SimNode) -> None:
+        """The leader of a partition and the controller do not hear each other; the third node hears both."""
+        leaders = [each for each in self._nodes if self._leads_partition(each)]
+        controllers = [each for each in self._nodes if each.is_ready and each.broker and each.broker.is_controller]
+        leader = self._random.choice(leaders or [node])
+        other = self._random.choice([each for each in controllers or self._nodes if each is not leader] or [node])
+        if other is not leader:
+            self._cut_links([(leader.host, other.host), (other.host, leader.host)])
 
     def _cut_links(self, links: Sequence[tuple[Host, Host]]) -> None:
         duration_s = self._duration_s()

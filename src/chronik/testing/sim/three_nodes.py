@@ -31,8 +31,8 @@ class ThreeNodes(Scenario):
 
     name: ClassVar[str] = "three-nodes"
 
-    busy_range_s: ClassVar[tuple[float, float]] = (2.5, 7.0)
-    strike_pauses_s: ClassVar[tuple[float, ...]] = (0.3, 0.7, 1.5)
+    busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
+    strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
 
     def build(self) -> None:
         random = self.random

@@ -1,0 +1,281 @@
+"""Each cause of a stall, made on purpose in three real nodes with real clients: the doctor names it.
+
+One cluster for all of them: forwarding is off, so that a client with stale metadata is refused, and reads can be made
+slow. The tests that take nodes away come last, since none brings them back.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.cli.run_chronik import CHRONIK, chronik
+from tests.cluster.conftest import nodes_of
+from tests.cluster.support_cluster import Nodes
+from tests.node.support_wire import WireClient, batch
+from tests.support.eventually import eventually
+
+from chronik.wire.errors import ErrorCode
+
+pytestmark = pytest.mark.timeout(180)
+PARTITIONS = 3
+TAIL_BATCHES = 600
+"""More than a log remembers the places of: older ones are read from the disk."""
+
+
+class Ward(Nodes):
+    """The cluster, with a switch that makes its disks slow."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.slow_reads = folder / "slow-reads"
+        super().__init__(folder / "nodes", settings={"forwarding": False, "debug_slow_reads": str(self.slow_reads)})
+
+    def doctor(self, topic: str, *more: str) -> dict[str, Any]:
+        outcome = chronik("doctor", topic, "--json", "-b", self.bootstrap, *more, timeout_s=120)
+        assert outcome.code in (0, 1), outcome.err
+        told: dict[str, Any] = json.loads(outcome.out)
+        assert (outcome.code == 0) == (told["verdict"] == "healthy")
+        return told
+
+
+@pytest.fixture(scope="module")
+def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    for nodes in nodes_of(request.config, Ward(tmp_path_factory.mktemp("ward"))):
+        nodes.wait_in_sync()
+        yield nodes
+
+
+@contextmanager
+def running(work: Any) -> Iterator[None]:
+    """Calls `work` again and again in a thread, until the block ends."""
+    stop = Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            work()
+            stop.wait(0.01)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@contextmanager
+def produced(nodes: Nodes, topic: str, acks: str = "all") -> Iterator[None]:
+    """Records to all partitions, without end."""
+    producer = Producer({"bootstrap.servers": nodes.bootstrap, "acks": acks, "client.id": "writer"})
+
+    def send() -> None:
+        for partition in range(PARTITIONS):
+            producer.produce(topic, b"x" * 50, partition=partition)
+        producer.poll(0)
+
+    with running(send):
+        yield
+    producer.purge()
+
+
+@contextmanager
+def consumer_of(nodes: Nodes, topic: str) -> Iterator[Consumer]:
+    """A member of the topic's group that has read and committed something of each partition."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": nodes.bootstrap,
+            "group.id": f"group-of-{topic}",
+            "client.id": "reader",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.subscribe([topic])
+        partitions = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+
+        def has_committed() -> bool:
+            read(consumer)
+            return all(place.offset > 0 for place in consumer.committed(partitions, timeout=10))
+
+        eventually(has_committed, 30, "every partition was read and committed")
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def read(consumer: Consumer) -> None:
+    if consumer.consume(200, timeout=0.2):
+        consumer.commit(asynchronous=False)
+
+
+# -- all nodes run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_cluster_under_load_is_healthy(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    with produced(ward, topic), consumer_of(ward, topic) as consumer, running(lambda: read(consumer)):
+        told = ward.doctor(topic)
+    assert (told["verdict"], told["also"]) == ("healthy", []), told
+    assert [partition["partition"] for partition in told["partitions"]] == [0, 1, 2]
+    assert all(partition["fetch_ms"] is not None for partition in told["partitions"])
+
+
+def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward) -> None:
+    topic = ward.new_topic(1, min_insync_replicas="3")
+    leader = ward.leader(topic)
+    paused = next(node for node in ward.ids if node not in (leader, ward.controller()))
+    ward.pause(paused)
+    try:
+        with ward.connect(leader) as client:
+            for _ in range(20):
+                assert client.produce(topic, batch(b"x"), acks=1).error_code == 0
+        told = ward.doctor(topic)
+    finally:
+        ward.resume(paused)
+    assert told["verdict"] == "watermark-not-advancing", told
+    (evidence,) = told["evidence"]
+    assert (evidence["partition"], evidence["node"]) == (0, paused)
+    assert evidence["numbers"]["lag"] >= 20
+    ward.wait_in_sync()
+
+
+def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward) -> None:
+    topic = ward.new_topic(1, chronik_trace="true")
+    leader = ward.leader(topic)
+    with ward.connect(leader) as client:
+        sent = [client.send_produce(topic, batch(b"x")) for _ in range(TAIL_BATCHES)]
+        for correlation_id in sent:
+            assert client.produced(correlation_id).error_code == 0
+    ward.slow_reads.write_text("1500")
+    try:
+        told = ward.doctor(topic)
+    finally:
+        ward.slow_reads.unlink()
+    assert told["verdict"] == "fetch-hang", told
+    (evidence,) = told["evidence"]
+    assert (evidence["partition"], evidence["node"]) == (0, leader)
+    assert evidence["numbers"]["longest_ms"] >= 1500
+
+
+def test_a_client_that_keeps_asking_the_wrong_node_is_named(ward: Ward) -> None:
+    topic = ward.new_topic(1, chronik_trace="true")
+    leader = ward.leader(topic)
+    wrong = next(node for node in ward.ids if node != leader)
+    with WireClient(ward.node(wrong).kafka.port, client_id="stale") as client:
+
+        def ask() -> None:
+            assert client.produce(topic, batch(b"x")).error_code == ErrorCode.not_leader_or_follower
+
+        with running(ask):
+            told = ward.doctor(topic)
+    assert told["verdict"] == "leadership-rejections", told
+    (evidence,) = told["evidence"]
+    assert (evidence["node"], evidence["partition"], evidence["client"]) == (wrong, 0, "stale")
+
+
+def test_a_member_that_does_not_poll_is_named(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    with produced(ward, topic), consumer_of(ward, topic):
+        told = ward.doctor(topic, "--group", f"group-of-{topic}")
+    assert told["verdict"] == "consumer-stopped", told
+    (evidence,) = told["evidence"]
+    assert (evidence["client"], evidence["group"]) == ("reader", f"group-of-{topic}")
+    assert evidence["numbers"]["lag"] > 0
+
+
+def test_a_partition_that_stands_while_others_move_is_named(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    with produced(ward, topic), consumer_of(ward, topic) as consumer:
+        consumer.pause([TopicPartition(topic, 1)])
+        with running(lambda: read(consumer)):
+            told = ward.doctor(topic)
+    assert told["verdict"] == "partition-imbalance", told
+    (evidence,) = told["evidence"]
+    assert (evidence["partition"], evidence["client"]) == (1, "reader")
+
+
+# -- traces in a terminal, and bad input -------------------------------------------------------------------------------
+
+
+def test_unknown_topics_and_groups_are_one_line_and_exit_2(ward: Ward) -> None:
+    topic = ward.new_topic(1)
+    for arguments in (("doctor", "missing"), ("doctor", topic, "--group", "missing"), ("trace", "tail", "missing")):
+        outcome = chronik(*arguments, "-b", ward.bootstrap)
+        assert outcome.code == 2, outcome.err
+        assert "missing" in outcome.error_line
+        assert "does not exist" in outcome.error_line
+
+
+def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    assert chronik("trace", "on", topic, "-b", ward.bootstrap).code == 0
+    command = [str(CHRONIK), "trace", "tail", topic, "-b", ward.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
+        seen: list[str] = []
+        reader = Thread(target=lambda: seen.extend(iter(tail.stdout.readline, "")), daemon=True)  # type: ignore[union-attr]
+        reader.start()
+        with produced(ward, topic), consumer_of(ward, topic):
+            eventually(
+                lambda: all(
+                    any(f"node {node} " in line and "produce-acknowledged" in line for line in list(seen))
+                    for node in ward.ids
+                ),
+                30,
+                "each leader's acknowledgements are shown",
+            )
+            eventually(lambda: any("fetch-served" in line for line in list(seen)), 30, "fetches are shown")
+        tail.send_signal(2)
+        assert tail.wait(20) in (0, 130)
+        assert "Traceback" not in (tail.stderr.read() if tail.stderr else "")
+    assert chronik("trace", "off", topic, "-b", ward.bootstrap).code == 0
+
+
+# -- nodes go, and stay away -------------------------------------------------------------------------------------------
+
+
+def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_stop_it(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    command = [str(CHRONIK), "doctor", topic, "--json", "-b", ward.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doctor:
+        ward.kill(3)
+        out, _ = doctor.communicate(timeout=60)
+    assert json.loads(out)["verdict"] in ("healthy", "under-replicated", "no-leader", "watermark-not-advancing")
+
+    def has_shrunk() -> bool:
+        states = ward.partitions(topic).values()
+        return all(3 not in state.isr and state.leader in (1, 2) for state in states)
+
+    eventually(has_shrunk, 30, "node 3 has left every ISR")
+    told = ward.doctor(topic)
+    assert told["verdict"] == "under-replicated", told
+    assert [(evidence["partition"], evidence["node"]) for evidence in told["evidence"]] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_two_dead_nodes_leave_no_leader_whatever_the_frozen_metadata_says(ward: Ward) -> None:
+    topic = ward.new_topic(PARTITIONS)
+    ward.kill(2)
+    told = ward.doctor(topic)
+    assert told["verdict"] == "no-leader", told
+    assert [evidence["partition"] for evidence in told["evidence"]] == [0, 1, 2]
+    assert "2, 3" in told["next_step"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_there_is_no_false_alarm_in_20_runs(start_nodes: Any) -> None:
+    nodes: Nodes = start_nodes()
+    topic = nodes.new_topic(PARTITIONS)
+    with produced(nodes, topic), consumer_of(nodes, topic) as consumer, running(lambda: read(consumer)):
+        for _ in range(20):
+            outcome = chronik("doctor", topic, "--json", "-b", nodes.bootstrap, timeout_s=120)
+            assert json.loads(outcome.out)["verdict"] == "healthy", outcome.out

@@ -1,0 +1,95 @@
+"""The examination over the Kafka protocol alone, as any cluster answers it: what it sees, and whom it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+from tests.node.test_any_node import create, play, produce
+
+from chronik.client.errors import ClientError
+from chronik.doctor import diagnose
+from chronik.doctor.brokers import Brokers
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+@pytest.fixture(autouse=True)
+def any_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that tell no HTTP address, as those of other systems."""
+
+    async def none(self: Brokers) -> dict[int, str]:
+        return {}
+
+    monkeypatch.setattr(Brokers, "http_addresses", none)
+
+
+def bootstrap(nodes: LocalNodes) -> list[tuple[str, int]]:
+    return [("127.0.0.1", broker.server.port) for broker in nodes.brokers.values()]
+
+
+def test_a_healthy_topic_is_healthy_and_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        for partition in range(3):
+            await produce(client, partition, b"x")
+        diagnosis = await diagnose(bootstrap(nodes)[:1], "t", seconds=1)
+        assert diagnosis.verdict == "healthy"
+        assert [view.high_watermark for view in diagnosis.partitions] == [1, 1, 1]
+        assert all(view.fetch_ms is not None for view in diagnosis.partitions)
+        assert any("Kafka protocol alone" in note for note in diagnosis.notes)
+
+    play(tmp_path, story)
+
+
+def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        with pytest.raises(KafkaError) as topic:
+            await diagnose(bootstrap(nodes), "missing", seconds=1)
+        assert topic.value.code is ErrorCode.unknown_topic_or_partition
+        with pytest.raises(KafkaError) as group:
+            await diagnose(bootstrap(nodes), "t", "missing", seconds=1)
+        assert group.value.code is ErrorCode.group_id_not_found
+        with pytest.raises(ClientError):
+            await diagnose([("127.0.0.1", 1)], "t", seconds=1)
+
+    play(tmp_path, story)
+
+
+def test_a_missing_node_is_seen_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        addresses = bootstrap(nodes)
+        gone = next(broker for broker in brokers if not broker.is_controller)
+        await nodes.kill(gone)
+        (one, *_) = nodes.brokers.values()
+        await until(
+            lambda: all(gone.node_id not in partition.isr for partition in one.image.topics["t"].partitions),
+            "it has left every ISR",
+        )
+        diagnosis = await diagnose(addresses, "t", seconds=2)
+        assert diagnosis.verdict == "under-replicated"
+        assert {item.node for item in diagnosis.evidence} == {gone.node_id}
+
+    play(tmp_path, story)
+
+
+def test_when_all_brokers_go_while_it_looks_it_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create(await nodes.client(brokers[0]), "t")
+        loop = brokers[0].loop
+        examining = loop.create_task(diagnose(bootstrap(nodes), "t", seconds=5))
+        killing: list[asyncio.Task[None]] = []
+        loop.call_later(1.5, lambda: killing.extend(loop.create_task(nodes.kill(broker)) for broker in brokers))
+        diagnosis = await examining
+        assert diagnosis.verdict == "no-leader"
+        assert any("no broker told the metadata" in note for note in diagnosis.notes)
+
+    play(tmp_path, story)
