@@ -77,14 +77,14 @@ def test_a_topic_is_told_whole_at_every_node_while_it_grows(chronik_cluster: Tes
 
 
 def test_a_watermark_that_stands_is_told_with_since_when(chronik_cluster: TestCluster) -> None:
-    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="1")
+    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
     leader = chronik_cluster.leader(topic)
     follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
     watcher = next(node for node in chronik_cluster.nodes if node.id not in (leader, follower))
     with events(str(watcher.http), f"?topic={topic}") as stream:
         next(stream.until("topic"))
         chronik_cluster.pause(follower)
-        put_unacknowledged(chronik_cluster.bootstrap, topic, 0, batch_of([b"waits"] * 4))
+        put_unacknowledged(watcher.bootstrap, topic, 0, batch_of([b"waits"] * 4))
         stalled = next(told for told in stream.until("topic") if told["partitions"][0]["stands_ms"] > 600)
         assert stalled["partitions"][0]["lag"] == 4
         chronik_cluster.resume(follower)
