@@ -35,7 +35,7 @@ from chronik.node.partition import Partition
 from chronik.node.replica_sessions import ReplicaSessions
 from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
-from chronik.node.topic_settings import topic_defaults, topic_settings, traced_topics
+from chronik.node.topic_settings import is_traced, topic_defaults, topic_settings, traced_topics
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
 from chronik.observe.traces import TraceRing
@@ -198,7 +198,8 @@ class PartitionHost:
                     self.replication.brokers_changed(image)
                 case TopicCreated(topic=topic):
                     self._take_on(topic, topic.partitions)
-                    self._traces.topics = traced_topics(image, self._defaults)
+                    if is_traced(topic, self._defaults):
+                        self._traces.topics |= {topic.name}
                 case PartitionsCreated(topic=topic, partitions=added):
                     self._take_on(topic, added)
                 case TopicDeleted(topic=topic):

@@ -136,12 +136,12 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
 
 def traced_topics(image: ClusterImage, defaults: TopicDefaults) -> frozenset[str]:
     """The topics whose `chronik.trace` is true, those of which this node has no replica included."""
+    return frozenset(topic.name for topic in image.topics.values() if is_traced(topic, defaults))
+
+
+def is_traced(topic: TopicImage, defaults: TopicDefaults) -> bool:
     by_default = defaults.configs.get(TRACE, TOPIC_CONFIGS[TRACE].default)
-    return frozenset(
-        topic.name
-        for topic in image.topics.values()
-        if topic.configs.get(TRACE, by_default) == "true" and is_traceable(topic.name)
-    )
+    return (topic.configs.get(TRACE, by_default) or "").strip().lower() == "true" and is_traceable(topic.name)
 
 
 def topic_values(

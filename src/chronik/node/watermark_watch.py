@@ -33,7 +33,7 @@ class WatermarkWatch:
         positions = [
             WatermarkPosition(partition.topic, partition.index, partition.log_end_offset, partition.high_watermark)
             for partition in self._partitions.values()
-            if partition.leader is not None
+            if partition.leader is not None and partition.log_end_offset > partition.high_watermark
         ]
         for lag in self.monitor.sample(positions, self._loop.time()):
             self._log.info("watermark_lag", **lag._replace(age_s=round(lag.age_s, 3))._asdict())
