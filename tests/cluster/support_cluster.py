@@ -15,6 +15,7 @@ from tests.cluster.support_links import Links
 from tests.node.support_wire import ConnectionEnded, WireClient, unique
 from tests.support.eventually import eventually
 
+from chronik.cli.errors import CliError
 from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
 from chronik.cli.local_node import LocalNode
 from chronik.testing.tied_node import TIED_TO
@@ -22,6 +23,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
 NODES = 3
+PORT_TRIES = 5
 IN_SYNC_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
@@ -51,6 +53,8 @@ class Nodes:
             environment={**clean_environment(os.environ), TIED_TO: str(os.getpid())},
         )
         self.links = Links()
+        self._is_cuttable = cuttable
+        self._has_started = False
         self.local.create(count, free_port(count), settings)
         if cuttable:
             self._put_links_between()
@@ -82,7 +86,20 @@ class Nodes:
         return self.local.node(node_id)
 
     def start_all(self) -> None:
-        self.local.start_all()
+        """All nodes; at the first start on other ports where somebody was faster to take these."""
+        tries_left = 0 if self._has_started else PORT_TRIES
+        while True:
+            try:
+                self.local.start_all()
+                break
+            except CliError as error:
+                if not tries_left or "is taken" not in str(error):
+                    raise
+            tries_left -= 1
+            self.local.move_to(free_port(len(self.ids)))
+            if self._is_cuttable:
+                self._put_links_between()
+        self._has_started = True
 
     def start(self, node_id: int) -> None:
         self.local.start(node_id)

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_links import Links
 from tests.cluster.support_recorder import content, value_of
 from tests.cluster.support_replicas import replicas_agree
@@ -57,6 +58,15 @@ def test_a_link_to_nobody_resets_its_connections() -> None:
         near.settimeout(5)
         near.recv(1)
     links.close()
+
+
+def test_nodes_start_on_other_ports_where_somebody_has_taken_theirs(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 1) as nodes:
+        taken = nodes.node(1).http.port
+        with socket.create_server(("127.0.0.1", taken)):
+            nodes.start_all()
+            assert nodes.node(1).http.port != taken
+            assert nodes.node(1).is_ready
 
 
 def stored(folder: Path, *batches: tuple[int, bytes]) -> None:

@@ -19,7 +19,7 @@ from chronik.wire.errors import KafkaError
 
 TOPIC = "orders"
 TOPIC_ID = UUID(int=77)
-SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, rebalance_hand_over_ms=200)
+SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, asked_hand_over_ms=200)
 
 Entry = tuple[int, int]
 """The leader epoch under which a record was appended, and a number that no other record has."""

@@ -11,7 +11,7 @@ from tests.metadata.controlled_cluster import Cluster
 from chronik.metadata.commands import AlterConfigs, FenceBroker
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import NO_LEADER
-from chronik.metadata.preferred import plan_elections
+from chronik.metadata.preferred import plan_unclean_elections
 from chronik.wire.errors import ErrorCode
 
 
@@ -189,32 +189,79 @@ def test_an_administrator_may_elect_uncleanly_and_the_last_known_leader_comes_fi
     cluster.join(2)
     cluster.die(2)
     states = BrokerStates.of(cluster.image)
-    plan = plan_elections(cluster.image, states, [("orders", 0), ("orders", 1)], unclean=True)
+    plan = plan_unclean_elections(cluster.image, states, [("orders", 0), ("orders", 1)])
     assert plan.command is not None
     assert plan.outcomes[0] is None
     assert plan.outcomes[1] is not None and plan.outcomes[1].code == ErrorCode.unknown_topic_or_partition
     cluster.apply(plan.command)
     assert (cluster.leader, cluster.isr) == (3, (3,))
-    again = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=True)
+    again = plan_unclean_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)])
     assert again.outcomes[0] is not None and again.outcomes[0].code == ErrorCode.election_not_needed
     cluster.die(1, 3)
-    none = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=True)
+    none = plan_unclean_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)])
     assert none.outcomes[0] is not None and none.outcomes[0].code == ErrorCode.eligible_leaders_not_available
 
 
-def test_the_preferred_leader_is_elected_on_demand_if_it_is_in_sync() -> None:
+def test_the_leader_is_asked_on_demand_to_make_way_for_the_preferred_one_if_that_is_in_sync() -> None:
     cluster = Cluster()
     cluster.create()
-    states = BrokerStates.of(cluster.image)
-    plan = plan_elections(cluster.image, states, [("orders", 0)], unclean=False)
-    assert plan.outcomes[0] is not None and plan.outcomes[0].code == ErrorCode.election_not_needed
+
+    def outcome() -> ErrorCode | None:
+        (error,) = cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
+        return None if error is None else error.code
+
+    assert outcome() == ErrorCode.election_not_needed
     cluster.die(1)
-    plan = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=False)
-    assert plan.outcomes[0] is not None and plan.outcomes[0].code == ErrorCode.preferred_leader_not_available
+    assert outcome() == ErrorCode.preferred_leader_not_available
     cluster.restart(1)
     cluster.run(600)
     cluster.join(1, 2, 3)
-    plan = plan_elections(cluster.image, BrokerStates.of(cluster.image), [("orders", 0)], unclean=False)
-    assert plan.command is not None
-    cluster.apply(plan.command)
+    assert outcome() is None
+    assert [(each.partition, each.to) for each in cluster.beat(2).hand_overs] == [(0, 1)]
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
     assert (cluster.leader, cluster.isr) == (1, (1, 2, 3))
+    assert cluster.beat(2).hand_overs == ()
+
+
+def test_a_leader_that_serves_is_followed_by_another_only_when_it_knows() -> None:
+    """The simulator's three-nodes seed 106: for a moment two served, and the end went back."""
+    cluster = Cluster()
+    cluster.create("orders", (2, 1, 3))
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
+    cluster.applied[1] = cluster.image.version
+    cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
+    cluster.run(cluster.settings.asked_hand_over_ms + 400)
+    assert (cluster.leader, cluster.partition().last_known_leader) == (NO_LEADER, 1), "1 may still serve"
+    del cluster.applied[1]
+    cluster.run(300)
+    assert cluster.leader == 2
+
+
+def test_a_leader_that_never_gets_to_know_is_waited_for_as_long_as_its_lease_may_run() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (2, 1, 3))
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
+    cluster.applied[1] = cluster.image.version
+    cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
+    cluster.run(cluster.settings.asked_hand_over_ms + 200)
+    cluster.run(2 * cluster.settings.session_timeout_ms - 200)
+    assert cluster.leader == NO_LEADER
+    assert cluster.beat(1).lease_ms == 0
+    cluster.run(600)
+    assert cluster.leader == 2
+
+
+def test_a_new_controller_does_not_know_either_whether_the_last_leader_knows() -> None:
+    cluster = Cluster()
+    cluster.create("orders", (2, 1, 3))
+    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
+    cluster.applied[1] = cluster.image.version
+    cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
+    while cluster.leader != NO_LEADER:
+        cluster.run(100)
+    cluster.change_controller()
+    cluster.run(700)
+    assert cluster.leader == NO_LEADER
+    del cluster.applied[1]
+    cluster.run(400)
+    assert cluster.leader == 2

@@ -20,6 +20,14 @@ def move(cluster: Cluster, replicas: tuple[int, ...] | None, partition: int = 0)
         cluster.apply(plan.command)
 
 
+def hand_over(cluster: Cluster, to: int) -> None:
+    """The leader is asked to give way, and does."""
+    cluster.due()
+    leader = cluster.leader
+    assert [(each.partition, each.to) for each in cluster.beat(leader).hand_overs] == [(0, to)]
+    cluster.alter_isr(cluster.proposal(cluster.isr, hand_over_to=to))
+
+
 def refused(cluster: Cluster, replicas: tuple[int, ...] | None, code: ErrorCode) -> None:
     with pytest.raises(KafkaError) as raised:
         move(cluster, replicas)
@@ -37,6 +45,8 @@ def test_new_replicas_come_beside_the_old_ones_which_go_when_the_new_are_in_sync
     cluster.join(1, 2, 3, 4)
     assert cluster.partition().is_reassigned
     cluster.join(1, 2, 3, 4, 5)
+    assert (cluster.partition().is_reassigned, cluster.leader) == (True, 1), "it hands over first"
+    hand_over(cluster, 3)
     partition = cluster.partition()
     assert (partition.replicas, partition.isr, partition.leader) == ((3, 4, 5), (3, 4, 5), 3)
     assert not partition.is_reassigned
@@ -58,6 +68,8 @@ def test_a_move_that_only_orders_or_removes_is_done_at_once() -> None:
     move(cluster, (2, 3, 1))
     assert (cluster.partition().replicas, cluster.leader) == ((2, 3, 1), 1)
     move(cluster, (2,))
+    assert cluster.partition().removing == (3, 1)
+    hand_over(cluster, 2)
     assert (cluster.partition().replicas, cluster.isr, cluster.leader) == ((2,), (2,), 2)
 
 
@@ -69,7 +81,17 @@ def test_replicas_are_not_given_up_for_one_that_is_not_in_sync() -> None:
     assert cluster.partition().removing == (1, 2)
     assert cluster.isr == (1, 2)
     cluster.join(1, 2, 3)
+    hand_over(cluster, 3)
     assert cluster.partition().replicas == (3,)
+
+
+def test_a_leader_that_is_to_go_and_does_not_hand_over_is_replaced_after_a_while() -> None:
+    cluster = Cluster()
+    cluster.create()
+    move(cluster, (2, 3))
+    cluster.run(cluster.settings.asked_hand_over_ms + 600)
+    partition = cluster.partition()
+    assert (partition.replicas, partition.isr, partition.leader) == ((2, 3), (2, 3), 2)
 
 
 def test_a_move_does_not_end_below_the_minimum_in_sync() -> None:
@@ -83,6 +105,7 @@ def test_a_move_does_not_end_below_the_minimum_in_sync() -> None:
     cluster.restart(1)
     cluster.run(600)
     cluster.join(1, 3, 4)
+    hand_over(cluster, 1)
     assert cluster.partition().replicas == (1, 2, 4)
 
 

@@ -43,7 +43,7 @@ def test_the_leader_is_asked_to_hand_over_to_the_preferred_one() -> None:
 
 def test_a_leader_that_does_not_hand_over_is_replaced_after_a_while() -> None:
     cluster = after_a_restart_of_1()
-    cluster.run(cluster.settings.rebalance_interval_ms + cluster.settings.rebalance_hand_over_ms)
+    cluster.run(cluster.settings.rebalance_interval_ms + cluster.settings.asked_hand_over_ms + 400)
     assert leaders(cluster) == [1, 2, 3, 1, 2, 3]
     version = cluster.image.version
     cluster.run(12_000)

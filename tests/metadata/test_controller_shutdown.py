@@ -42,6 +42,9 @@ def test_what_was_not_handed_over_in_time_is_taken() -> None:
     cluster.leaving.add(1)
     cluster.beat(1)
     cluster.run(cluster.settings.hand_over_ms + 100)
+    assert (cluster.leader, cluster.isr) == (NO_LEADER, (2, 3)), "it has to know before another leads"
+    cluster.beat(1)
+    cluster.due()
     assert (cluster.leader, cluster.isr) == (2, (2, 3))
     assert cluster.broker(1).is_shutting_down and not cluster.broker(1).is_fenced
     assert sum(isinstance(command, ShutDownBroker) for command in cluster.commands) == 1
@@ -78,6 +81,7 @@ def test_a_broker_is_held_for_a_while_when_only_it_can_lead_and_another_catches_
     assert not stop_is_granted(cluster, 1, 1_000)
     assert cluster.leader == 1
     cluster.join(1, 2)
+    cluster.beat(1)
     cluster.due()
     assert (cluster.leader, cluster.isr) == (2, (2,))
     assert stop_is_granted(cluster, 1, 600)

@@ -13,7 +13,6 @@ from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import NO_LEADER
 from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
-from chronik.metadata.preferred import plan_elections
 from chronik.metadata.reassignment import Move, plan_moves
 
 BROKERS = 4
@@ -153,10 +152,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def elect_preferred(self) -> None:
-        image = self.world.image
-        plan = plan_elections(image, BrokerStates.of(image), [(TOPIC, 0)], unclean=False)
-        if plan.command is not None:
-            self.world.propose(plan.command)
+        self.world.controller.elect_preferred([(TOPIC, 0)], self.world.now_ms)
 
     @invariant()
     def nothing_is_lost(self) -> None:

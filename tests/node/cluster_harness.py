@@ -43,6 +43,7 @@ class LocalNodes:
 
     def __init__(self, folder: Path, count: int = 3, **settings: Any) -> None:
         self.folder = folder
+        self.boot_id = "the machine's first boot"
         self.settings = settings
         self.brokers: dict[int, Broker] = {}
         self.lines: dict[int, list[dict[str, Any]]] = {}
@@ -99,7 +100,9 @@ class LocalNodes:
         log = make_logger(
             lambda line: lines.append(json.loads(line)), lambda: 0, LogLevels(default=10), node=config.node_id
         )
-        environment = Environment(RealDisk(), Random(self._random.random()), self._executor, _wall_ms)
+        environment = Environment(
+            RealDisk(), Random(self._random.random()), self._executor, _wall_ms, boot_id=self.boot_id
+        )
         return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
 
     # -- life ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +15,10 @@ from uuid import UUID
 import pytest
 from tests.node.support_raft import lone_log
 
-from chronik.metadata.commands import CreateTopic, RegisterBroker
+from chronik.metadata.commands import ChangePartition, CreateTopic, RegisterBroker
+from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.api import Api, Request
 from chronik.node.apis import (
@@ -62,11 +64,34 @@ class FakePartition:
         return self.high_watermark if offset == -1 else offset
 
 
+class WillingLeaders:
+    """The controller's part in elections, with leaders that hand over at once."""
+
+    def __init__(self, metadata: RaftMetadataLog) -> None:
+        self._metadata = metadata
+
+    async def elect_preferred(self, wanted: Sequence[tuple[str, int]], wait_s: float) -> list[KafkaError | None]:
+        outcomes: list[KafkaError | None] = []
+        for name, index in wanted:
+            image = self._metadata.image
+            try:
+                asked = preferred_hand_over(image, BrokerStates.of(image), (name, index))
+            except KafkaError as error:
+                outcomes.append(error)
+                continue
+            known = image.topics[name].partitions[index]
+            change = ChangePartition(asked.topic_id, index, known.partition_epoch, asked.to, known.isr)
+            await self._metadata.propose(change)
+            outcomes.append(None)
+        return outcomes
+
+
 class FakeBroker:
     """What the handlers see of a broker, with a real metadata log behind it."""
 
     def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
         self.config, self.env, self.metadata = config, env, metadata
+        self.controller = WillingLeaders(metadata)
         self.node_id = config.node_id
         self.log = silent_logger()
         self.loop = asyncio.get_running_loop()

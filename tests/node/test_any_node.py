@@ -273,3 +273,49 @@ def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> No
         assert all(partition.leader != leaving.node_id for partition in heir.image.topics["t"].partitions)
 
     play(tmp_path, story)
+
+
+def test_a_leader_that_has_to_make_way_hands_over_all_that_it_acknowledged_alone(tmp_path: Path) -> None:
+    """A move that drops the leader, then an election: acks=1 loses nothing while all nodes are well."""
+
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        client = await nodes.client(brokers[0])
+        await create(client, "t")
+        acknowledged: list[bytes] = []
+
+        async def write() -> None:
+            while True:
+                value = b"%d" % len(acknowledged)
+                writer = await nodes.client(leader_of(nodes, 0))
+                if (await produce(writer, 0, value, acks=1)).error_code == 0:
+                    acknowledged.append(value)
+                writer.close()
+
+        writing = asyncio.create_task(write())
+        await until(lambda: len(acknowledged) > 20)
+        partition = brokers[0].image.topics["t"].partitions[0]
+        first = partition.leader
+        others = [replica for replica in partition.replicas if replica != first]
+        target = {"name": "t", "partitions": [{"partition_index": 0, "replicas": others}]}
+        moved = await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, {"timeout": 5_000, "topics": [target]})
+        assert moved.responses[0].partitions[0].error_code is ErrorCode.none
+        await until(lambda: brokers[0].image.topics["t"].partitions[0].replicas == tuple(others))
+        target["partitions"] = [{"partition_index": 0, "replicas": [first, *others]}]
+        await client.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, {"timeout": 5_000, "topics": [target]})
+        await until(lambda: first in brokers[0].image.topics["t"].partitions[0].isr)
+        asked = {"topic": "t", "partitions": [0]}
+        values = {"election_type": 0, "topic_partitions": [asked], "timeout": 5_000}
+        elected = await client.call(ApiKey.ELECT_LEADERS, values)
+        outcome = elected.replica_election_results[0].partition_result[0].error_code
+        assert outcome in (ErrorCode.none, ErrorCode.election_not_needed)
+        await until(lambda: leader_of(nodes, 0).node_id == first)
+        count = len(acknowledged)
+        await until(lambda: len(acknowledged) > count)
+        writing.cancel()
+        await asyncio.wait([writing])
+        read = await values_of(nodes, 0)
+        # One that was stored without an answer was sent again.
+        assert [value for value in dict.fromkeys(read) if value in set(acknowledged)] == acknowledged
+
+    play(tmp_path, story)

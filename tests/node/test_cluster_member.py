@@ -101,6 +101,22 @@ def test_a_clean_stop_is_proved_by_the_epoch_of_who_stopped(tmp_path: Path) -> N
     play(tmp_path, story, 1)
 
 
+def test_a_killed_process_has_kept_what_is_in_the_page_cache_until_the_machine_boots(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        first = await nodes.start(1)
+        epoch = first.member.session.broker_epoch
+        await nodes.kill(first)
+        second = await nodes.start(1)
+        told = second.member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (True, epoch)
+        await nodes.kill(second)
+        nodes.boot_id = "the machine has booted"
+        told = (await nodes.start(1)).member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (False, None)
+
+    play(tmp_path, story, 1, durability="replicated")
+
+
 def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one = await nodes.start(1, nodes.config(1, cluster_id="chosen"))

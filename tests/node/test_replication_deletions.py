@@ -181,3 +181,22 @@ def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None
         await housekeeping.stop()
 
     play(tmp_path, scenario)
+
+
+def test_a_new_leader_does_not_call_an_offset_out_of_range_that_was_shown_before(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 20001."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: all(node.partition.high_watermark == 1 for node in cluster.nodes.values()))
+        cluster[2].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        await cluster[1].produce(b"second")
+        cluster.cut(2, 3)
+        cluster.cut(1, 2)
+        cluster.change(leader=2, isr=(2,))
+        assert cluster[2].partition.high_watermark == 1
+        with pytest.raises(KafkaError) as refused:
+            await cluster[2].partition.delete_records(2, WAIT_S)
+        assert refused.value.code is ErrorCode.offset_not_available
+
+    play(tmp_path, scenario)

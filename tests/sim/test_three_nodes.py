@@ -13,7 +13,7 @@ import pytest
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.three_nodes import ThreeNodes
 
-KNOWN = range(8)
+KNOWN = range(5, 11)
 FRESH_S = 25.0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError
-from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.storage.folder import DataFolder, Life, RecoveryPoint
 
 
 def opened(path: Path, node_id: int = 1) -> DataFolder:
@@ -158,3 +158,17 @@ def test_the_name_of_a_folder_that_is_made_is_made_durable(tmp_path: Path) -> No
     DataFolder.open(disk, str(tmp_path / "a" / "b"), 1, "cluster").close()
     assert str(tmp_path) in disk.synced
     assert str(tmp_path / "a") in disk.synced
+
+
+def test_a_life_is_told_to_the_next_process_until_a_sync_fails(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    assert folder.last_life is None
+    folder.record_life("boot 1", 7)
+    folder.close()
+    folder = opened(tmp_path)
+    assert folder.last_life == Life("boot 1", 7)
+    folder.forget_life()
+    folder.close()
+    folder = opened(tmp_path)
+    assert folder.last_life is None
+    folder.close()

@@ -127,6 +127,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.sqlite_file import StoreError
         from chronik.observe.logging import make_logger
         from chronik.observe.metrics import Metrics
+        from chronik.observe.process import machine_boot_id
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
         from chronik.storage.slow_disk import SlowReads
@@ -137,7 +138,7 @@ async def run_node(config: NodeConfig) -> int:
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
         disk = SlowReads(config.debug_slow_reads) if config.debug_slow_reads else RealDisk()
-        environment = Environment(disk, random.Random(os.urandom(32)), executor, wall_ms)
+        environment = Environment(disk, random.Random(os.urandom(32)), executor, wall_ms, boot_id=machine_boot_id())
         http = config.advertised_http(http_socket.getsockname()[1])
         broker = Broker(config, environment, Metrics(), log, http=str(http))
         web = WebServer(create_app(broker), http_socket)

@@ -18,8 +18,8 @@ only at partitions that changed or whose brokers did, so that a cluster of thous
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from chronik.metadata.calls import AlterIsrCall, HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
@@ -36,10 +36,12 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.growth import grow_internal_topics
-from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.metadata.hand_overs import HandOvers
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
 from chronik.metadata.index import Key, PartitionIndex
 from chronik.metadata.isr import plan_isr_change
 from chronik.metadata.liveness import Liveness
+from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.rebalance import Rebalance
 from chronik.metadata.registration import plan_registration
 from chronik.metadata.shutdown import Shutdowns
@@ -61,8 +63,8 @@ class ControllerSettings:
     shutdown_patience_ms: int = 5_000
     """How long such a broker is held for partitions that only it can lead while other replicas catch up."""
     rebalance_interval_ms: int = 5_000
-    rebalance_hand_over_ms: int = 1_000
-    """How long a leader may hand over to the preferred leader before it is replaced."""
+    asked_hand_over_ms: int = 1_000
+    """How long a leader that stays may hand over a partition before it is taken from it."""
     rebalance_partitions_max: int = 500
     """Partitions that change their leader in one interval, at most."""
     internal_replicas: int = 3
@@ -80,14 +82,13 @@ class Controller:
         self._states = BrokerStates(frozenset(), frozenset(), frozenset())
         self._suspects: dict[Key, None] = {}
         self._rebalance = Rebalance(
-            self._settings.rebalance_interval_ms,
-            self._settings.rebalance_hand_over_ms,
-            self._settings.rebalance_partitions_max,
-            now_ms,
+            self._settings.rebalance_interval_ms, self._settings.rebalance_partitions_max, now_ms
         )
+        self._hand_overs = HandOvers(self._settings.asked_hand_over_ms)
         self._shutdowns = Shutdowns(self._settings.hand_over_ms, self._settings.shutdown_patience_ms)
         self._liveness.follow(image, now_ms)
         self._absorb(now_ms)
+        self._doubt_the_last_leaders(now_ms)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -122,16 +123,18 @@ class Controller:
                 self._image, self._index, self._liveness, states, broker, session, now_ms
             )
         elif lease_ms:
-            hand_overs = self._rebalance.hand_overs(self._image, broker.id)
+            hand_overs = self._hand_overs.of(self._image, broker.id)
         return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
 
     # -- what is asked inside a proposal -------------------------------------------------------------------------------
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
         """The command that registers a broker's process, or the reason against it."""
+        states = self._liveness.states(image, now_ms)
         return plan_registration(
             image,
-            self._liveness.states(image, now_ms),
+            # Who knows what of an image that is not applied yet is not known here.
+            replace(states, unaware=states.serving),
             call,
             session_lives=self._liveness.lives(call.broker_id, now_ms),
             starts_fenced=self._settings.starts_fenced,
@@ -140,6 +143,19 @@ class Controller:
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
         """The command that carries out a leader's proposal, or the reason against it."""
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
+
+    def elect_preferred(self, wanted: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
+        """Asks the leaders of these partitions to make way for the preferred ones; or the reason against each."""
+        states = self._liveness.states(self._image, now_ms)
+        outcomes: list[KafkaError | None] = []
+        for key in wanted:
+            try:
+                self._hand_overs.ask(key, preferred_hand_over(self._image, states, key), now_ms)
+            except KafkaError as error:
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
 
     # -- what is asked about the brokers -------------------------------------------------------------------------------
 
@@ -170,9 +186,10 @@ class Controller:
             leaving=[broker.id for broker in leaving],
         )
         self._suspect_all_of_changed(states)
-        changes = self._settled(states)
+        changes = self._settled(states, now_ms)
         grow_internal_topics(image, states, self._settings.internal_replicas, changes)
-        self._rebalance.add_due(image, self._index, states, changes, now_ms)
+        self._rebalance.ask(image, self._index, states, self._hand_overs, now_ms)
+        self._take_from_late(states, changes, now_ms)
         return _commands(fenced, unfenced, leaving, changes)
 
     def _absorb(self, now_ms: int) -> None:
@@ -187,13 +204,34 @@ class Controller:
         """Partitions are looked at again when what one of their brokers may do has changed."""
         before, self._states = self._states, states
         changed = (
-            (before.serving ^ states.serving) | (before.staying ^ states.staying) | (before.can_lead ^ states.can_lead)
+            (before.serving ^ states.serving)
+            | (before.staying ^ states.staying)
+            | (before.can_lead ^ states.can_lead)
+            | (before.unaware ^ states.unaware)
         )
         for broker_id in sorted(changed):
             for key in self._index.hosted_by(broker_id):
                 self._suspects[key] = None
 
-    def _settled(self, states: BrokerStates) -> Changes:
+    def _doubt_the_last_leaders(self, now_ms: int) -> None:
+        """Whether they know that they lead no more, the controller before this one may have known."""
+        for topic in self._image.topics.values():
+            for partition in topic.partitions:
+                session = self._liveness.sessions.get(partition.last_known_leader)
+                if partition.leader == NO_LEADER and session is not None:
+                    session.demoted(self._image.version, now_ms)
+
+    def _take_from_late(self, states: BrokerStates, changes: Changes, now_ms: int) -> None:
+        for (name, index), asked in self._hand_overs.take_late(self._image, now_ms):
+            topic = self._image.topics[name]
+            draft = Draft(topic.partitions[index])
+            if asked.to in draft.isr and asked.to in states.can_lead:
+                draft.leader = asked.to
+                draft.is_forced = True
+                draft.settle(states, TopicRules.of(self._image, topic))
+                changes.add(topic.id, draft.change())
+
+    def _settled(self, states: BrokerStates, now_ms: int) -> Changes:
         """The changes that the suspects need. Those stay suspect: only a look at the next image shows it done."""
         changes = Changes()
         image = self._image
@@ -208,9 +246,13 @@ class Controller:
                 rules[name] = TopicRules.of(image, topic)
             draft = Draft(partition)
             draft.settle(states, rules[name])
+            if draft.hand_over_to is not None:
+                asked = HandOver(topic.id, index, partition.leader_epoch, draft.hand_over_to)
+                self._hand_overs.ask((name, index), asked, now_ms)
             change = draft.change()
             if change is not None:
                 changes.add(topic.id, change)
+            if change is not None or draft.is_waiting or draft.hand_over_to is not None:
                 still[(name, index)] = None
         self._suspects = still
         return changes

@@ -10,6 +10,9 @@ What makes an election safe. Let S be the brokers in `isr` or `eligible` that ha
    stay: whoever returns first leads.
 5. A broker that may have lost records leaves S before it can do anything else (`lose`). If nobody would be left it
    stays, since nobody is known to have more; but not with an empty data folder, unless it is the only replica.
+6. A leader that serves is not followed by another before it knows: it hands over itself (`calls.HandOver`), or the
+   partition is without a leader until it has applied that, or its lease is over. Two that serve at once would show
+   clients an end that goes back. And only a hand-over keeps what the leader acknowledged alone (acks=1).
 
 Reassignment (KIP-455) ends here too: when all new replicas are in sync, the old ones go in the same change.
 """
@@ -31,18 +34,21 @@ class BrokerStates:
     """Which brokers may do what, as the controller knows it now.
 
     `serving` are not fenced, nor about to be; `staying` are those of them that are not shutting down; `can_lead` are
-    those of them that were heard from, so that a leadership given to them is taken up.
+    those of them that were heard from, so that a leadership given to them is taken up. `unaware` of those that serve
+    may not know yet that a leadership of theirs has ended.
     """
 
     serving: frozenset[int]
     staying: frozenset[int]
     can_lead: frozenset[int]
+    unaware: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, image: ClusterImage) -> BrokerStates:
-        """As far as the image tells: everybody who is not fenced counts as heard from."""
+        """As far as the image tells: everybody who is not fenced was heard from, and knows of nothing yet."""
+        serving = frozenset(broker.id for broker in image.live_brokers())
         staying = frozenset(broker.id for broker in image.brokers.values() if broker.may_join_isr)
-        return cls(frozenset(broker.id for broker in image.live_brokers()), staying, staying)
+        return cls(serving, staying, staying, serving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,28 @@ class TopicRules:
 
 
 class Draft:
-    """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`."""
+    """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`.
 
-    __slots__ = ("_is_unclean", "_lost", "adding", "eligible", "image", "isr", "leader", "removing", "replicas")
+    `is_given_up`: the leader itself asks for another one, and serves no more. `is_forced`: it had its time for that.
+    After `settle`, `hand_over_to` is who it should give the partition to, and `is_waiting` tells that the next leader
+    waits for the last one to know.
+    """
+
+    __slots__ = (
+        "_is_unclean",
+        "_lost",
+        "adding",
+        "eligible",
+        "hand_over_to",
+        "image",
+        "is_forced",
+        "is_given_up",
+        "is_waiting",
+        "isr",
+        "leader",
+        "removing",
+        "replicas",
+    )
 
     def __init__(self, image: PartitionImage) -> None:
         self.image = image
@@ -71,6 +96,10 @@ class Draft:
         self.eligible = image.eligible
         self.adding = image.adding
         self.removing = image.removing
+        self.is_given_up = False
+        self.is_forced = False
+        self.is_waiting = False
+        self.hand_over_to: int | None = None
         self._lost: int | None = None
         self._is_unclean = False
 
@@ -89,6 +118,8 @@ class Draft:
         self._elect(brokers, rules)
         if self.adding or self.removing:
             self._complete(brokers, rules)
+        if self.leader not in (self.image.leader, NO_LEADER) and self._still_serves(brokers):
+            self.leader = NO_LEADER
         self._keep_eligible(rules)
 
     def elect_unclean(self, brokers: BrokerStates) -> None:
@@ -118,6 +149,10 @@ class Draft:
             self.removing if is_moved else None,
         )
 
+    def _still_serves(self, brokers: BrokerStates) -> bool:
+        """Whether the present leader may be answering clients."""
+        return self.image.leader in brokers.serving and not self.is_given_up
+
     def _trim(self, brokers: BrokerStates) -> None:
         staying = tuple(member for member in self.isr if member in brokers.staying)
         if len(staying) == len(self.isr):
@@ -127,6 +162,9 @@ class Draft:
 
     def _elect(self, brokers: BrokerStates, rules: TopicRules) -> None:
         if self.leader in self.isr and self.leader in brokers.staying:
+            return
+        if self.image.leader == NO_LEADER and self.image.last_known_leader in brokers.unaware:
+            self.is_waiting = True
             return
         candidate = first_able(self.replicas, self.isr, brokers)
         if candidate is not None:
@@ -151,6 +189,9 @@ class Draft:
         isr = tuple(member for member in self.isr if member in target)
         candidate = first_able(target, isr, brokers)
         if candidate is None or len(isr) < min_insync_of(rules.min_insync, len(target)):
+            return
+        if self.leader not in isr and self._still_serves(brokers) and not self.is_forced:
+            self.hand_over_to = candidate
             return
         self.replicas = target
         self.isr = isr

@@ -53,9 +53,17 @@ class Session:
 
     def knows_by(self, now_ms: int, patience_ms: int) -> bool:
         """Whether it has applied every version that ended a leadership of its, or still has time to."""
+        self._forget_known()
+        return not self.demotions or now_ms - self.demotions[0][1] < patience_ms
+
+    def serves_unaware(self, now_ms: int, lease_ms_max: int) -> bool:
+        """Whether it may still serve what it leads no more: it gets no lease for that after a while."""
+        self._forget_known()
+        return bool(self.demotions) and now_ms - self.demotions[-1][1] < lease_ms_max
+
+    def _forget_known(self) -> None:
         while self.demotions and self.demotions[0][0] <= self.applied_version:
             del self.demotions[0]
-        return not self.demotions or now_ms - self.demotions[0][1] < patience_ms
 
 
 class Liveness:
@@ -154,19 +162,22 @@ class Liveness:
 
         A broker that asks to shut down gets nothing new from then on, and keeps what it has until it is `leaving`.
         """
-        serving, staying, can_lead = [], [], []
+        serving, staying, can_lead, unaware = [], [], [], []
         for broker in image.brokers.values():
             session = self.sessions.get(broker.id)
             is_fenced = broker.is_fenced and broker.id not in unfenced
             if is_fenced or session is None or session.is_condemned or self._is_over(session, now_ms):
                 continue
             serving.append(broker.id)
+            # For one session it may be granted leases although it does not know, and the last of them runs for another.
+            if session.serves_unaware(now_ms, 2 * self._timeout_ms):
+                unaware.append(broker.id)
             if broker.is_shutting_down or broker.id in leaving:
                 continue
             staying.append(broker.id)
             if session.was_heard and session.leaves_since_ms is None:
                 can_lead.append(broker.id)
-        return BrokerStates(frozenset(serving), frozenset(staying), frozenset(can_lead))
+        return BrokerStates(frozenset(serving), frozenset(staying), frozenset(can_lead), frozenset(unaware))
 
     def _is_over(self, session: Session, now_ms: int) -> bool:
         return session.gone_ms is not None or session.may_stop or now_ms - session.heard_ms >= self._timeout_ms

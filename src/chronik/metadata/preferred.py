@@ -1,13 +1,15 @@
 """Leadership goes back to the preferred leader, the first of a partition's replicas, so that it stays spread out.
 
 Elections that someone asks for (ElectLeaders) are here too. A leader that is asked to hand over loses nothing; one that
-is just replaced loses what it acknowledged alone (acks=1), so the controller asks first (`calls.HandOver`).
+is just replaced loses what it acknowledged alone (acks=1), so the controller asks first (`hand_overs`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from chronik.metadata.calls import HandOver
 from chronik.metadata.commands import PartitionChange
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
@@ -26,17 +28,19 @@ def preferred_of(partition: PartitionImage, brokers: BrokerStates) -> int | None
     return preferred if preferred in brokers.can_lead else None
 
 
-def led_by_preferred(
-    image: ClusterImage, brokers: BrokerStates, topic: TopicImage, partition: PartitionImage
-) -> PartitionChange | None:
-    """The change that gives the leadership to the preferred leader; None where that cannot be, or is so."""
+def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) -> HandOver:
+    """What the leader has to be asked for the preferred one to lead; the error that says why that cannot be."""
+    topic, partition = require_partition(image, *key)
+    name = f"{topic.name}-{partition.partition}"
+    if partition.leader == partition.replicas[0]:
+        raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by its preferred leader {partition.leader}")
     preferred = preferred_of(partition, brokers)
     if preferred is None:
-        return None
-    draft = Draft(partition)
-    draft.leader = preferred
-    draft.settle(brokers, TopicRules.of(image, topic))
-    return draft.change()
+        raise KafkaError(
+            ErrorCode.preferred_leader_not_available,
+            f"broker {partition.replicas[0]} is not in sync with {name}, or not alive: its ISR is {[*partition.isr]}",
+        )
+    return HandOver(topic.id, partition.partition, partition.leader_epoch, preferred)
 
 
 def imbalanced(
@@ -57,13 +61,13 @@ def imbalanced(
     return found
 
 
-def plan_elections(image: ClusterImage, brokers: BrokerStates, wanted: Sequence[Key], *, unclean: bool) -> Plan:
-    """The elections that someone asks for: of preferred leaders, or of anybody where nobody in sync is left."""
+def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, wanted: Sequence[Key]) -> Plan:
+    """The elections that someone asks for of anybody who is there, where nobody in sync is left."""
     plan = Plan()
-    for name, index in wanted:
+    for key in wanted:
         try:
-            topic, partition = require_partition(image, name, index)
-            plan.changes.add(topic.id, _elected(image, brokers, topic, partition, unclean))
+            topic, partition = require_partition(image, *key)
+            plan.changes.add(topic.id, _elected(image, brokers, topic, partition))
         except KafkaError as error:
             plan.outcomes.append(error)
         else:
@@ -72,25 +76,15 @@ def plan_elections(image: ClusterImage, brokers: BrokerStates, wanted: Sequence[
 
 
 def _elected(
-    image: ClusterImage, brokers: BrokerStates, topic: TopicImage, partition: PartitionImage, unclean: bool
+    image: ClusterImage, brokers: BrokerStates, topic: TopicImage, partition: PartitionImage
 ) -> PartitionChange | None:
     name = f"{topic.name}-{partition.partition}"
-    if not unclean:
-        preferred = partition.replicas[0]
-        if partition.leader == preferred:
-            raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by its preferred leader {preferred}")
-        change = led_by_preferred(image, brokers, topic, partition)
-        if change is None:
-            raise KafkaError(
-                ErrorCode.preferred_leader_not_available,
-                f"broker {preferred} is not in sync with {name}, or not alive: its ISR is {[*partition.isr]}",
-            )
-        return change
     if partition.leader != NO_LEADER and partition.leader in brokers.serving:
         raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
     draft = Draft(partition)
     rules = TopicRules.of(image, topic)
-    draft.settle(brokers, TopicRules(rules.min_insync, is_unclean_allowed=True))
+    # Who asks for this does not wait for anybody.
+    draft.settle(replace(brokers, unaware=frozenset()), TopicRules(rules.min_insync, is_unclean_allowed=True))
     if draft.leader == NO_LEADER:
         raise KafkaError(
             ErrorCode.eligible_leaders_not_available, f"none of the replicas {[*partition.replicas]} of {name} is alive"

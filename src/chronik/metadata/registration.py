@@ -83,7 +83,12 @@ def _leave(
 ) -> None:
     has_nothing = None not in (known.folder_id, call.folder_id) and known.folder_id != call.folder_id
     has_lost = has_nothing or (not was_clean(known, call) and REPLICATED in (known.durability, call.durability))
-    others = BrokerStates(brokers.serving - {known.id}, brokers.staying - {known.id}, brokers.can_lead - {known.id})
+    others = BrokerStates(
+        brokers.serving - {known.id},
+        brokers.staying - {known.id},
+        brokers.can_lead - {known.id},
+        brokers.unaware - {known.id},
+    )
     for _, topic in sorted(image.topics.items()):
         rules = None
         for partition in topic.partitions:

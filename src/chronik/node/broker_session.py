@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
 from chronik.metadata.calls import HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
-from chronik.metadata.events import BrokerUnfenced, Event, PartitionsCreated, TopicCreated, TopicDeleted
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
+from chronik.metadata.image import NO_LEADER, ClusterImage
 from chronik.node.config import ConfigError
 from chronik.node.controller_client import ControllerClient
 from chronik.node.internal_api import RegisteredResult
@@ -192,12 +192,19 @@ class BrokerSession:
     # -- how far this broker follows the image -------------------------------------------------------------------------
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        self._has_news = self._has_news or any(map(is_structural, events))
+        self._has_news = self._has_news or any(is_structural(event) or self._makes_way(event) for event in events)
         self._follow()
         for event in events:
             if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
                 # A lease is granted from now on: clients need not wait for the next heartbeat.
                 self._poked.set()
+
+    def _makes_way(self, event: Event) -> bool:
+        """Whether the next leader of a partition waits for this broker to know that it leads no more."""
+        if not isinstance(event, LeaderChanged):
+            return False
+        partition = event.partition
+        return partition.leader == NO_LEADER and partition.last_known_leader == self.registration.broker_id
 
     def _follow(self) -> None:
         if self._settling is None:

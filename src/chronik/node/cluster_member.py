@@ -17,6 +17,7 @@ from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall
 from chronik.metadata.commands import CreateCluster
 from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage, decode_image
+from chronik.metadata.registration import REPLICATED
 from chronik.node.broker_session import BrokerSession
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
@@ -186,6 +187,7 @@ class ClusterMember:
         """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
         broker, config = self._broker, self._config
         kafka = config.advertised_kafka(broker.server.port)
+        has_kept_all, previous_epoch = self._last_life()
         registration = RegisterBrokerCall(
             config.node_id,
             self.identity.incarnation,
@@ -193,9 +195,9 @@ class ClusterMember:
             kafka.port,
             self.identity.internal,
             config.rack,
-            self._folder.was_clean,
+            has_kept_all,
             config.durability,
-            previous_epoch=self._folder.stopped_epoch,
+            previous_epoch=previous_epoch,
             folder_id=self._store_id,
             http=broker.http,
         )
@@ -213,7 +215,7 @@ class ClusterMember:
         while True:
             try:
                 await self.session.register()
-                return
+                break
             except KafkaError as error:
                 now_s = self._loop.time()
                 if self.raft.write_error is not None and not config.peers:
@@ -225,6 +227,21 @@ class ClusterMember:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
             await asyncio.sleep(0.1)
+        if config.durability == REPLICATED and broker.env.boot_id:
+            epoch = self.session.broker_epoch
+            await broker.run_blocking(lambda: self._folder.record_life(broker.env.boot_id, epoch))
+
+    def _last_life(self) -> tuple[bool, int | None]:
+        """Whether the process before this one left all that it had written, and the broker epoch that it had.
+
+        It did if it stopped cleanly; and if it was killed, as long as the machine has not booted since: what it had
+        written is in the page cache, if not on disk.
+        """
+        folder, boot_id = self._folder, self._broker.env.boot_id
+        life = folder.last_life
+        if not folder.was_clean and life is not None and life.boot_id == boot_id:
+            return True, life.broker_epoch
+        return folder.was_clean, folder.stopped_epoch
 
     def missing(self) -> list[str]:
         """The voters, or while none is known the configured peers, that cannot be reached, with the reason."""

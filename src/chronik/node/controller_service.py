@@ -15,6 +15,7 @@ from chronik.metadata.commands import AllocateProducerIds, Command
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
 from chronik.metadata.events import Event, ProducerIdsAllocated
 from chronik.metadata.image import ClusterImage
+from chronik.metadata.index import Key
 from chronik.metadata.registration import plan_unregistration
 from chronik.node.internal_api import (
     AllocateProducerIdsCall,
@@ -211,6 +212,31 @@ class ControllerService:
                 f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
             )
 
+    # -- who leads ----------------------------------------------------------------------------------------------------
+
+    async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
+        """Has preferred leaders lead, and waits for it; what kept each partition from that, if anything."""
+        controller, metadata = self._controller, self._member.metadata
+        if controller is None:
+            raise NotController(metadata.controller_id)
+        outcomes = controller.elect_preferred(wanted, self._now())
+        asked = [key for key, error in zip(wanted, outcomes, strict=True) if error is None]
+
+        def are_led() -> bool:
+            return all(_is_led_by_preferred(metadata.image, key) for key in asked)
+
+        try:
+            async with asyncio.timeout(wait_s):
+                while not are_led():
+                    await metadata.applied(metadata.version + 1)
+        except TimeoutError:
+            late = KafkaError(ErrorCode.request_timed_out, "not handed over in time; it may still be")
+            return [
+                late if error is None and not _is_led_by_preferred(metadata.image, key) else error
+                for key, error in zip(wanted, outcomes, strict=True)
+            ]
+        return outcomes
+
     # -- who leaves ----------------------------------------------------------------------------------------------------
 
     async def remove_node(self, node_id: int) -> None:
@@ -277,3 +303,9 @@ class ControllerService:
                 waiter.set_result(None)
             else:
                 self._waiters.append((version, wanted, waiter))
+
+
+def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:
+    """Or is not there any more."""
+    partition = image.partition(*key)
+    return partition is None or partition.leader == partition.replicas[0]

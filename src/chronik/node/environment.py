@@ -27,6 +27,8 @@ class Environment:
     executor: Executor
     wall_ms: Callable[[], int]
     open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] = SqliteRaftStore
+    boot_id: str = ""
+    """Another one after each start of the machine; empty where that is not known."""
 
     def new_uuid(self) -> UUID:
         """A version 4 UUID from the handed-in randomness."""

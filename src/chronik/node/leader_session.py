@@ -76,6 +76,8 @@ class LeaderSession:
         self._is_kicked = False
         self._is_closed = False
         self._connecting: asyncio.Task[None] | None = None
+        self._losses = 0
+        """Connections in a row that ended before they brought an answer."""
         self._watch: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -95,6 +97,9 @@ class LeaderSession:
 
     async def _reach(self) -> None:
         pause_s = PAUSE_S_MIN
+        if self._losses > 1:
+            # A leader that is starting takes connections before it can answer on them.
+            await asyncio.sleep(min(PAUSE_S_MIN * 2 ** (self._losses - 2), PAUSE_S_MAX))
         while True:
             try:
                 connection = await self._connect(self._leader_id)
@@ -184,6 +189,7 @@ class LeaderSession:
             return
         if not self._id:
             self._id, self._epoch = response.session_id, 1
+        self._losses = 0
         self._asker.answered(number, response)
         self.kick()
 
@@ -192,7 +198,9 @@ class LeaderSession:
         if connection is not None:
             connection.close()
         if not self._is_closed:
-            self._log.info("leader_connection_lost", error=str(error))
+            self._losses += 1
+            say = self._log.info if self._losses == 1 else self._log.debug
+            say("leader_connection_lost", error=str(error))
             self.open()
 
     def _refused(self, code: ErrorCode) -> None:

@@ -184,7 +184,7 @@ class Partition(PartitionState):
         self.jobs.end()
         self._logger.error("sync_failed", topic=self.topic, partition=self.index, error=repr(error))
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
-        self._replicating.log_failed(self)
+        self._replicating.sync_failed(self)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -237,6 +237,9 @@ class Partition(PartitionState):
         watermark = leader.high_watermark
         if offset == DELETE_ALL:
             offset = watermark
+        if offset > watermark:
+            # What lies between may have been shown to this client by the leader before.
+            self.check_end_is_known()
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
         await self.raise_log_start(offset)

@@ -100,7 +100,7 @@ class PartitionHost:
         self._defaults = topic_defaults(config, metadata.image)
         self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
         self.replication = Replication(
-            loop, env, config.node_id, config.replica_lag_ms_max, links, self._checkpoints.lower, log
+            loop, env, config.node_id, config.replica_lag_ms_max, links, self._checkpoints.lower, self._not_kept, log
         )
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
         self._work: asyncio.Queue[Work] = asyncio.Queue()
@@ -455,6 +455,13 @@ class PartitionHost:
         name = self._metadata.image.names_by_id.get(topic_id)
         partition = None if name is None else self.partitions.get((name, index))
         return partition if partition is not None and partition.topic_id == topic_id else None
+
+    async def _not_kept(self) -> None:
+        """A sync has failed: the next process must not count on what this one has written."""
+        try:
+            await self._loop.run_in_executor(self._env.executor, self.folder.forget_life)
+        except OSError as error:
+            self._log.error("life_not_forgotten", error=str(error))
 
     def replica_heard(self, replica_id: int) -> None:
         self.replication.replica_heard(replica_id)

@@ -51,6 +51,9 @@ class Replicating(Protocol):
     def log_failed(self, partition: Partition) -> None:
         """The log can be read but not written: not now (a full disk), or not before the node starts anew."""
 
+    def sync_failed(self, partition: Partition) -> None:
+        """The same, and what the page cache had of the log is not to be trusted either."""
+
     def cannot_lead(self, partition: Partition) -> None:
         """The metadata has this node lead the partition, with a log that had failed before."""
 

@@ -49,6 +49,7 @@ class Replication:
         lag_ms_max: int,
         links: ClusterLinks,
         lower_recovery_point: LowerRecoveryPoint,
+        not_kept: Callable[[], Coroutine[Any, Any, None]],
         log: Logger,
     ) -> None:
         self.live: Mapping[int, int] = {}
@@ -59,6 +60,7 @@ class Replication:
         self._node_id = node_id
         self._links = links
         self._lower_recovery_point = lower_recovery_point
+        self._not_kept = not_kept
         self._log = log.bind(component="replication")
         self._broker_epoch = -1
         self._led: dict[Partition, None] = {}
@@ -253,6 +255,10 @@ class Replication:
             if replica != self._node_id and replica in self.live:
                 self.hand_over([(partition, leader.leader_epoch, replica)])
                 return
+
+    def sync_failed(self, partition: Partition) -> None:
+        self._run(self._not_kept())
+        self.log_failed(partition)
 
     def cannot_lead(self, partition: Partition) -> None:
         def led() -> PartitionImage | None:

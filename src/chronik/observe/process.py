@@ -26,6 +26,15 @@ def process_usage() -> ProcessUsage:
     )
 
 
+def machine_boot_id() -> str:
+    """Another one after each boot of the machine; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot_id:
+            return boot_id.read().strip()
+    except OSError:
+        return ""
+
+
 def _resident_bytes() -> int | None:
     try:
         with open("/proc/self/statm", "rb") as statm:

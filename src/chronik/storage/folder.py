@@ -5,6 +5,7 @@ lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start: the broker epoch of who stopped
 recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
 high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
+last-life            the boot of the machine and the broker epoch of the last node here that counted on the page cache
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
 """
 
@@ -16,7 +17,7 @@ from uuid import UUID
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
+__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "Life", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
 
 FORMAT_VERSION: Final = 1
 POINTS_VERSION: Final = "1"
@@ -24,6 +25,7 @@ POINTS_VERSION: Final = "1"
 META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
 CLEAN_NAME: Final = "clean-shutdown"
+LIFE_NAME: Final = "last-life"
 POINTS_NAME: Final = "recovery-points"
 WATERMARKS_NAME: Final = "high-watermarks"
 LOGS_NAME: Final = "logs"
@@ -40,6 +42,13 @@ class RecoveryPoint(NamedTuple):
 
     topic_id: UUID
     offset: int
+
+
+class Life(NamedTuple):
+    """One process of a node: while the machine has not booted since, all that it wrote is there, killed or not."""
+
+    boot_id: str
+    broker_epoch: int
 
 
 class FolderMeta(NamedTuple):
@@ -63,6 +72,7 @@ class DataFolder:
         stopped_epoch: int | None,
         recovery_points: dict[TopicPartition, RecoveryPoint],
         high_watermarks: dict[TopicIdPartition, int] | None = None,
+        last_life: Life | None = None,
     ) -> None:
         self.disk = disk
         self.path = path
@@ -71,6 +81,7 @@ class DataFolder:
         """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
         self.stopped_epoch = stopped_epoch
         """The broker epoch under which it was registered then (KIP-966); None where it did not say."""
+        self.last_life = last_life
         self.recovery_points = recovery_points
         """The offset of each log below which data was durable when they were last written."""
         self.high_watermarks = high_watermarks or {}
@@ -138,13 +149,27 @@ class DataFolder:
         was_clean, stopped_epoch = _decode_mark(mark)
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
         watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks)
+        life = _decode_life(read_file(disk, f"{path}/{LIFE_NAME}") or b"")
+        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks, life)
 
     def set_cluster_id(self, cluster_id: str) -> None:
         """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
         meta = self.meta._replace(cluster_id=cluster_id)
         write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
         self.meta = meta
+
+    def record_life(self, boot_id: str, broker_epoch: int) -> None:
+        """From now on a process writes here that counts on the page cache."""
+        self.last_life = Life(boot_id, broker_epoch)
+        write_file_atomic(self.disk, f"{self.path}/{LIFE_NAME}", f"{broker_epoch} {boot_id}\n".encode())
+
+    def forget_life(self) -> None:
+        """What was written may be gone although the machine runs on: a sync has failed."""
+        self.last_life = None
+        path = f"{self.path}/{LIFE_NAME}"
+        if self.disk.exists(path):
+            self.disk.remove(path)
+            self.disk.sync_dir(self.path)
 
     def log_path(self, topic: str, partition: int) -> str:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
@@ -269,6 +294,14 @@ def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:
         return True, int(mark)
     except ValueError:
         return False, None
+
+
+def _decode_life(data: bytes) -> Life | None:
+    try:
+        broker_epoch, boot_id = data.decode().strip().split(" ", 1)
+        return Life(boot_id, int(broker_epoch))
+    except ValueError:
+        return None
 
 
 def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:

@@ -2,7 +2,7 @@
 
 Behaviour
 - type 0 gives each partition to its preferred leader, the first of its replicas: PREFERRED_LEADER_NOT_AVAILABLE where
-  that one is not in sync or not alive.
+  that one is not in sync or not alive. The present leader hands over; REQUEST_TIMED_OUT where that takes too long.
 - type 1 gives each partition without a leader to any replica that is alive, in-sync and eligible ones first:
   ELIGIBLE_LEADERS_NOT_AVAILABLE where none is. Records that only others have are lost; that is what is asked for.
 - ELECTION_NOT_NEEDED where there is nothing to do. Without a list of partitions all are meant, and those are left out.
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
-from chronik.metadata.preferred import plan_elections
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.preferred import plan_unclean_elections
+from chronik.node.admin import seconds
 from chronik.node.api import Api, Request, Values
 from chronik.node.partition_plans import carry_out
 from chronik.wire.api import ApiKey
@@ -39,15 +39,16 @@ async def handle(broker: Broker, request: Request) -> Values:
     asked = None
     if message.topic_partitions is not None:
         asked = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
-    wanted: list[Key] = []
-
-    def elect(image: ClusterImage) -> Plan:
-        wanted[:] = _all(image) if asked is None else asked
-        return plan_elections(image, BrokerStates.of(image), wanted, unclean=kind == UNCLEAN)
-
-    plan = await carry_out(broker, message.timeout, elect)
+    wanted = _all(broker.image) if asked is None else asked
+    if kind == PREFERRED:
+        outcomes = await broker.controller.elect_preferred(wanted, seconds(message.timeout))
+    else:
+        plan = await carry_out(
+            broker, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), wanted)
+        )
+        outcomes = plan.outcomes
     results: dict[str, list[Values]] = {}
-    for (name, index), error in zip(wanted, plan.outcomes, strict=True):
+    for (name, index), error in zip(wanted, outcomes, strict=True):
         if asked is None and error is not None and error.code == ErrorCode.election_not_needed:
             continue
         results.setdefault(name, []).append(

@@ -43,7 +43,7 @@ DRIFT_S_MAX = 5.0
 
 
 class ClusterNemesis(Nemesis):
-    """Invariant: only `mortal` ever dies uncleanly, where that is given."""
+    """Invariant: only `mortal` ever loses what it wrote and did not sync, where that is given."""
 
     def __init__(
         self,
@@ -84,24 +84,15 @@ class ClusterNemesis(Nemesis):
         hosted = node.broker.host.partitions.values()
         return any(each.topic == self._topic and each.leader is not None for each in hosted)
 
-    def _may_die(self, node: SimNode) -> bool:
+    def _may_lose(self, node: SimNode) -> bool:
         return self._mortal is None or node is self._mortal
 
-    def _kill(self, node: SimNode) -> None:
-        if self._may_die(node):
-            super()._kill(node)
-
     def _power(self, node: SimNode) -> None:
-        if self._may_die(node):
+        if self._may_lose(node):
             super()._power(node)
 
-    def _stop(self, node: SimNode) -> None:
-        # What is not ready yet would not stop cleanly.
-        if self._may_die(node) or node.is_ready:
-            super()._stop(node)
-
     def _sync_error(self, node: SimNode) -> None:
-        if self._may_die(node):
+        if self._may_lose(node):
             super()._sync_error(node)
 
     # -- the faults ----------------------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ class Host:
         )
         self.disk = SimDisk(self, DiskSpeed.drawn(random), world.random(f"{name}:disk"))
         self.is_powered = True
+        self.boots = 1
         self.process: Process | None = None
         self.on_moment: Callable[[Host, str], None] | None = None
         self._processes: list[Process] = []
@@ -156,6 +157,7 @@ class Host:
 
     def power_on(self) -> None:
         self.is_powered = True
+        self.boots += 1
         self.network.machine_back(self)
 
     def pause(self) -> None:

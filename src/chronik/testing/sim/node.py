@@ -80,6 +80,7 @@ class SimNode:
             process.executor,
             clock.wall_ms,
             lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
+            boot_id=f"boot-{self.host.boots}",
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
         self.broker = Broker(self.config, env, Metrics(), logger)

@@ -1,7 +1,7 @@
 """Three nodes, replication factor 3: nothing that was acknowledged with acks=all, or shown, is ever lost.
 
 Under `synced` every node may die at any time, all of them at once too. Under `replicated`, which counts what is in
-memory, only one of them (a minority) is ever killed or loses power, and min.insync.replicas is 2.
+memory, every process may be killed, but only one machine (a minority) loses power, and min.insync.replicas is 2.
 
 At the end all replicas of each partition must come into sync, and then have the same bytes.
 """
