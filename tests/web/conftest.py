@@ -1,4 +1,4 @@
-"""A headless Chromium for the page's tests: Debian's, or whatever the machine has; nothing is downloaded."""
+"""A cluster for the tests of the page and its API, and a headless Chromium: Debian's, or whatever the machine has."""
 
 from __future__ import annotations
 
@@ -10,10 +10,27 @@ from typing import Any, TypeAlias
 import pytest
 from tests.web.support_browser import HeadlessBrowser
 
+from chronik.testing.cluster import TestCluster
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 OpenPage: TypeAlias = Callable[..., Any]
 Expect: TypeAlias = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def _used_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
+    """Topics and groups are taken away once for each file here: every test makes those that it looks at."""
+    yield _chronik_processes
+    _chronik_processes.heal()
+    _chronik_processes.tidy()
+
+
+@pytest.fixture
+def chronik_cluster(_used_cluster: TestCluster) -> TestCluster:
+    """The plugin's cluster, with all nodes up and in sync."""
+    _used_cluster.heal()
+    return _used_cluster
 
 
 @pytest.fixture(scope="session")

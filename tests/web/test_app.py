@@ -222,3 +222,29 @@ def test_a_server_that_never_started_frees_its_port() -> None:
         return port
 
     bind("127.0.0.1", asyncio.run(run())).close()
+
+
+def test_odd_names_and_numbers_are_refused_in_one_line() -> None:
+    odd = ("%00", "%FF%FE", "a%0d%0ab", "..%2f..%2fetc", "%F0%9F%90%9F", "x" * 5000, "-", "+1", "1e3", "0x1", "%20")
+
+    async def work(node: Node, port: int) -> None:
+        node.image = three_nodes_one_of_them_fenced()
+        node.is_ready = True
+        for name in odd:
+            for path in (
+                f"/api/topics/{name}",
+                f"/api/topics/{name}/messages?partition=0",
+                f"/api/doctor/{name}",
+                f"/api/topics/orders/messages?partition={name}",
+                f"/api/topics/orders/batches?partition=0&from={name}",
+                f"/api/traces?after={name}",
+                f"/api/events?topics={name}",
+                f"/api/cluster?{name}=1",
+                f"/page/{name}",
+            ):
+                status, answer = await get_json(port, path)
+                assert status in (400, 404), (path, answer)
+                assert "\n" not in answer["error"]
+                assert len(answer["error"]) < 600
+
+    served(work)

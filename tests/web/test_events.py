@@ -77,14 +77,14 @@ def test_a_topic_is_told_whole_at_every_node_while_it_grows(chronik_cluster: Tes
 
 
 def test_a_watermark_that_stands_is_told_with_since_when(chronik_cluster: TestCluster) -> None:
-    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="1")
+    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
     leader = chronik_cluster.leader(topic)
     follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
     watcher = next(node for node in chronik_cluster.nodes if node.id not in (leader, follower))
     with events(str(watcher.http), f"?topic={topic}") as stream:
         next(stream.until("topic"))
         chronik_cluster.pause(follower)
-        put_unacknowledged(chronik_cluster.bootstrap, topic, 0, batch_of([b"waits"] * 4))
+        put_unacknowledged(watcher.bootstrap, topic, 0, batch_of([b"waits"] * 4))
         stalled = next(told for told in stream.until("topic") if told["partitions"][0]["stands_ms"] > 600)
         assert stalled["partitions"][0]["lag"] == 4
         chronik_cluster.resume(follower)
@@ -181,3 +181,21 @@ def test_every_answer_keeps_other_sites_out(chronik_cluster: TestCluster, path: 
         assert response.status == 404
         assert "see /" in json.loads(body)["error"]
     connection.close()
+
+
+def test_a_name_that_was_made_to_point_here_is_refused(chronik_cluster: TestCluster) -> None:
+    address = chronik_cluster.nodes[0].http
+
+    def status(host: str, path: str = "/api/topics") -> int:
+        connection = http.client.HTTPConnection(str(address), timeout=10)
+        connection.request("GET", path, headers={"Host": host})
+        answered = connection.getresponse().status
+        connection.close()
+        return answered
+
+    for host in (str(address), f"localhost:{address.port}", "LOCALHOST", "[::1]:80", "page.localhost", "10.0.0.7:6092"):
+        assert status(host) == 200, host
+    for host in ("evil.example", f"evil.example:{address.port}", "127.0.0.1.evil.example", "localhost.evil.example"):
+        assert status(host) == 403, host
+        assert status(host, "/") == 403
+        assert status(host, "/healthz") == 200

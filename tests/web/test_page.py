@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from kafka import KafkaConsumer
 from tests.support.eventually import eventually
@@ -74,12 +75,13 @@ def test_a_watermark_that_stands_is_shown_and_explained_until_it_moves_again(
     expect(partition).to_contain_text("ok")
     expect(cluster.locator("#health")).to_contain_text("Healthy")
     chronik_cluster.pause(follower)
-    put_unacknowledged(chronik_cluster.bootstrap, topic, 0, batch_of([b"waits"] * 7))
+    put_unacknowledged(watcher.bootstrap, topic, 0, batch_of([b"waits"] * 7))
     expect(partition).to_contain_text("stalled")
     expect(partition.locator("td[data-label=Lag]")).to_contain_text("7")
     expect(cluster.locator("#health")).to_contain_text(f"Watermark stands on {topic}")
     stalls = page.get_by_role("region", name="Stall windows")
     expect(stalls).to_contain_text("watermark stands at 0, the log ends at 7")
+    page.route("**/api/doctor/*", lambda route: route.continue_(url=f"{route.request.url}?seconds=3"))
     page.get_by_role("button", name="Diagnose").click()
     verdict = page.get_by_role("status", name="Diagnosis")
     expect(verdict.get_by_role("heading")).to_have_text("watermark-not-advancing")
@@ -108,6 +110,10 @@ def test_a_node_that_goes_down_and_comes_back_is_shown_without_a_reload(
     expect(row).to_contain_text("down")
     expect(page.locator("#health")).to_contain_text(f"Node {down.id} is down")
     expect(page.locator(f"tr[data-key='topic-{topic}']")).to_contain_text("under-replicated")
+    chronik_cluster.kill(others[1].id)
+    expect(page.locator("#health")).to_contain_text(f"Node {others[0].id} is cut off")
+    expect(page.locator("#notice")).to_contain_text("is not serving")
+    chronik_cluster.start(others[1].id)
     chronik_cluster.start(down.id)
     expect(row).to_contain_text("alive")
     expect(page.locator("#health")).to_contain_text("Healthy")
@@ -160,6 +166,30 @@ def test_what_does_not_exist_is_said_in_words(
     expect(page.get_by_text("topic nothing does not exist")).to_be_visible()
     page.evaluate("location.hash = '#/groups/nobody'")
     expect(page.get_by_text(re.compile("group nobody does not exist"))).to_be_visible()
+
+
+def test_stall_windows_are_read_off_traces(chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect) -> None:
+    def event(kind: str, time_ms: int, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "time_ms": time_ms, "node": 1, "partition": 0, **more}
+
+    events = [
+        event("produce-appended", 1_000, last_offset=4),
+        event("watermark-updated", 1_010, old=0, new=5, why="replica-fetch"),
+        event("produce-appended", 2_000, last_offset=9),
+        event("produce-appended", 4_000, last_offset=11),
+        event("watermark-updated", 5_500, old=5, new=10, why="isr-change"),
+        event("watermark-updated", 5_510, old=5, new=10, why="leader"),
+        event("watermark-updated", 5_520, old=10, new=12, why="replica-fetch"),
+        event("fetch-started", 6_000, fetch=7, max_wait_ms=500),
+        event("fetch-served", 6_500, fetch=7, elapsed_ms=500, client_id="patient", offset=12),
+        event("fetch-started", 7_000, fetch=8, max_wait_ms=500),
+        event("fetch-served", 9_000, fetch=8, elapsed_ms=2_000, client_id="stuck", offset=12),
+    ]
+    page = open_page(chronik_cluster.nodes[0].http)
+    found = page.evaluate("async (events) => (await import('/page/stalls.js')).tracedWindows(events)", events)
+    assert [(window["from"], window["to"]) for window in found] == [(2_000, 5_500), (4_000, 5_520), (7_000, 9_000)]
+    assert "stood at 5, then rose to 10 (isr-change)" in found[0]["what"]
+    assert "fetch of stuck at 12 took 2000 ms on node 1" in found[2]["what"]
 
 
 def test_the_page_asks_nothing_of_other_hosts_and_is_in_the_wheel() -> None:

@@ -17,9 +17,10 @@ class Refusal(Exception):
     """An answer that is not what was asked for: one line that says why, and what to do instead."""
 
     def __init__(self, status: int, line: str) -> None:
-        super().__init__(line)
+        # One line, whatever names it repeats.
+        self.line = " ".join(line.split())
+        super().__init__(self.line)
         self.status = status
-        self.line = line
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

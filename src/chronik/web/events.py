@@ -30,6 +30,7 @@ PARAMETERS = ("topics", "topic", "groups", "group", "traces")
 LISTENERS_MAX = 64
 EVENT_STREAM = "text/event-stream"
 RECONNECT_MS = 1000
+SEND_TIMEOUT_S = 60.0
 NAME_CHARACTERS_MAX = 1000
 
 FeedKey = tuple[str, str]
@@ -114,9 +115,13 @@ class EventStream(Response):
         gone = asyncio.ensure_future(_gone(receive))
         try:
             while (lines := await _unless(gone, listener)) is not None:
-                await send(_body(lines))
+                # A reader that vanished without a word keeps its place no longer than this.
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await send(_body(lines))
             if not gone.done():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            return
         finally:
             gone.cancel()
             self._hub.leave(listener)

@@ -18,9 +18,8 @@ from chronik.web.served import ServedNode, current_image, require_image
 from chronik.web.views import cluster_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
-WIDE_PARTITIONS = 200
-WIDE_INTERVAL_S = 2.0
-"""A topic with more partitions is told less often: each time is some hundred kilobytes."""
+PARTITIONS_PER_S = 400
+"""Where there are more partitions they are told of less often, so that a page never keeps the nodes busy."""
 SAMPLED_PARTITIONS_MAX = 2_000
 """Of all topics together in the `topics` feed; beyond that, topics are listed without offsets."""
 
@@ -121,6 +120,9 @@ class SampledFeed(Feed):
         super().__init__(node)
         self._sampler = OffsetSampler(node)
 
+    def pause_s(self) -> float:
+        return max(self.interval_s, len(self._sampler.samples) / PARTITIONS_PER_S)
+
     async def close(self) -> None:
         await self._sampler.close()
 
@@ -132,17 +134,12 @@ class TopicFeed(SampledFeed):
     def __init__(self, node: ServedNode, topic: str) -> None:
         super().__init__(node)
         self._topic = topic
-        self._is_wide = False
-
-    def pause_s(self) -> float:
-        return WIDE_INTERVAL_S if self._is_wide else self.interval_s
 
     async def tick(self) -> None:
         image = require_image(self._node)
         topic = image.topic(self._topic)
         if topic is None:
             raise Refusal(404, f"topic {self._topic[:260]} does not exist")
-        self._is_wide = len(topic.partitions) > WIDE_PARTITIONS
         if self._node.is_ready:
             await self._sampler.sample(image, [topic])
         now_s = self._loop.time()

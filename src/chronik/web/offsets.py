@@ -78,6 +78,7 @@ class OffsetSampler:
             if task.done():
                 del self._asking[leader]
                 self._take(leader, task, wanted)
+        self._fall_back(wanted)
 
     def _sample_own(self, name: PartitionName, partition: PartitionImage, led: dict[int, list[PartitionName]]) -> None:
         node = self._node
@@ -85,13 +86,17 @@ class OffsetSampler:
         if hosted is not None:
             bounds = (hosted.log_start_offset, hosted.visible_end_offset, hosted.log_end_offset)
             self._note(name, bounds, node.node_id)
-            return
-        if partition.leader >= 0 and partition.leader != node.node_id:
+        elif partition.leader >= 0 and partition.leader != node.node_id:
             led.setdefault(partition.leader, []).append(name)
-        known = self.samples.get(name)
-        copy = node.partition(*name)
-        if copy is not None and (known is None or self._loop.time() - known.at_s > STALE_S):
-            self._note(name, (copy.log_start_offset, copy.high_watermark, copy.log_end_offset), node.node_id)
+
+    def _fall_back(self, wanted: set[PartitionName]) -> None:
+        """This node's own copies, for partitions that nobody has told of for too long."""
+        node, oldest_s = self._node, self._loop.time() - STALE_S
+        for name in wanted:
+            known = self.samples.get(name)
+            copy = node.partition(*name) if known is None or known.at_s < oldest_s else None
+            if copy is not None:
+                self._note(name, (copy.log_start_offset, copy.high_watermark, copy.log_end_offset), node.node_id)
 
     def _take(self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], wanted: set[PartitionName]) -> None:
         try:

@@ -10,6 +10,9 @@ from chronik.doctor.node_http import HttpError, get
 from chronik.metadata.image import BrokerImage
 from chronik.web.answers import Parameters
 
+ASK_TIMEOUT_S = 1.0
+"""Then it is asked over the Kafka protocol."""
+
 
 async def ask_leader(leader: BrokerImage, parameters: Parameters, path: str) -> bytes | None:
     """The leader's own answer, encoded; None where it has no HTTP that can be reached from here."""
@@ -17,7 +20,7 @@ async def ask_leader(leader: BrokerImage, parameters: Parameters, path: str) -> 
         return None
     try:
         question: dict[str, Any] = {**parameters.given(), "own": 1}
-        answer = (await get(leader.http, path, **question)).body
+        answer = (await get(leader.http, path, ASK_TIMEOUT_S, **question)).body
         # Another node may listen at an address that is the leader's only on its own machine.
         told = msgspec.json.decode(answer, type=_ToldBy)
     except (HttpError, msgspec.DecodeError):

@@ -1,8 +1,17 @@
-"""Headers of every answer: the page takes nothing from elsewhere, nobody frames it, and no other site reads it."""
+"""What keeps other sites out: headers of every answer, and a look at the name that a browser asked for.
+
+A node on loopback answers without asking who calls, since only this machine reaches it. A site that a browser visits
+could still send its scripts here, by a name of its own that it lets point to 127.0.0.1 (DNS rebinding): then the name
+gives it away.
+"""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chronik.web.answers import json_answer
 
 HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"),
@@ -10,6 +19,7 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+FOR_ANYBODY = ("/healthz", "/readyz", "/metrics")
 
 
 class SafeHeaders:
@@ -24,4 +34,40 @@ class SafeHeaders:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
+        if scope["type"] == "http" and scope["path"] not in FOR_ANYBODY and _is_rebound(scope):
+            line = "this node listens on loopback: ask it at 127.0.0.1 or localhost, or set listen.http to serve a name"
+            await json_answer({"error": line}, 403)(scope, receive, send_safely)
+            return
         await self._app(scope, receive, send_safely)
+
+
+def _is_rebound(scope: Scope) -> bool:
+    """Whether a loopback listener was asked by a name that is not this machine's own."""
+    server = scope.get("server")
+    if server is None or not _is_loopback(server[0]):
+        return False
+    asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    name = host_name(asked)
+    return bool(name) and name != "localhost" and not name.endswith(".localhost") and not _is_address(name)
+
+
+def host_name(host: str) -> str:
+    """The name of a Host header, without its port: `[::1]:80`, `127.0.0.1:80` and `localhost` are known shapes."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -9,11 +9,13 @@ const TONES = { healthy: "ok", "under-replicated": "warn", "partition-imbalance"
 export function doctor(name, draw) {
   let group = "";
   let isAsking = false;
+  let askedAt = 0;
   let said = null;
   let failure = null;
 
   async function diagnose() {
     isAsking = true;
+    askedAt = Date.now();
     failure = null;
     draw();
     try {
@@ -37,7 +39,7 @@ export function doctor(name, draw) {
       return h("span", { class: "doctor" },
         readers.length > 0 && h("select", { "aria-label": "Group to look at", onchange: (event) => { group = event.target.value; } },
           h("option", { value: "" }, "any group"), readers.map((one) => h("option", { value: one, "data-key": one, selected: one === group }, one))),
-        h("button", { type: "button", class: "main", disabled: isAsking, onclick: diagnose }, isAsking ? "Examining…" : "Diagnose"));
+        h("button", { type: "button", class: "main", disabled: isAsking, onclick: diagnose }, isAsking ? `Examining… ${Math.round((Date.now() - askedAt) / 1000)} s` : "Diagnose"));
     },
     draw() {
       if (failure) return error(failure);

@@ -95,7 +95,7 @@ export function messages(name, draw) {
       return h("label", { class: "field" }, h("span", null, label), control);
     };
     return h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); read(event.target); } },
-      field("Partition", h("select", { name: "partition", "data-static": true, onchange: (event) => read(event.target.form) },
+      field("Partition", h("select", { name: "partition", "data-key": `${known.partitions.length} partitions`, "data-static": true, onchange: (event) => read(event.target.form) },
         together && known.partitions.length > 1 && option("all", "all"),
         known.partitions.map((line) => option(line.partition, line.partition, line.partition === asked.partition)))),
       field("From", h("select", { name: "from", "data-static": true, onchange: (event) => read(event.target.form) },

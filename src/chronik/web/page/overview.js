@@ -29,6 +29,8 @@ export function overview() {
 
 export function verdict({ cluster, topics }) {
   if (!cluster?.nodes) return { tone: "", words: "Waiting for the cluster's metadata", detail: "" };
+  // Metadata of a node that is cut off looks as well as it did last.
+  if (cluster.is_ready === false) return { tone: "bad", words: `Node ${cluster.node_id} is cut off, or not started yet`, detail: "What follows is the last that it knew. Too few nodes may be running for a controller: look at the others" };
   const alive = cluster.nodes.filter((node) => node.state === "alive").length;
   const down = cluster.nodes.filter((node) => node.state === "fenced").map((node) => node.id);
   const stalled = (topics?.topics ?? []).filter(isStalled);
@@ -87,7 +89,7 @@ function topicPanel({ topics }) {
   const toggle = h("label", { class: "check" }, h("input", { type: "checkbox", "data-static": true, onchange: (event) => { withInternal = event.target.checked; } }), "internal ones");
   if (!topics) return panel("Topics", { aside: toggle }, empty("Nothing is known yet."));
   if (topics.error) return panel("Topics", { aside: toggle }, error(topics.error));
-  const lines = topics.topics.filter((line) => withInternal || !line.internal);
+  const lines = topics.topics.filter((line) => withInternal || !(line.internal || line.name.startsWith("__")));
   const columns = [
     { title: "Topic", class: "name", cell: (line) => h("a", { href: `#/topics/${encodeURIComponent(line.name)}` }, line.name) },
     { title: "Health", class: "status", cell: topicHealth },

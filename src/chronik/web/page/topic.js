@@ -35,7 +35,7 @@ export function topic(name, tab, draw) {
       h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster")),
       h("div", { class: "title" },
         h("h1", null, name),
-        state.topic?.partitions && health(state.topic),
+        state.topic?.partitions && (state.cluster?.is_ready === false ? badge("bad", "as last known") : health(state.topic)),
         state.topic?.configs?.["chronik.trace"] === "true" && badge("accent", "traced"),
         doctors.get(name).button(state)),
       h("nav", { class: "tabs", "aria-label": "Topic" },

@@ -1,0 +1,100 @@
+"""Feeds run while somebody listens and not longer; who reads slowly costs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from tests.web.test_app import Node, three_nodes_one_of_them_fenced
+
+from chronik.metadata.image import ClusterImage
+from chronik.web.events import EventHub, FeedKey
+from chronik.web.feeds import ClusterFeed, Feed, TopicsFeed
+from chronik.web.listeners import CHUNKS_WAITING_MAX, Listener
+
+Wanted: TypeAlias = dict[FeedKey, Callable[[], Feed]]
+
+
+class CountingNode(Node):
+    """Counts how often anybody looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self._known = three_nodes_one_of_them_fenced()
+
+    @property
+    def image(self) -> ClusterImage:
+        self.looks += 1
+        return self._known
+
+    @image.setter
+    def image(self, image: ClusterImage) -> None:
+        self._known = image
+
+
+def told(lines: bytes | None) -> list[tuple[str, Any]]:
+    events = []
+    for block in (lines or b"").decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return events
+
+
+def test_nothing_is_computed_when_nobody_listens() -> None:
+    async def run() -> None:
+        node = CountingNode()
+        hub = EventHub(node)
+        wanted: Wanted = {("cluster", ""): lambda: ClusterFeed(node), ("topics", ""): lambda: TopicsFeed(node)}
+        await asyncio.sleep(0.3)
+        assert node.looks == 0
+        first, second = hub.listen(wanted), hub.listen(wanted)
+        async with asyncio.timeout(10):
+            seen: set[str] = set()
+            while seen != {"cluster", "topics"}:
+                seen |= {event for event, _ in told(await first.take())}
+        feeds = list(hub._feeds.values())
+        assert len(feeds) == 2  # both listeners share them
+        hub.leave(first)
+        assert hub._feeds
+        hub.leave(second)
+        assert hub._feeds == {}
+        for feed in feeds:
+            await feed.stopped()
+        looks = node.looks
+        await asyncio.sleep(1.2)
+        assert node.looks == looks
+        await hub.close()
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_comes_later_is_told_at_once() -> None:
+    async def run() -> None:
+        node = CountingNode()
+        hub = EventHub(node)
+        wanted: Wanted = {("cluster", ""): lambda: ClusterFeed(node)}
+        async with asyncio.timeout(10):
+            first = hub.listen(wanted)
+            ((event, cluster),) = told(await first.take())
+            assert (event, cluster["cluster_id"], cluster["is_ready"]) == ("cluster", "c", False)
+            assert told(await hub.listen(wanted).take()) == [(event, cluster)]
+            await hub.close()
+            assert await first.take() is None
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_a_slow_listener_is_bounded() -> None:
+    async def run() -> None:
+        listener = Listener()
+        for number in range(1000):
+            listener.tell("topic", json.dumps({"n": number}).encode())
+            listener.tell("traces", json.dumps({"n": number}).encode(), adds=True)
+        events = told(await listener.take())
+        assert events[0] == ("topic", {"n": 999})
+        assert events[1:] == [("traces", {"n": number}) for number in range(1000 - CHUNKS_WAITING_MAX, 1000)]
+
+    asyncio.run(run())
