@@ -13,19 +13,19 @@ from typing import Any
 
 from chronik.pipeline.columns import Chunk, RecordRange
 from chronik.pipeline.plain import PlainChunk
-from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, LENGTH_END, BatchHeader, check_batches
+from chronik.wire.batch import (
+    DECOMPRESSED_BYTES_MAX,
+    HEADER_BYTES,
+    LENGTH_END,
+    BatchHeader,
+    check_batches,
+    read_batch_header,
+)
 from chronik.wire.compression import Buffer, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import decode_records
 
-try:
-    from chronik.pipeline.compiled import CompiledChunk
-except ImportError:
-    DEFAULT_CHUNK: type[CompiledChunk] | type[PlainChunk] = PlainChunk
-else:
-    DEFAULT_CHUNK = CompiledChunk
-
-__all__ = ["ROWS_MAX", "ArrowDecoder"]
+__all__ = ["ROWS_MAX", "ArrowDecoder", "next_offset_behind"]
 
 ROWS_MAX = 4096
 """Spark takes chunks of about this many rows fastest."""
@@ -52,7 +52,7 @@ class ArrowDecoder:
     ) -> None:
         self.next_offset = wanted.start
         self._wanted = wanted
-        self._chunk: Chunk = (chunk or DEFAULT_CHUNK)(  # type: ignore[call-arg]
+        self._chunk: Chunk = (chunk or _fastest_chunk())(  # type: ignore[call-arg]
             wanted, with_headers=with_headers, rows_max=rows_max, bytes_max=bytes_max
         )
         self._aborting: set[int] = set()
@@ -67,7 +67,7 @@ class ArrowDecoder:
         `aborted` names producers with the first offset of a transaction that they aborted, as Fetch does for those
         who read committed records only.
         """
-        whole = records[: _whole_bytes(records)]
+        whole = records[: _whole_bytes(records)[0]]
         if not len(whole):
             if len(records):
                 raise KafkaError(ErrorCode.corrupt_message, f"{self._place}: batch of more bytes than one fetch brings")
@@ -112,15 +112,34 @@ class ArrowDecoder:
         return f"{self._wanted.topic}-{self._wanted.partition}"
 
 
-def _whole_bytes(records: memoryview) -> int:
-    """The length of the batches that are there to their end. Lengths below a header's are for the check to refuse."""
-    at = 0
+def _fastest_chunk() -> type[Chunk]:
+    """The compiled one, loaded only where records are decoded: numba takes a second, and planning has no use for it."""
+    try:
+        from chronik.pipeline.compiled import CompiledChunk
+    except ImportError:
+        return PlainChunk
+    return CompiledChunk
+
+
+def next_offset_behind(records: memoryview, otherwise: int) -> int:
+    """The offset behind the last whole batch, without a look inside: so that the next fetch can be asked for early."""
+    whole, last = _whole_bytes(records)
+    return read_batch_header(records, last).next_offset if whole else otherwise
+
+
+def _whole_bytes(records: memoryview) -> tuple[int, int]:
+    """The length of the batches that are there to their end, and where the last of them begins.
+
+    Lengths below a header's are for the check to refuse.
+    """
+    at = last = 0
     while len(records) - at >= LENGTH_END:
         size_bytes = max(HEADER_BYTES, _LENGTH.unpack_from(records, at + _LENGTH_AT)[0] + LENGTH_END)
         if size_bytes > len(records) - at:
             break
+        last = at
         at += size_bytes
-    return at
+    return at, last
 
 
 def _is_abort(payload: Buffer) -> bool:
