@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 QUERY_S_MAX = 90
 
+pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and compiles the decoder
+
 Read = Callable[..., "DataFrame"]
 
 
