@@ -1,8 +1,7 @@
-"""`chronik bench` and `chronik demo` against real nodes, in small."""
+"""`chronik bench` against a real node, in small."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +52,3 @@ def test_a_broker_without_metrics_leaves_its_cost_null(shared_node: Node) -> Non
         "bench", "produce", "--records", "10", "--json", "-b", shared_node.bootstrap, "--http", "127.0.0.1:1"
     ).json()
     assert figures["broker_cpu_s"] is None
-
-
-def test_the_demo_accounts_for_every_record_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    report = tmp_path / "report.html"
-    shown = chronik("demo", "--report", str(report), timeout_s=110)
-    assert shown.code == 0, shown.err
-    assert "read once, in order" in shown.out
-    assert "100,000" in report.read_text()
-    assert list((tmp_path / "temporary").iterdir()) == []

@@ -56,7 +56,7 @@ class FakePartition:
         self.log = SimpleNamespace(size_bytes=1234)
         self.high_watermark = self.log_end_offset = 10
 
-    async def delete_records(self, offset: int) -> int:
+    async def delete_records(self, offset: int, wait_s: float) -> int:
         if offset > self.high_watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, "too far")
         return self.high_watermark if offset == -1 else offset

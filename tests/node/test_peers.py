@@ -233,6 +233,35 @@ def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path)
     play(tmp_path, story)
 
 
+def test_who_asked_for_a_connection_that_is_given_up_meanwhile_is_told_so_and_may_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the asker's task ends as if somebody had cancelled it: a follower that never fetches again."""
+
+    async def story(nodes: LocalNodes) -> None:
+        one, *_ = await nodes.start_all()
+        opening = asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(one.peers, "open", lambda *_: _for_ever(opening))
+            asking = [asyncio.create_task(one.peers.connection(2, "test")) for _ in range(2)]
+            await opening.wait()
+            asking[0].cancel()
+            await asyncio.wait(asking[:1])
+            assert asking[0].cancelled()
+            one.peers.silent(2)
+            with pytest.raises(Unreachable, match="node 2 was given up"):
+                await asking[1]
+        assert not (await one.peers.connection(2, "test")).is_closed
+
+    play(tmp_path, story)
+
+
+async def _for_ever(begun: asyncio.Event) -> Connection:
+    begun.set()
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 def test_peers_that_cannot_make_a_majority_are_refused_at_start() -> None:
     for peers, words in (
         ((Peer(1, "127.0.0.1:5092"),), "no majority"),

@@ -85,8 +85,7 @@ def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
         cluster[1].append(b"a", b"b", b"c")
         await cluster[1].host.record_recovery_points()
         points = tmp_path / "node-1" / "recovery-points"
-        topic_id = cluster[1].partition.topic_id
-        assert points.read_text().splitlines()[-1] == f"{TOPIC} 0 {topic_id} 4"
+        assert points.read_text().splitlines()[-1] == f"{TOPIC} 0 {TOPIC_ID} 4"
         seen: list[str] = []
         log = cluster[1].partition.log
         truncate = log.truncate_to
@@ -99,7 +98,7 @@ def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
         cluster.change(leader=2, isr=(2, 3))
         cluster.heal()
         await until(lambda: cluster[1].partition.log_end_offset == 1)
-        assert seen == [f"{TOPIC} 0 {topic_id} 1"]
+        assert seen == [f"{TOPIC} 0 {TOPIC_ID} 1"]
 
     play(tmp_path, scenario)
 
@@ -172,6 +171,28 @@ def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp
         response = await waiting
         assert (response.error_code, response.high_watermark) == (0, 2)
         assert (await cluster[2].end_offset())["offset"] == 2
+
+    play(tmp_path, scenario)
+
+
+def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
+    """The simulator's seed 2010: two of three nodes died, and after a while the third told its old watermark."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        for node in (2, 3):
+            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        await cluster[1].produce(b"second")
+        cluster.cut(2, 3)
+        cluster.cut(1, 2)
+        cluster.change(leader=2, isr=(2,))
+        partition = cluster[2].partition
+        much_later_ms = partition._replicating.now_ms() + 3_600_000
+        partition._replicating.now_ms = lambda: much_later_ms  # type: ignore[method-assign]
+        assert partition.high_watermark == 1
+        assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
+        assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available
 
     play(tmp_path, scenario)
 

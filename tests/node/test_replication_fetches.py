@@ -151,7 +151,7 @@ def test_a_log_that_is_no_prefix_of_the_leaders_is_told_where_they_part_and_does
 def test_an_offset_out_of_range_comes_with_the_leaders_start(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
-        await cluster[1].partition.delete_records(3)
+        await cluster[1].partition.raise_log_start(3)
         below = await told(cluster, replica_fetch(cluster, offset=1, last_epoch=0))
         assert (below.error_code, below.log_start_offset) == (ErrorCode.offset_out_of_range, 3)
         above = await told(cluster, replica_fetch(cluster, offset=9))

@@ -123,7 +123,7 @@ def test_deleted_records_are_deleted_at_the_followers_too(tmp_path: Path) -> Non
     async def scenario(cluster: Cluster) -> None:
         for _ in range(10):
             await cluster[1].produce(b"x")
-        assert await cluster[1].partition.delete_records(6) == 6
+        assert await cluster[1].partition.delete_records(6, 10) == 6
         await until(lambda: {node.partition.log_start_offset for node in cluster.nodes.values()} == {6})
 
     play(tmp_path, scenario)
@@ -138,7 +138,7 @@ def test_a_follower_that_ends_before_the_leaders_start_starts_over_there(tmp_pat
         cluster.change(isr=(1, 2))
         for _ in range(4):
             await cluster[1].produce(b"a", b"b")
-        await cluster[1].partition.delete_records(start)
+        await cluster[1].partition.delete_records(start, 10)
         cluster.register(3)
         node = await cluster.start(3)
         await until(lambda: node.partition.log_end_offset == 10 and node.partition.high_watermark == 10)

@@ -299,7 +299,7 @@ class Cluster:
         is_out = diverging is None and fetch.offset > len(node.records)
         if (diverging is None and not is_out) or self.bugs.diverging_fetch_counts:
             leader.replica_fetched(
-                fetch.replica, fetch.broker_epoch, fetch.offset, len(node.records), self.now_ms, self.live
+                fetch.replica, fetch.broker_epoch, fetch.offset, len(node.records), self.now_ms, self.live, 0
             )
         records: tuple[Record, ...] = ()
         if diverging is None and not is_out:

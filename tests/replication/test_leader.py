@@ -21,6 +21,7 @@ def leader_of(
     watermark: int = 0,
     min_insync: int = 1,
     counted_end: int | None = None,
+    start: int = 0,
 ) -> PartitionLeader:
     return PartitionLeader(
         1,
@@ -32,13 +33,16 @@ def leader_of(
         log_end_offset=end,
         counted_end=end if counted_end is None else counted_end,
         high_watermark=watermark,
+        log_start_offset=start,
         now_ms=0,
         lag_ms_max=LAG_MS,
     )
 
 
-def fetched(leader: PartitionLeader, replica: int, offset: int, *, end: int = 100, now_ms: int = 1) -> bool:
-    return leader.replica_fetched(replica, LIVE[replica], offset, end, now_ms, LIVE)
+def fetched(
+    leader: PartitionLeader, replica: int, offset: int, *, end: int = 100, now_ms: int = 1, start: int = 0
+) -> bool:
+    return leader.replica_fetched(replica, LIVE[replica], offset, end, now_ms, LIVE, start)
 
 
 def test_watermark_follows_the_only_replica() -> None:
@@ -74,7 +78,7 @@ def test_the_own_end_that_counts_is_the_synced_one() -> None:
 
 def test_a_node_that_is_no_replica_moves_nothing() -> None:
     leader = leader_of((1,), replicas=(1,), end=4, watermark=4)
-    assert not leader.replica_fetched(9, 1, 100, 100, 0, {9: 1})
+    assert not leader.replica_fetched(9, 1, 100, 100, 0, {9: 1}, 0)
     assert leader.high_watermark == 4
 
 
@@ -131,16 +135,16 @@ def test_a_replica_that_lost_its_end_holds_the_watermark_without_lowering_it() -
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     fetched(leader, 2, 10)
     leader.counted(20)
-    assert leader.replica_fetched(2, 21, 6, 20, 2, LIVE) is False
+    assert leader.replica_fetched(2, 21, 6, 20, 2, LIVE, 0) is False
     assert leader.high_watermark == 10
     assert leader.counted_end_of(2) == 6
 
 
 def test_a_fetch_of_a_former_process_is_not_believed() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
-    leader.replica_fetched(2, 21, 4, 10, 1, LIVE)
+    leader.replica_fetched(2, 21, 4, 10, 1, LIVE, 0)
     assert leader.is_stale(2, 20)
-    leader.replica_fetched(2, 20, 10, 10, 2, LIVE)
+    leader.replica_fetched(2, 20, 10, 10, 2, LIVE, 0)
     assert leader.high_watermark == 4
 
 
@@ -240,3 +244,41 @@ def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[in
         assert rose == (leader.high_watermark > before)
         assert leader.high_watermark >= before
         assert leader.high_watermark <= max(before, min(ends.values()))
+
+
+def test_the_low_watermark_is_the_smallest_start_in_sync() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 3, 10, start=0)
+    assert not leader.deletes(6)
+    fetched(leader, 2, 10, start=4)
+    assert leader.deletes(6)
+    assert leader.low_watermark == 4
+    fetched(leader, 2, 10, start=9)
+    assert leader.deletes(6)
+    assert leader.low_watermark == 6
+    assert not leader.deletes(6)
+
+
+def test_the_low_watermark_stands_while_too_few_are_in_sync() -> None:
+    leader = leader_of((1,), end=10, watermark=10, min_insync=2)
+    assert not leader.deletes(6)
+    leader.configured(1)
+    assert leader.deletes(6)
+
+
+def test_one_that_still_has_deleted_records_does_not_join() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10)
+    fetched(leader, 2, 10, start=5)
+    assert leader.deletes(5)
+    fetched(leader, 3, 10, start=4)
+    assert not leader.may_join(3, LIVE)
+    fetched(leader, 3, 10, start=5)
+    assert leader.may_join(3, LIVE)
+
+
+def test_what_an_earlier_leader_deleted_is_not_brought_back_by_one_that_joins() -> None:
+    leader = leader_of((1, 2), end=10, watermark=10, start=5)
+    fetched(leader, 3, 10, start=4)
+    assert not leader.may_join(3, LIVE)
+    fetched(leader, 3, 10, start=5)
+    assert leader.may_join(3, LIVE)

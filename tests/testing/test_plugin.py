@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import pytest
 from tests.support.eventually import eventually
 
 from chronik.cli.node_process import inspect
+from chronik.testing import plugin
 from chronik.testing.cluster import TestCluster
+from chronik.testing.plugin import _wanted_nodes
 
+ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 120.0
 
 SUITE = """
@@ -49,10 +53,7 @@ def test_records_go_through_it(chronik_cluster):
 def test_a_record_survives_the_death_of_its_leader(chronik_cluster):
     topic = chronik_cluster.topic(partitions=1)
     put(chronik_cluster, topic, b"before")
-    leader = chronik_cluster.leader(topic)
-    chronik_cluster.kill(leader)
-    if len(chronik_cluster.nodes) == 1:
-        chronik_cluster.start(leader)
+    chronik_cluster.kill(chronik_cluster.leader(topic))
     put(chronik_cluster, topic, b"after")
     assert read(chronik_cluster, topic, 2) == [b"before", b"after"]
 
@@ -72,9 +73,9 @@ def test_every_test_finds_all_nodes_up_and_no_topics(chronik_cluster):
 """
 
 
-def pytest_command(folder: Path, suite: str, nodes: int) -> list[str]:
+def pytest_command(folder: Path, suite: str, settings: str = "") -> list[str]:
     (folder / "test_suite.py").write_text(suite)
-    (folder / "pytest.ini").write_text(f"[pytest]\nchronik_nodes = {nodes}\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\n{settings}\n")
     is_installed = any(found.name == "chronik" for found in entry_points(group="pytest11"))
     plugin = [] if is_installed else ["-p", "chronik.testing.plugin"]
     return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_suite.py"]
@@ -85,12 +86,11 @@ def is_gone(pid: int) -> bool:
     return found is None or found[0] == "Z"
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Path, nodes: int) -> None:
+def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        pytest_command(tmp_path, SUITE, nodes),
+        pytest_command(tmp_path, SUITE),
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
@@ -100,7 +100,7 @@ def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Pa
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == nodes
+    assert len(pids) == 3
     assert all(is_gone(pid) for pid in pids)
     assert list(temporary.iterdir()) == []
 
@@ -112,12 +112,13 @@ from pathlib import Path
 import signal
 
 def test_that_never_ends(chronik_cluster):
-    Path("pid.new").write_text(str(chronik_cluster.nodes[0].process.pid))
+    (node,) = chronik_cluster.nodes
+    Path("pid.new").write_text(str(node.process.pid))
     Path("pid.new").rename("pid")
     signal.pause()
 """
     with subprocess.Popen(
-        pytest_command(tmp_path, suite, 1),
+        pytest_command(tmp_path, suite, "chronik_nodes = 1"),
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
@@ -125,6 +126,37 @@ def test_that_never_ends(chronik_cluster):
         pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 60.0))
         run.send_signal(signal.SIGKILL)
     eventually(lambda: is_gone(pid), what=f"node process {pid} is gone")
+
+
+def test_a_run_that_uses_no_cluster_imports_nothing_of_it(tmp_path: Path) -> None:
+    """The plugin is loaded in every run of pytest where chronik is installed, for whatever project."""
+    suite = """
+import sys
+
+def test_of_something_else():
+    loaded = {name for name in sys.modules if name.partition(".")[0] in ("chronik", "kio", "typer", "rich", "msgspec")}
+    assert loaded == {"chronik", "chronik.testing", "chronik.testing.plugin"}
+"""
+    done = subprocess.run(
+        [*pytest_command(tmp_path, suite, "chronik_nodes = many"), "-p", "no:hypothesispytest"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("setting", ["many", "0", "-1"])
+def test_a_number_of_nodes_that_is_none_is_said(setting: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"chronik_nodes = {setting}"):
+        _wanted_nodes(setting)
+
+
+def test_the_package_names_its_plugin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"chronik": plugin.__name__}
 
 
 def test_a_cluster_for_one_test_works_without_the_plugin() -> None:

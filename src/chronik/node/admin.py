@@ -38,13 +38,18 @@ async def within(broker: Broker, wait: timedelta, outcomes: Sequence[Outcome]) -
     tasks = [broker.loop.create_task(_filled(broker, outcome)) for outcome in outcomes]
     if not tasks:
         return []
-    wait_ms = min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX)
-    await asyncio.wait(tasks, timeout=wait_ms / 1000)
-    late = KafkaError(ErrorCode.request_timed_out, f"Not done within {int(wait_ms)} ms; it may still be done.")
+    wait_s = seconds(wait)
+    await asyncio.wait(tasks, timeout=wait_s)
+    late = KafkaError(ErrorCode.request_timed_out, f"Not done within {int(wait_s * 1000)} ms; it may still be done.")
     return [
         task.result() if task.done() else refusal(late, **outcome.name)
         for task, outcome in zip(tasks, outcomes, strict=True)
     ]
+
+
+def seconds(wait: timedelta) -> float:
+    """How long a request's timeout lets it wait."""
+    return min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX) / 1000
 
 
 async def _filled(broker: Broker, outcome: Outcome) -> Values:

@@ -79,6 +79,7 @@ class Housekeeping:
         partition.log.roll_if_needed(now_ms)
         job = partition.log.apply_retention(now_ms, partition.high_watermark)
         if job is not None:
+            partition.log_start_rose()
             await self._loop.run_in_executor(self._env.executor, job.run)
             self._log.info(
                 "segments_deleted",

@@ -192,27 +192,70 @@ class Partition(PartitionState):
     def stop_listening(self, listener: ReplicaListener) -> None:
         self._waits.listeners.pop(listener, None)
 
-    async def delete_records(self, offset: int) -> int:
-        """Let go of everything below `offset` (-1: below the watermark); the new log start, once it is durable."""
-        watermark = self.role.high_watermark
+    # -- deleted records -----------------------------------------------------------------------------------------------
+
+    async def delete_records(self, offset: int, wait_s: float) -> int:
+        """Let go of everything below `offset` (-1: below the watermark), here and at every replica in sync.
+
+        Returns where the logs of all of them start by then; TimeoutError when that takes longer than `wait_s`.
+        """
+        leader = self.leader
+        if leader is None:
+            raise self._not_leader()
+        watermark = leader.high_watermark
         if offset == DELETE_ALL:
             offset = watermark
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
-        if not self.jobs.begin():
+        await self.raise_log_start(offset)
+        if self.leader is not leader:
+            raise self._not_leader()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def waiter(error: KafkaError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(leader.low_watermark)
+            else:
+                done.set_exception(error)
+
+        add(self._waits.deleted, offset, waiter)
+        self._check_deleted()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await done
+        finally:
+            self._waits.forget_deletion(waiter)
+
+    async def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers at once, and for good when this returns."""
+        if self.is_closed or not self.jobs.begin():
             raise self._not_leader()
         with self.jobs.running():
             job = self.log.increment_log_start(offset)
-            if self._waits.listeners:
-                self._waits.tell_watermark(self)
+            self.log_start_rose()
             async with self._deleting:
+                start = self.log.log_start_offset
                 await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
-        return self.log_start_offset
+            self.durable_log_start = max(self.durable_log_start, start)
+
+    def log_start_rose(self) -> None:
+        """Followers hear of it soon, and let go of as much."""
+        if self._waits.listeners:
+            self._waits.tell_watermark(self)
+
+    def _check_deleted(self) -> None:
+        """Who waits for the low watermark is told, where something happened that may have raised it."""
+        waits, leader = self._waits.deleted, self.leader
+        if waits and leader is not None:
+            leader.deletes(self.durable_log_start)
+            wake(waits, leader.low_watermark)
 
     # -- replicas ------------------------------------------------------------------------------------------------------
 
     def replica_fetched(
-        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int
+        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
     ) -> EpochEnd | None:
         """A replica asks from `offset`: its log counts up to there, unless it diverges from ours; then, where.
 
@@ -242,8 +285,11 @@ class Partition(PartitionState):
                 return diverging
         replicating = self._replicating
         before = leader.high_watermark
-        if leader.replica_fetched(replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live):
+        if leader.replica_fetched(
+            replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live, log_start
+        ):
             self._watermark_rose(self._bytes_since(before))
+        self._check_deleted()
         if replica_id == self.hands_over_to or leader.may_join(replica_id, replicating.live):
             replicating.isr_is_due(self)
         return None
@@ -285,6 +331,7 @@ class Partition(PartitionState):
             self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replicating.now_ms())
             self.watermark_checked(before)
             self._check_enough_after()
+            self._check_deleted()
         self._replicating.role_changed(self)
 
     def _lead(self, image: PartitionImage) -> None:
@@ -302,6 +349,7 @@ class Partition(PartitionState):
             log_end_offset=self.log.log_end_offset,
             counted_end=self.counted_end_offset,
             high_watermark=before,
+            log_start_offset=self.durable_log_start,
             now_ms=self._replicating.now_ms(),
             lag_ms_max=self._replicating.lag_ms_max,
         )
@@ -326,6 +374,7 @@ class Partition(PartitionState):
     def _role_ends(self) -> None:
         self.generation += 1
         self.hands_over_to = NO_LEADER
+        self._waits.fail_deletions(self._not_leader())
         self._waits.let_listeners_go(self)
 
     def hand_over(self, to: int) -> None:
@@ -345,6 +394,7 @@ class Partition(PartitionState):
             before = self.leader.high_watermark
             self.leader.configured(settings.min_insync_replicas)
             self.watermark_checked(before)
+            self._check_deleted()
 
     def require_in_sync(self, replicas: int) -> None:
         """min.insync.replicas in effect has changed with the replicas."""
@@ -362,6 +412,7 @@ class Partition(PartitionState):
         """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts."""
         self.jobs.end_exclusive()
         self.generation += 1
+        self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
         gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
         self._waits.fail(gone, upto_offset)
         image, self._next_image = self._next_image, None
@@ -374,5 +425,6 @@ class Partition(PartitionState):
         self.leader = self._appender = None
         self.generation += 1
         self._waits.fail(error)
+        self._waits.fail_deletions(error)
         self._waits.let_fetches_go()
         self._waits.let_listeners_go(self)

@@ -84,6 +84,8 @@ class PartitionState:
         self.leader: PartitionLeader | None = None
         self.hands_over_to = NO_LEADER
         """Who shall lead instead: until that is decided, this node takes no records and answers no readers."""
+        self.durable_log_start = log.log_start_offset
+        """Records below do not come back, whatever happens to this node. At most the log's start."""
         self.generation = 0
         """Rises when what was read before may no longer be true: with each role, and with each truncation."""
         self.jobs = StorageJobs()
@@ -161,23 +163,21 @@ class PartitionState:
 
     @property
     def is_settling(self) -> bool:
-        """Whether this node leads so freshly that its watermark may lie below what clients have seen."""
+        """Whether this node leads so freshly that its watermark may lie below what clients have seen.
+
+        However long that takes: without enough replicas in sync the watermark cannot rise, and no end may go back.
+        """
         leader = self.leader
-        if leader is None or leader.high_watermark >= leader.epoch_start_offset or self.settings.visible_when_appended:
-            return False
-        return leader.is_settling(self._replicating.now_ms())
+        return leader is not None and not leader.has_reached_its_epoch and not self.settings.visible_when_appended
 
     def check_end_is_known(self) -> None:
         """The end that consumers see may not go back at a failover (KIP-207)."""
-        if (
-            self.leader is not None
-            and not self.leader.has_reached_its_epoch
-            and not self.settings.visible_when_appended
-        ):
+        leader = self.leader
+        if leader is not None and self.is_settling:
             raise KafkaError(
                 ErrorCode.offset_not_available,
-                f"epoch {self.leader.leader_epoch} began at {self.leader.epoch_start_offset}, "
-                f"the watermark is {self.leader.high_watermark}",
+                f"epoch {leader.leader_epoch} began at {leader.epoch_start_offset}, "
+                f"the watermark is {leader.high_watermark}",
             )
 
     def check_leader_epoch(self, epoch: int) -> None:

@@ -28,7 +28,8 @@ class ReplicaListener(Protocol):
 
     def data_appended(self, partition: Partition) -> None: ...
 
-    def watermark_rose(self, partition: Partition) -> None: ...
+    def watermark_rose(self, partition: Partition) -> None:
+        """The high watermark, or the log start."""
 
     def leader_gone(self, partition: Partition) -> None:
         """The partition is led no more under the epoch in which the listener came."""
@@ -37,13 +38,15 @@ class ReplicaListener(Protocol):
 class PartitionWaits:
     """Invariant: waiters stand in the order of the offset they wait for. Owned by the loop; each is called once."""
 
-    __slots__ = ("committed", "fetches", "listeners", "written")
+    __slots__ = ("committed", "deleted", "fetches", "listeners", "written")
 
     def __init__(self) -> None:
         self.written: Waiters = deque()
         """Until this node's copy counts up to their offset."""
         self.committed: Waiters = deque()
         """Until the watermark has reached their offset."""
+        self.deleted: Waiters = deque()
+        """Until the low watermark has reached their offset."""
         self.fetches: dict[WaitingFetch, None] = {}
         self.listeners: dict[ReplicaListener, None] = {}
 
@@ -72,6 +75,14 @@ class PartitionWaits:
                 failed.append(waiters.pop()[1])
             for waiter in reversed(failed):
                 waiter(error)
+
+    def forget_deletion(self, waiter: Waiter) -> None:
+        """Its request is answered, or has waited long enough."""
+        self.deleted = deque(waiting for waiting in self.deleted if waiting[1] is not waiter)
+
+    def fail_deletions(self, error: KafkaError) -> None:
+        while self.deleted:
+            self.deleted.popleft()[1](error)
 
     def let_fetches_go(self) -> None:
         """Every fetch that waits looks again whether it is in the right place."""

@@ -239,7 +239,7 @@ class ReplicaFetcher:
                     followed.role.leader_epoch,
                     offset,
                     last_epoch,
-                    partition.log_start_offset,
+                    partition.durable_log_start,
                     PARTITION_BYTES_MAX,
                     partition.high_watermark,
                 )
@@ -313,7 +313,7 @@ class ReplicaFetcher:
         partition = followed.partition
         partition.told_watermark(response.high_watermark)
         start = min(response.log_start_offset, partition.high_watermark)
-        if start > partition.log_start_offset and not followed.is_trimming:
+        if start > partition.durable_log_start and not followed.is_trimming:
             followed.is_trimming = True
             self._run(self._trim(followed, start))
 
@@ -364,9 +364,18 @@ class ReplicaFetcher:
             self._later(followed, FAILED_RETRY_S)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
+        """Let go of what the leader let go of, and tell it so: somebody may wait for that."""
         partition = followed.partition
+        is_done = False
         try:
             await self._home.follow_log_start(partition, offset)
+            is_done = True
         except Exception:
             self._log.exception("trim_failed", topic=partition.topic, partition=partition.index)
         followed.is_trimming = False
+        if followed.named_in == NOT_NAMED or not self._is_current(followed):
+            return
+        if is_done:
+            self._position(followed)
+        else:
+            self._later(followed, FAILED_RETRY_S)

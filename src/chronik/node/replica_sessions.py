@@ -153,6 +153,7 @@ class ReplicaSession:
                 wanted.current_leader_epoch,
                 wanted.fetch_offset,
                 wanted.last_fetched_epoch,
+                wanted.log_start_offset,
             )
         except KafkaError as error:
             entry.error = error.code

@@ -315,11 +315,8 @@ class Replication:
 
     async def follow_log_start(self, partition: Partition, offset: int) -> None:
         """The leader let go of what lies below `offset`."""
-        if partition.is_closed or not partition.jobs.begin():
-            return
-        with partition.jobs.running():
-            job = partition.log.increment_log_start(offset)
-            await self._loop.run_in_executor(self._env.executor, job.run)
+        if not partition.is_closed and not partition.jobs.is_exclusive:
+            await partition.raise_log_start(offset)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name="replication")

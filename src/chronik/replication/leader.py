@@ -29,12 +29,14 @@ class ProposedIsr(NamedTuple):
 class Replica:
     """Another node's copy, as far as its fetches in this leader epoch tell."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch")
+    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "start")
 
     def __init__(self, replica_id: int, now_ms: int) -> None:
         self.id = replica_id
         self.end = UNKNOWN
         """It has everything below, written as the durability setting asks."""
+        self.start = UNKNOWN
+        """Where its log starts, durably."""
         self.broker_epoch = UNKNOWN
         self.caught_up_ms = NEVER_MS
         """When it last had all that was there."""
@@ -47,12 +49,13 @@ class PartitionLeader:
 
     Invariant: `high_watermark` never falls, and rises to no more than the counted end of every replica of the maximal
     ISR, while the committed ISR has min.insync.replicas. "Counted" is what the durability setting lets count as
-    written: the synced end under `synced`, the log end under `replicated`. Owned by the node's loop; nothing here
-    waits, reads a clock or touches a file.
+    written: the synced end under `synced`, the log end under `replicated`. No log of the maximal ISR starts below what
+    clients were told is deleted. Owned by the node's loop; nothing here waits, reads a clock or touches a file.
     """
 
     __slots__ = (
         "_counted",
+        "_deleted_upto",
         "_isr",
         "_joining",
         "_lag_ms_max",
@@ -64,6 +67,7 @@ class PartitionLeader:
         "has_enough_replicas",
         "high_watermark",
         "leader_epoch",
+        "low_watermark",
         "node_id",
         "replicas",
     )
@@ -80,6 +84,7 @@ class PartitionLeader:
         log_end_offset: int,
         counted_end: int,
         high_watermark: int,
+        log_start_offset: int = 0,
         now_ms: int = 0,
         lag_ms_max: int = LAG_MS_MAX,
     ) -> None:
@@ -87,6 +92,10 @@ class PartitionLeader:
         self.leader_epoch = leader_epoch
         self.epoch_start_offset = log_end_offset
         self.high_watermark = high_watermark
+        self.low_watermark = UNKNOWN
+        """What a client may be told is deleted: as it was when last asked for by `deletes`."""
+        # What earlier leaders told is deleted lies below: this node was in sync.
+        self._deleted_upto = log_start_offset
         self._own_end = counted_end
         self._min_insync_replicas = min_insync_replicas
         self._lag_ms_max = lag_ms_max
@@ -127,10 +136,6 @@ class PartitionLeader:
         """Whether all that earlier leaders may have shown to clients is below the watermark (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def is_settling(self, now_ms: int) -> bool:
-        """Whether the epoch is so young that its watermark is not yet worth showing to consumers."""
-        return self.high_watermark < self.epoch_start_offset and now_ms - self._since_ms < self._lag_ms_max
-
     def counted_end_of(self, replica_id: int) -> int:
         """How far a replica is known to be; -1 where it has not fetched in this epoch."""
         if replica_id == self.node_id:
@@ -164,10 +169,12 @@ class PartitionLeader:
         log_end_offset: int,
         now_ms: int,
         live: Mapping[int, int],
+        log_start_offset: int,
     ) -> bool:
         """A replica asks from `offset`, after its log was found to be a prefix of ours: it has all that lies below.
 
-        `live` has the epoch of every broker that is registered and not fenced.
+        Its log starts at `log_start_offset`, durably. `live` has the epoch of every broker that is registered and not
+        fenced.
         """
         replica = self._others.get(replica_id)
         if replica is None or broker_epoch < replica.broker_epoch:
@@ -182,6 +189,7 @@ class PartitionLeader:
         replica.broker_epoch = broker_epoch
         # Not the larger of the two: what a restart took from it must be missing here too.
         replica.end = offset
+        replica.start = log_start_offset
         if replica_id not in self._isr.maximal:
             self._note_joining(replica, now_ms, live)
         return self._advance()
@@ -225,6 +233,7 @@ class PartitionLeader:
             and replica_id not in self._isr.committed
             and replica.end >= self.high_watermark
             and replica.end >= self.epoch_start_offset
+            and replica.start >= self._deleted_upto
             and live.get(replica_id) == replica.broker_epoch
         )
 
@@ -311,6 +320,24 @@ class PartitionLeader:
             del self._joining[replica]
         if over:
             self._count()
+
+    # -- deleted records -----------------------------------------------------------------------------------------------
+
+    def deletes(self, log_start_offset: int) -> bool:
+        """Whether the low watermark rose: the smallest start of the maximal ISR, this node's being `log_start_offset`.
+
+        It stands while too few are in sync, since then one that has left the ISR may still be elected.
+        """
+        if not self.has_enough_replicas:
+            return False
+        others = (self._others[replica].start for replica in self._isr.maximal if replica != self.node_id)
+        start = min([log_start_offset, *others])
+        if start <= self.low_watermark:
+            return False
+        self.low_watermark = start
+        # Told to clients: nobody joins from here on in whose log the deleted records would be back.
+        self._deleted_upto = max(self._deleted_upto, start)
+        return True
 
     # -- the watermark -------------------------------------------------------------------------------------------------
 

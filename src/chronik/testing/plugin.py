@@ -32,8 +32,16 @@ def _chronik_processes(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     # Imported when it is used: the plugin is loaded in every run of pytest where chronik is installed.
     from chronik.testing.cluster import TestCluster
 
-    with TestCluster(int(request.config.getini("chronik_nodes") or DEFAULT_NODES)) as cluster:
+    with TestCluster(_wanted_nodes(request.config.getini("chronik_nodes"))) as cluster:
         yield cluster
+
+
+def _wanted_nodes(setting: str) -> int:
+    if not setting:
+        return DEFAULT_NODES
+    if not setting.isdecimal() or int(setting) == 0:
+        raise pytest.UsageError(f"chronik_nodes = {setting}: how many nodes the cluster has, as a number from 1")
+    return int(setting)
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """DeleteRecords (key 21), versions 0-2.
 
 Behaviour
-- Moves a partition's log start to the given offset (-1: the high watermark) and answers with it; records below can no
-  longer be read. Segments that hold nothing else are dropped.
+- Moves a partition's log start to the given offset (-1: the high watermark); records below can no longer be read.
+  Segments that hold nothing else are dropped.
+- Answers when every replica in sync has done the same, with the smallest of their log starts: no failover brings back
+  what is told to be deleted. REQUEST_TIMED_OUT where that, or having min.insync.replicas in sync, takes too long.
 - An offset beyond the high watermark is OFFSET_OUT_OF_RANGE; one below the log start changes nothing.
 - Only where `cleanup.policy` names delete (POLICY_VIOLATION): a compacted topic promises each key's latest record.
 Versions: 2 flexible.
@@ -14,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chronik.metadata.names import is_internal
-from chronik.node.admin import Outcome, within
+from chronik.node.admin import Outcome, seconds, within
 from chronik.node.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -35,7 +37,7 @@ async def handle(broker: Broker, request: Request) -> Values:
             [
                 Outcome(
                     {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
-                    _delete(broker, name, partition),
+                    _delete(broker, name, partition, seconds(message.timeout)),
                 )
                 for name, partition in entries
             ],
@@ -50,13 +52,13 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"topics": results}
 
 
-async def _delete(broker: Broker, topic: str, wanted: Any) -> Values:
+async def _delete(broker: Broker, topic: str, wanted: Any, wait_s: float) -> Values:
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
     partition = broker.require_partition(topic, wanted.partition_index)
     if not partition.settings.is_deletable:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
-    return {"low_watermark": await partition.delete_records(wanted.offset)}
+    return {"low_watermark": await partition.delete_records(wanted.offset, wait_s)}
 
 
 API = Api(ApiKey.DELETE_RECORDS, (0, 2), handle)

@@ -73,6 +73,8 @@ class Scenario:
         if not self._clients_end() or not self._is_all_there("final"):
             return
         self.check_at_rest()
+        if self.world.violation is not None:
+            return
         for node in self.nodes:
             node.power_off()
         for node in self.nodes:

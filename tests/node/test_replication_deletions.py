@@ -1,0 +1,158 @@
+"""What a client was told is deleted stays deleted, whoever leads next."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
+
+from chronik.metadata.commands import DeleteTopic
+from chronik.node.config import NodeConfig
+from chronik.node.housekeeping import Housekeeping
+from chronik.observe.logging import silent_logger
+from chronik.wire.errors import ErrorCode, KafkaError
+
+WAIT_S = 10.0
+NO_WAIT_S = 0.05
+
+
+async def written(cluster: Cluster) -> None:
+    for _ in range(10):
+        await cluster[1].produce(b"x")
+    await until(lambda: all(node.partition.high_watermark == 10 for node in cluster.nodes.values()))
+
+
+def starts(cluster: Cluster) -> list[int]:
+    return [node.partition.durable_log_start for node in cluster.nodes.values()]
+
+
+def test_a_deletion_is_answered_when_every_replica_in_sync_has_done_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        assert await cluster[1].partition.delete_records(6, WAIT_S) == 6
+        assert starts(cluster) == [6, 6, 6]
+        cluster.change(leader=2)
+        assert cluster[2].partition.log_start_offset == 6
+        # The low watermark is what all have, though this one asks for less.
+        await until(lambda: cluster[2].partition.leads)
+        assert await cluster[2].partition.delete_records(2, WAIT_S) == 6
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_out_of_reach_holds_up_the_answer_until_it_is_out_of_sync(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        cluster.cut(1, 3)
+        with pytest.raises(TimeoutError):
+            await cluster[1].partition.delete_records(6, NO_WAIT_S)
+        deleted = asyncio.ensure_future(cluster[1].partition.delete_records(7, WAIT_S))
+        await until(lambda: cluster[2].partition.durable_log_start == 7)
+        assert not deleted.done()
+        cluster.change(isr=(1, 2))
+        assert await deleted == 7
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_does_not_count_before_its_deletion_is_durable(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        log = cluster[3].partition.log
+        increment, may_write = log.increment_log_start, threading.Event()
+
+        def held(offset: int) -> Any:
+            job = increment(offset)
+            write = job.run
+            job.run = lambda: (may_write.wait(), write())[1]  # type: ignore[method-assign]
+            return job
+
+        log.increment_log_start = held  # type: ignore[method-assign]
+        deleted = asyncio.ensure_future(cluster[1].partition.delete_records(6, WAIT_S))
+        await until(lambda: log.log_start_offset == 6)
+        # It names the partition again, and does not say more than is safe.
+        cluster[1].append(b"y")
+        await until(lambda: cluster[3].partition.log_end_offset == 11 and cluster[1].partition.high_watermark == 11)
+        assert not deleted.done()
+        may_write.set()
+        assert await deleted == 6
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_could_not_make_its_deletion_durable_tries_again(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        log = cluster[3].partition.log
+        increment = log.increment_log_start
+
+        def failing(offset: int) -> Any:
+            log.increment_log_start = increment  # type: ignore[method-assign]
+            raise OSError("the disk is full")
+
+        log.increment_log_start = failing  # type: ignore[method-assign]
+        assert await cluster[1].partition.delete_records(6, WAIT_S) == 6
+
+    play(tmp_path, scenario)
+
+
+def test_too_few_in_sync_acknowledge_no_deletion(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        cluster.change(isr=(1,))
+        # One that left the ISR may be elected now, with its old start.
+        with pytest.raises(TimeoutError):
+            await cluster[1].partition.delete_records(6, NO_WAIT_S)
+        deleted = asyncio.ensure_future(cluster[1].partition.delete_records(6, WAIT_S))
+        await asyncio.sleep(0)
+        cluster.heal()
+        assert await deleted == 6
+        assert len(cluster.state.isr) > 1
+
+    play(tmp_path, scenario, configs={"min.insync.replicas": "2"})
+
+
+def test_who_waits_for_a_deletion_hears_that_the_leader_is_replaced(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        cluster.cut(1, 3)
+        first = asyncio.ensure_future(cluster[1].partition.delete_records(6, WAIT_S))
+        await until(lambda: cluster[2].partition.durable_log_start == 6)
+        cluster.change(leader=2)
+        with pytest.raises(KafkaError) as raised:
+            await first
+        assert raised.value.code is ErrorCode.not_leader_or_follower
+        cluster.heal()
+        await until(lambda: starts(cluster) == [6, 6, 6])
+        cluster.cut(2, 3)
+        second = asyncio.ensure_future(cluster[2].partition.delete_records(7, WAIT_S))
+        await until(lambda: cluster[1].partition.durable_log_start == 7)
+        cluster.commit(DeleteTopic(TOPIC, TOPIC_ID))
+        with pytest.raises(KafkaError):
+            await second
+
+    play(tmp_path, scenario)
+
+
+def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        leader = cluster[1]
+        settings = leader.partition.settings
+        short = dataclasses.replace(settings.log_config, retention_ms=1)
+        leader.partition.configure(dataclasses.replace(settings, log_config=short))
+        env = dataclasses.replace(leader.env, wall_ms=lambda: 1_000_000)
+        config = NodeConfig(retention_check_interval_ms=10)
+        housekeeping = Housekeeping(leader.loop, env, config, leader.host, silent_logger())
+        housekeeping.start()
+        await until(lambda: [node.partition.log_start_offset for node in cluster.nodes.values()] == [10, 10, 10])
+        await housekeeping.stop()
+
+    play(tmp_path, scenario)
