@@ -64,5 +64,5 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml
 	@bash scripts/test-tools $(TOOLS)
