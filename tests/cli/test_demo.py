@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.run_chronik import CHRONIK
+from tests.cli.run_chronik import CHRONIK, chronik
 
 from chronik.cli import app, demo
 from chronik.cli.errors import CliError
@@ -32,9 +32,20 @@ def test_the_story_ends_well_and_leaves_nothing_but_its_report(tmp_path: Path) -
     assert "produced, acknowledged, read: 20,000, 20,000, 20,000" in told.stdout
     assert "missing, duplicated, out of order: 0, 0, 0" in told.stdout
     assert "all replicas in sync" in told.stdout
-    assert "A leader killed in the middle of a stream" in report.read_text()
+    assert "longest gap without an acknowledgement" in told.stdout
+    assert "node 1 killed" in told.stdout or "node 2 killed" in told.stdout or "node 3 killed" in told.stdout
+    page = report.read_text()
+    assert "A leader killed in the middle of a stream" in page
+    assert page.count("Every record was acknowledged and read once, in order.") == 2
     assert told.stderr == ""
     assert list(temporary.iterdir()) == []
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    refused = chronik("demo", "--report", str(tmp_path / "no-such-folder" / "report.html"))
+    assert refused.code == 2
+    assert refused.out == ""
+    assert "choose another --report" in refused.error_line
 
 
 def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can(

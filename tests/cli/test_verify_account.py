@@ -144,6 +144,18 @@ def test_gaps_deviation_and_offsets_are_told_by_partition() -> None:
     assert account.imbalance == 4
 
 
+def test_loss_and_copies_are_told_by_partition() -> None:
+    account = Account(6, 2)
+    for number in range(5):
+        account.acknowledged(number)
+    for offset, number in enumerate((0, 2, 2)):
+        account.delivered(0, offset, number)
+    account.delivered(1, 0, 1)
+    first, second = account.partition_figures({})
+    assert (first["acked"], first["messages"], first["missing"], first["duplicates"]) == (3, 3, 1, 1)
+    assert (second["acked"], second["messages"], second["missing"], second["duplicates"]) == (2, 1, 1, 0)
+
+
 @given(
     messages=st.integers(10, 200),
     partitions=st.integers(1, 5),

@@ -12,6 +12,8 @@ from tests.cluster.support_cluster import NODES, Nodes
 StartNodes: TypeAlias = Callable[..., Nodes]
 
 CLUSTERS = pytest.StashKey[list[Nodes]]()
+FAILED = pytest.StashKey[bool]()
+"""Whether a part of the test has failed so far."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +26,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
+        item.stash[FAILED] = True
         for nodes in item.config.stash[CLUSTERS]:
             for node_id in nodes.ids:
                 report.sections.append((f"log of node {node_id} in {nodes.folder}", nodes.log_tail(node_id)))

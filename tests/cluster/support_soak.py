@@ -1,15 +1,19 @@
-"""The figures of a long run, written to bench/results/soak.json when it ends.
+"""The figures of long runs, in bench/results/soak.json: a section for each test, written when that test ends.
 
+    runs {test: {date, passed, seconds, operations, faults, anomalies, longest_unavailability_ms, measured, machine}}
     seconds, operations, faults {kind: count}, anomalies {kind: count}, longest_unavailability_ms {kind: ms}
+                                                     over all sections: sums, and the longest
     measured {name: {unit, value, goal, met}}        what the runs measured beside that
 
-Keys that others write there (the simulator's `seeds`) are left as they are.
+A section replaces the one that the same test wrote before; other keys (the simulator's `seeds`) are left as they are.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import platform
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,10 +26,12 @@ RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "soak.json
 
 
 class SoakResults:
-    """What all soak tests of one run found."""
+    """What one soak test found."""
 
-    def __init__(self) -> None:
+    def __init__(self, test: str) -> None:
+        self.test = test
         self._started_s = time.monotonic()
+        self._machine = machine()
         self._operations = 0
         self._faults: Counter[str] = Counter()
         self._anomalies: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
@@ -43,39 +49,66 @@ class SoakResults:
         self._unavailable_ms[kind] = max(longest_ms, self._unavailable_ms.get(kind, 0.0))
 
     def measure(self, name: str, value: float, unit: str, at_most: float | None = None) -> None:
-        """A figure, and whether it is what the issue asks for; the worst of several counts."""
+        """A figure, and whether it is what was promised; the worst of several counts."""
         before = self._measured.get(name)
+        count = 1 if before is None else before["count"] + 1
         worst = value if before is None else max(value, before["value"])
         goal = None if at_most is None else f"<= {at_most:g}"
         met = None if at_most is None else worst <= at_most
-        self._measured[name] = {"unit": unit, "value": round(worst, 3), "goal": goal, "met": met}
+        self._measured[name] = {"unit": unit, "value": round(worst, 3), "count": count, "goal": goal, "met": met}
 
-    def write(self, path: Path = RESULTS) -> None:
-        """Replaces the file's keys that are this run's, whole or not at all."""
+    def write(self, passed: bool, path: Path = RESULTS) -> None:
+        """Puts this test's section into the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"seeds": 0}
-        found.update(
-            {
-                "seconds": round(time.monotonic() - self._started_s),
-                "operations": self._operations,
-                "faults": dict(sorted(self._faults.items())),
-                "anomalies": dict(self._anomalies),
-                "longest_unavailability_ms": {kind: round(ms) for kind, ms in sorted(self._unavailable_ms.items())},
-                "measured": dict(sorted(self._measured.items())),
-            }
-        )
+        runs = {**found.get("runs", {}), self.test: self._section(passed)}
+        found.update({**_totals(list(runs.values())), "runs": dict(sorted(runs.items()))})
         new = path.with_suffix(".json.new")
         new.write_text(json.dumps(found, indent=2) + "\n")
         os.replace(new, path)
 
+    def _section(self, passed: bool) -> dict[str, Any]:
+        return {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "passed": passed,
+            "seconds": round(time.monotonic() - self._started_s),
+            "operations": self._operations,
+            "faults": dict(sorted(self._faults.items())),
+            "anomalies": dict(self._anomalies),
+            "longest_unavailability_ms": {kind: round(ms) for kind, ms in sorted(self._unavailable_ms.items())},
+            "measured": dict(sorted(self._measured.items())),
+            "machine": self._machine,
+        }
 
-def quantile_s(metrics: str, name: str, quantile: float) -> float | None:
-    """The upper bound of the bucket of a Prometheus histogram that holds this quantile; None where nothing was seen."""
-    buckets: list[tuple[float, float]] = []
-    for line in metrics.splitlines():
-        if line.startswith(f"{name}_bucket{{"):
-            bound = line.partition('le="')[2].partition('"')[0]
-            buckets.append((float(bound), float(line.rpartition(" ")[2])))
-    if not buckets or buckets[-1][1] == 0:
-        return None
-    return next(bound for bound, count in sorted(buckets) if count >= quantile * buckets[-1][1])
+
+def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    faults: Counter[str] = Counter()
+    anomalies: Counter[str] = Counter()
+    unavailable_ms: dict[str, int] = {}
+    measured: dict[str, Any] = {}
+    for run in runs:
+        faults.update(run["faults"])
+        anomalies.update(run["anomalies"])
+        measured.update(run["measured"])
+        for kind, ms in run["longest_unavailability_ms"].items():
+            unavailable_ms[kind] = max(ms, unavailable_ms.get(kind, 0))
+    return {
+        "seconds": sum(run["seconds"] for run in runs),
+        "operations": sum(run["operations"] for run in runs),
+        "faults": dict(sorted(faults.items())),
+        "anomalies": dict(anomalies),
+        "longest_unavailability_ms": dict(sorted(unavailable_ms.items())),
+        "measured": dict(sorted(measured.items())),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where and under what load figures were taken."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "memory_gb": round(pages / 1024**3, 1),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_faults import PROGRESS
+from tests.cluster.support_propagation import seconds_until_followers_know
 from tests.cluster.support_workload import Workload
 from tests.node.support_wire import batch, unique
 from tests.support.eventually import eventually
@@ -19,6 +20,7 @@ from chronik.wire.errors import ErrorCode
 
 SPREAD_TIMEOUT_S = 60.0
 MANY_PARTITIONS = 1_000
+RESIDENT_BYTES_MAX = 100 * 1024 * 1024
 
 
 def leaders(nodes: Nodes, topic: str) -> Counter[int]:
@@ -112,3 +114,14 @@ def test_a_thousand_new_partitions_do_not_disturb_a_running_producer(nodes: Node
         workload.proceed(PROGRESS)
         workload.finish(tmp_path / "history.jsonl")
     nodes.no_surprises()
+
+
+def test_followers_know_what_is_committed_without_being_asked_again(shared_nodes: Nodes) -> None:
+    seconds_until_followers_know(shared_nodes, shared_nodes.new_topic(1), records=20)
+
+
+def test_three_hundred_partitions_fit_into_little_memory(nodes: Nodes) -> None:
+    nodes.new_topic(300)
+    nodes.wait_in_sync()
+    for node_id in nodes.ids:
+        assert nodes.resident_bytes(node_id) < RESIDENT_BYTES_MAX

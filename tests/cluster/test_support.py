@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.cluster.support_links import Links
 from tests.cluster.support_recorder import content, value_of
 from tests.cluster.support_replicas import replicas_agree
-from tests.cluster.support_soak import SoakResults, quantile_s
+from tests.cluster.support_soak import SoakResults
 from tests.node.support_wire import batch
 
 from chronik.testing.history import check
@@ -52,7 +53,7 @@ def test_a_link_to_nobody_resets_its_connections() -> None:
     with echo_server() as server:
         port_of_nobody = server.getsockname()[1]
     host, _, port = links.add(1, 2, port_of_nobody).partition(":")
-    with socket.create_connection((host, int(port)), 5) as near, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), socket.create_connection((host, int(port)), 5) as near:
         near.settimeout(5)
         near.recv(1)
     links.close()
@@ -94,29 +95,26 @@ def test_a_record_whose_content_was_changed_has_no_known_value() -> None:
     assert value_of(None) == "b''"
 
 
-def test_soak_figures_are_kept_beside_those_of_others(tmp_path: Path) -> None:
+def test_soak_figures_of_a_test_are_kept_beside_those_of_others(tmp_path: Path) -> None:
     path = tmp_path / "results" / "soak.json"
-    results = SoakResults()
-    results.history(check([Polled(1.0, 0.5, "c", (("t-0", 0, "nobody's"),))]))
-    results.fault("kill-leader")
-    results.unavailable("kill-leader", 700.0)
-    results.unavailable("kill-leader", 300.0)
-    results.measure("start", 2.0, "s", 3.0)
-    results.measure("start", 4.0, "s", 3.0)
-    results.write(path)
+    first = SoakResults("first")
+    first.history(check([Polled(1.0, 0.5, "c", (("t-0", 0, "nobody's"),))]))
+    first.fault("kill-leader")
+    first.unavailable("kill-leader", 700.0)
+    first.unavailable("kill-leader", 300.0)
+    first.measure("start", 2.0, "s", 3.0)
+    first.measure("start", 4.0, "s", 3.0)
+    first.write(passed=False, path=path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": 77}))
+    for _ in range(2):  # a second run of a test replaces its first
+        second = SoakResults("second")
+        second.fault("kill-leader")
+        second.unavailable("kill-leader", 500.0)
+        second.write(passed=True, path=path)
     found = json.loads(path.read_text())
-    assert found["faults"] == {"kill-leader": 1}
-    assert found["anomalies"]["unknown-value"] == 1
-    assert found["anomalies"]["lost-write"] == 0
+    assert (found["seeds"], found["faults"]) == (77, {"kill-leader": 2})
+    assert (found["anomalies"]["unknown-value"], found["anomalies"]["lost-write"]) == (1, 0)
     assert found["longest_unavailability_ms"] == {"kill-leader": 700}
-    assert found["measured"]["start"] == {"unit": "s", "value": 4.0, "goal": "<= 3", "met": False}
-    path.write_text(json.dumps({**found, "seeds": 77}))
-    results.write(path)
-    assert json.loads(path.read_text())["seeds"] == 77
-
-
-def test_a_quantile_is_the_bound_of_the_bucket_that_holds_it() -> None:
-    text = 'x_bucket{le="0.001"} 98\nx_bucket{le="0.01"} 99\nx_bucket{le="+Inf"} 100\nx_sum 1\n'
-    assert quantile_s(text, "x", 0.5) == 0.001
-    assert quantile_s(text, "x", 0.99) == 0.01
-    assert quantile_s('x_bucket{le="+Inf"} 0\n', "x", 0.99) is None
+    assert found["measured"]["start"] == {"unit": "s", "value": 4.0, "count": 2, "goal": "<= 3", "met": False}
+    assert {name: run["passed"] for name, run in found["runs"].items()} == {"first": False, "second": True}
+    assert found["runs"]["second"]["machine"]["cores"] == os.cpu_count()

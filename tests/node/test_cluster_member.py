@@ -9,17 +9,22 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import msgspec
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
 
 from chronik.metadata.commands import AllocateProducerIds
+from chronik.metadata.elections import BrokerStates
+from chronik.metadata.registration import plan_registration
 from chronik.node.broker import Broker
 from chronik.node.cluster_member import founders
 from chronik.node.config import ConfigError, NodeConfig, Peer
 from chronik.node.internal_api import CreateTopicCall
 from chronik.node.metadata_log import NotController
 from chronik.node.sqlite_file import StoreError
+from chronik.node.topic_creation import NewTopic, create_topic
 from chronik.storage.errors import DataFolderError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -78,6 +83,22 @@ def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None
         assert one.image.next_producer_id == 10
 
     play(tmp_path, story, count=1, **ALONE)
+
+
+def test_a_clean_stop_is_proved_by_the_epoch_of_who_stopped(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        first = await nodes.start(1)
+        epoch = first.member.session.broker_epoch
+        await nodes.stop(first)
+        second = await nodes.start(1)
+        told = second.member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (True, epoch)
+        assert second.member.session.broker_epoch > epoch
+        await nodes.kill(second)
+        told = (await nodes.start(1)).member.session.registration
+        assert (told.was_clean, told.previous_epoch) == (False, None)
+
+    play(tmp_path, story, 1)
 
 
 def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(tmp_path: Path) -> None:
@@ -329,5 +350,32 @@ def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
             with pytest.raises(KafkaError) as raised:
                 await broker.controller_client.call(CreateTopicCall("not a name"))
             assert raised.value.code is ErrorCode.invalid_topic_exception
+
+    play(tmp_path, story)
+
+
+def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    async def story(nodes: LocalNodes) -> None:
+        brokers = await nodes.start_all()
+        await create_topic(brokers[0], NewTopic("orders", num_partitions=3))
+        await until(lambda: all(len(broker.host.partitions) == 3 for broker in brokers))
+        one = next(broker for broker in brokers if not broker.is_controller)
+        before = dict(one.host.partitions)
+        # As the controller believes when the node was silent for too long, and another one came in its place.
+        other = msgspec.structs.replace(one.member.session.registration, incarnation=UUID(int=5), host="elsewhere")
+        epoch = one.image.brokers[one.node_id].epoch
+        await nodes.controller().metadata.propose(
+            lambda image: plan_registration(
+                image, BrokerStates.of(image), other, session_lives=False, starts_fenced=False
+            )
+        )
+        await until(lambda: one.image.brokers[one.node_id].epoch > epoch)
+        # What the image gives to this node is the other's, from this moment on.
+        assert all(partition.is_closed and not partition.leads for partition in before.values())
+        failure = await asyncio.wait_for(one.failed(), 10)
+        assert isinstance(failure, ConfigError)
+        assert "taken over by the node at elsewhere" in str(failure)
+        assert "stop one of the two, or give it another id" in str(failure)
+        assert not one.lease_is_valid()
 
     play(tmp_path, story)

@@ -85,6 +85,7 @@ def test_a_file_holds_all_tables(tmp_path: Path) -> None:
         ("[listen]\nkafka = 'nine'", "listen.kafka: 'nine' is not HOST:PORT"),
         ("[log_levels]\ngroups = 'loud'", "log_levels: log level 'loud' is unknown"),
         ("executor_threads = 0", "executor_threads = 0 is too small"),
+        ("replica_lag_ms_max = 400", "replica_lag_ms_max = 400 is too small"),
         ("[[peers]]\nid = 2\ninternal = 'a:1'\n[[peers]]\nid = 2\ninternal = 'b:1'", "peers name one id twice"),
     ],
 )

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from uuid import UUID
 
 import pytest
@@ -189,6 +190,35 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_it(
         open_store().load()
     assert path in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_flipped_bit_or_a_missing_end_is_refused_or_changes_nothing(path: str, open_store: OpenStore) -> None:
+    store = open_store()
+    store.load()
+    store.persist(Persist(HardState(1, 1, 0), entries=entries(1, *[1] * 100)))
+    store.persist(Persist(HardState(1, 1, 95), Snapshot(50, 1, MEMBERSHIP, b"state" * 500), drop_before=45))
+    store.close()
+    whole, random, refused = Path(path).read_bytes(), Random(1), 0
+    expected = open_store().load()
+    for _ in range(1000):
+        damaged = bytearray(whole)
+        if random.random() < 0.2:
+            del damaged[random.randrange(len(whole)) :]
+        else:
+            damaged[random.randrange(len(whole))] ^= 1 << random.randrange(8)
+        copy = f"{path}-copy"
+        Path(copy).write_bytes(damaged)
+        store = SqliteRaftStore(copy, lambda: UUID(int=1))
+        try:
+            # An empty file is a new store: that one is noticed by the logs beside it.
+            assert not damaged or store.load() == expected
+        except StoreError as error:
+            refused += 1
+            assert copy in str(error) and "restore it from a copy" in str(error) and "\n" not in str(error)
+        store.close()
+        for name in (copy, f"{copy}-wal", f"{copy}-shm"):
+            Path(name).unlink(missing_ok=True)
+    assert refused > 300
 
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:

@@ -60,6 +60,31 @@ def test_a_follower_out_of_reach_holds_up_the_answer_until_it_is_out_of_sync(tmp
     play(tmp_path, scenario)
 
 
+def test_a_deletion_that_the_disk_does_not_take_is_a_storage_error(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 5047: UNKNOWN_SERVER_ERROR, which no client tries again."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await written(cluster)
+        log = cluster[1].partition.log
+        increment = log.increment_log_start
+
+        def failing(offset: int) -> Any:
+            job = increment(offset)
+
+            def run() -> None:
+                raise OSError("sick")
+
+            job.run = run  # type: ignore[method-assign]
+            return job
+
+        log.increment_log_start = failing  # type: ignore[method-assign]
+        with pytest.raises(KafkaError) as failed:
+            await cluster[1].partition.delete_records(6, WAIT_S)
+        assert failed.value.code is ErrorCode.kafka_storage_error
+
+    play(tmp_path, scenario)
+
+
 def test_a_follower_does_not_count_before_its_deletion_is_durable(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)

@@ -27,6 +27,24 @@ def test_followers_hold_the_leaders_bytes_and_know_its_watermark(tmp_path: Path,
     play(tmp_path, scenario, durability=durability)
 
 
+def test_a_replica_that_goes_and_comes_back_says_again_how_far_it_is(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 5079: a move was called off and begun anew, and then never ended."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        cluster[3].metadata.hold()
+        cluster.change(isr=(1, 2))
+        cluster.change(replicas=(1, 2))
+        cluster.change(replicas=(1, 2, 3))
+        leader = cluster[1].partition.leader
+        assert leader is not None
+        await until(lambda: leader.counted_end_of(3) == 1)
+        cluster[3].metadata.release()
+
+    play(tmp_path, scenario)
+
+
 def test_acks_all_waits_for_every_replica_in_sync(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")

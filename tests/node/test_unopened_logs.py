@@ -1,15 +1,17 @@
-"""A log that cannot be opened is no success, and is opened when the disk is well again."""
+"""A log that cannot be opened is no success, and is opened when the disk is well again; nor is one kept for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from chronik.metadata.commands import DeleteTopic
 from chronik.node.broker import Broker
 from chronik.node.config import Listen, NodeConfig
 from chronik.node.environment import Environment
@@ -20,9 +22,14 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class SickDisk(RealDisk):
-    """Makes no folder for logs while it is sick."""
+    """Makes no folder for logs while it is sick, and renames no file of the node's own."""
 
     is_sick = False
+
+    def rename(self, old: str, new: str) -> None:
+        if self.is_sick and "/logs/" not in new:
+            raise OSError(errno.EIO, "sick")
+        super().rename(old, new)
 
     def mkdir(self, path: str) -> None:
         if self.is_sick and "/logs/" in path:
@@ -30,9 +37,7 @@ class SickDisk(RealDisk):
         super().mkdir(path)
 
 
-def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(tmp_path: Path) -> None:
-    disk = SickDisk()
-
+def play(tmp_path: Path, disk: SickDisk, steps: Callable[[Broker], Awaitable[None]]) -> None:
     async def story() -> None:
         with ThreadPoolExecutor(4) as executor:
             config = NodeConfig(
@@ -43,17 +48,60 @@ def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(t
             environment = Environment(disk, Random(1), executor, lambda: 0)
             broker = Broker(config, environment, Metrics(), silent_logger())
             await broker.start()
-            disk.is_sick = True
-            with pytest.raises(KafkaError) as failed:
-                await broker.create_missing_topic("orders")
-            assert failed.value.code is ErrorCode.kafka_storage_error
-            with pytest.raises(KafkaError) as refused:
-                broker.require_partition("orders", 0)
-            assert refused.value.code is ErrorCode.not_leader_or_follower
-            disk.is_sick = False
-            async with asyncio.timeout(10):
-                while broker.partition("orders", 0) is None:
-                    await asyncio.sleep(0.01)
+            await steps(broker)
             await broker.stop()
 
     asyncio.run(story())
+
+
+def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(tmp_path: Path) -> None:
+    disk = SickDisk()
+
+    async def steps(broker: Broker) -> None:
+        disk.is_sick = True
+        with pytest.raises(KafkaError) as failed:
+            await broker.create_missing_topic("orders")
+        assert failed.value.code is ErrorCode.kafka_storage_error
+        with pytest.raises(KafkaError) as refused:
+            broker.require_partition("orders", 0)
+        assert refused.value.code is ErrorCode.not_leader_or_follower
+        disk.is_sick = False
+        async with asyncio.timeout(10):
+            while broker.partition("orders", 0) is None:
+                await asyncio.sleep(0.01)
+
+    play(tmp_path, disk, steps)
+
+
+def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 5134: an error, since its own partitions were not there yet."""
+    disk = SickDisk()
+
+    async def steps(broker: Broker) -> None:
+        host = broker.host
+        broker.has_opened_logs = False
+        del broker.host
+        assert (await broker.create_missing_topic("orders")).name == "orders"
+        broker.host, broker.has_opened_logs = host, True
+
+    play(tmp_path, disk, steps)
+
+
+def test_a_deleted_topics_log_goes_when_the_disk_is_well(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 4040: one failed write, and the files stayed until the next start."""
+    disk = SickDisk()
+
+    async def steps(broker: Broker) -> None:
+        topic = await broker.create_missing_topic("orders")
+        folder = tmp_path / "node" / "logs" / "orders-0"
+        assert folder.exists()
+        disk.is_sick = True
+        await broker.metadata.propose(DeleteTopic("orders", topic.id))
+        await broker.applied()
+        assert folder.exists()
+        disk.is_sick = False
+        async with asyncio.timeout(10):
+            while folder.exists():
+                await asyncio.sleep(0.01)
+
+    play(tmp_path, disk, steps)

@@ -6,22 +6,28 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from chronik.testing.sim.runner import SCENARIOS
+
 PROCESSES = 4
 SEEDS = 2
 EVENTS = 12_000
 PROGRAM = f"""
+import sys
 from chronik.testing.sim import run_seed
-ballast = [object() for _ in range(int(__import__("sys").argv[1]))]
+ballast = [object() for _ in range(int(sys.argv[1]))]
 for seed in range({SEEDS}):
-    report = run_seed(seed, events_max={EVENTS})
+    report = run_seed(seed, sys.argv[2], events_max={EVENTS})
     print(seed, report.trace_hash, report.events, report.counts, report.violation)
 """
 
 
-def test_a_seed_replays_to_the_same_trace_in_processes_with_other_hashes_and_heaps() -> None:
+@pytest.mark.parametrize("scenario", sorted(SCENARIOS))
+def test_a_seed_replays_to_the_same_trace_in_processes_with_other_hashes_and_heaps(scenario: str) -> None:
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(number * 10_007)],
+            [sys.executable, "-c", PROGRAM, str(number * 10_007), scenario],
             env={**os.environ, "PYTHONHASHSEED": str(number * 1_000)},
             stdout=subprocess.PIPE,
             text=True,

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import pytest
 from tests.sim.planted import PLANTED, Planted
+from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
 
 from chronik.testing.sim import Report, run_seed
+from chronik.testing.sim.single_node import SingleNode
+from chronik.testing.sim.three_nodes import ThreeNodes
 
 
-def first_violation(plant: Planted, seeds_max: int) -> Report | None:
-    for seed in range(seeds_max):
+def first_violation(plant: Planted, scenario: str, seeds: range) -> Report | None:
+    for seed in seeds:
         with plant():
-            report = run_seed(seed)
+            report = run_seed(seed, scenario)
         if report.violation is not None:
             return report
     return None
 
 
+def check_found_and_replayed(plant: Planted, scenario: str, seeds: range) -> None:
+    report = first_violation(plant, scenario, seeds)
+    assert report is not None, f"not found within {len(seeds)} seeds from {seeds.start}"
+    with plant():
+        again = run_seed(report.seed, scenario)
+    assert (again.violation, again.trace_hash) == (report.violation, report.trace_hash)
+
+
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_planted_bug_is_found(plant: Planted) -> None:
-    report = first_violation(plant, PLANTED[plant])
-    assert report is not None, f"not found within {PLANTED[plant]} seeds"
-    with plant():
-        again = run_seed(report.seed)
-    assert (again.violation, again.trace_hash) == (report.violation, report.trace_hash)
+    check_found_and_replayed(plant, SingleNode.name, range(PLANTED[plant]))
+
+
+@pytest.mark.parametrize("plant", PLANTED_IN_CLUSTER, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_found_in_a_cluster(plant: Planted) -> None:
+    first, seeds = PLANTED_IN_CLUSTER[plant]
+    check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))

@@ -82,6 +82,25 @@ def opened_and_closed(path: Path, *, clean: bool) -> bool:
     return folder.was_clean
 
 
+def test_the_marker_says_which_broker_epoch_has_stopped(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    assert (folder.was_clean, folder.stopped_epoch) == (False, None)
+    folder.record_clean_shutdown({}, {}, 17)
+    folder.close()
+    again = opened(tmp_path)
+    assert (again.was_clean, again.stopped_epoch) == (True, 17)
+    again.close()
+
+
+@pytest.mark.parametrize(("mark", "was_clean"), [(b"", True), (b"1x", False)], ids=["of the first versions", "damaged"])
+def test_a_marker_without_an_epoch_proves_nothing(tmp_path: Path, mark: bytes, was_clean: bool) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "data" / "clean-shutdown").write_bytes(mark)
+    folder = opened(tmp_path)
+    assert (folder.was_clean, folder.stopped_epoch) == (was_clean, None)
+    folder.close()
+
+
 def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     points = {

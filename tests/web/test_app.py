@@ -7,15 +7,18 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.web.app import create_app
 from chronik.web.server import WebServer, bind
+
+T = TypeVar("T")
 
 
 class Node:
@@ -29,8 +32,11 @@ class Node:
         self.controller_id = -1
         self.replicas: dict[tuple[str, int], Replica] = {}
 
-    def partition(self, topic: str, index: int) -> Replica | None:
-        return self.replicas.get((topic, index))
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return cast("Partition | None", self.replicas.get((topic, index)))
+
+    async def run_blocking(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
 @dataclass

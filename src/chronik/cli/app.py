@@ -67,7 +67,8 @@ def main(arguments: list[str]) -> int:
             return CANNOT
         line = format_message()
         if line:  # empty where the help was shown instead
-            say(f"{line.rstrip('.')}: see chronik --help")
+            context = getattr(error, "ctx", None)
+            say(f"{line.rstrip('.')}: see {'chronik' if context is None else context.command_path} --help")
         return CANNOT
     return code if isinstance(code, int) else 0
 

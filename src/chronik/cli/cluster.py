@@ -139,8 +139,7 @@ def pause(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
 def resume(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
     """Let a paused node go on (SIGCONT)."""
     cluster = _existing(folder)
-    cluster.resume(node)
-    print(f"node {node} resumed")
+    print(f"node {node} resumed" if cluster.resume(node) else f"node {node} was not paused")
 
 
 @app.command()
@@ -154,13 +153,19 @@ def add(folder: Folder = DEFAULT_FOLDER) -> None:
 
 
 @app.command()
-def remove(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Move one node's data to the others, then take it out of the cluster."""
+def remove(
+    node: NodeId,
+    fewer_replicas: Annotated[
+        bool, typer.Option("--fewer-replicas", help="Go on where too few nodes are left for all replicas.")
+    ] = False,
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Move one node's data to the others, then take it out of the cluster. Its folder is removed."""
     from chronik.cli.cluster_resize import remove_node
 
     cluster = _existing(folder)
     with cluster.locked(say):
-        remove_node(cluster, node)
+        remove_node(cluster, node, fewer_replicas=fewer_replicas)
 
 
 def _existing(folder: str) -> LocalCluster:

@@ -21,6 +21,7 @@ from chronik.wire.errors import KafkaError
 POLL_INTERVAL_S = 0.3
 STANDSTILL_S_MAX = 600.0
 MOVES_AT_ONCE = 500
+NODES_FOR_ONE_LOSS = 3
 
 
 def add_node(cluster: LocalCluster) -> None:
@@ -41,12 +42,16 @@ def add_node(cluster: LocalCluster) -> None:
         await _carry_out(online, targets, f"moving data to node {node.id}")
         return len(targets)
 
-    moved = with_cluster(cluster.bootstrap, share)
+    try:
+        moved = with_cluster(cluster.bootstrap, share)
+    except KeyboardInterrupt:
+        say(f"node {node.id} stays in the cluster, and what moves to it goes on moving: see chronik cluster status")
+        raise
     print(f"node {node.id} has its share: a replica of each of {moved} partitions moved to it")
 
 
-def remove_node(cluster: LocalCluster, node_id: int) -> None:
-    """A node's data moves away, then it leaves."""
+def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = False) -> None:
+    """A node's data moves away, then it leaves; with `fewer_replicas` also replicas that have nowhere to go."""
     node = cluster.node(node_id)
     if len(cluster.nodes) == 1:
         raise CliError(f"node {node_id} is the last one: chronik cluster down stops it")
@@ -59,20 +64,32 @@ def remove_node(cluster: LocalCluster, node_id: int) -> None:
         # Again, until nothing is left: topics may be created while others move.
         while targets := moves_from(node_id, before := _replicas(await online.layout()), staying):
             fewer = [partition for partition, after in targets.items() if len(after) < len(before[partition])]
+            if fewer and not fewer_replicas:
+                raise CliError(
+                    f"{len(fewer)} partitions have a replica on node {node_id} for which no other node is left: "
+                    "chronik cluster add first, or pass --fewer-replicas to give up one replica of each"
+                )
             if fewer:
-                say(f"{len(fewer)} partitions keep one replica less: only {len(staying)} nodes are left for them")
+                say(f"{len(fewer)} partitions keep one replica less: no other node is left for it")
             await _carry_out(online, targets, f"moving data from node {node_id}")
             moved += len(targets)
         return moved
 
-    moved = with_cluster(bootstrap, empty)
+    try:
+        moved = with_cluster(bootstrap, empty)
+    except KeyboardInterrupt:
+        say(f"node {node_id} stays in the cluster: chronik cluster remove {node_id} goes on where this stopped")
+        raise
     print(f"node {node_id} is empty: {moved} partitions moved to the others", flush=True)
     with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
     cluster.stop(node_id)
     shutil.rmtree(node.folder)
     cluster.nodes = [other for other in cluster.nodes if other.id != node_id]
     cluster.introduce()
-    print(f"node {node_id} has left; {len(cluster.nodes)} nodes remain")
+    remain = len(cluster.nodes)
+    print(f"node {node_id} has left; {'1 node remains' if remain == 1 else f'{remain} nodes remain'}")
+    if remain < NODES_FOR_ONE_LOSS:
+        say("fewer than three nodes: the cluster stops when one of them does; chronik cluster add adds another")
 
 
 def _check_all_run(cluster: LocalCluster) -> None:

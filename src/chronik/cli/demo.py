@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
+import os
+import platform
 import time
 from typing import Annotated, Any
 
 import typer
 
-from chronik.cli.demo_report import COLUMNS, Chapter, report_html
+from chronik.cli.demo_report import GOOD, Chapter, Chart, chart_lines, report_html
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.failover_stream import FailoverStream
+from chronik.cli.failover_stream import CHART_SLICE_S, FailoverStream
 from chronik.cli.options import with_cluster
 from chronik.cli.output import print_table
 from chronik.cli.temporary_cluster import TemporaryCluster
@@ -23,6 +26,28 @@ PARTITIONS = 3
 STREAM_TOPIC = "stream"
 STREAM_RECORDS = 20_000
 STREAM_RATE = 4000.0
+ONE_ADDRESS_COLUMNS = {
+    "partition": "partition",
+    "leader": "leader",
+    "acknowledged": "acked",
+    "read": "messages",
+    "missing": "missing",
+    "duplicated": "duplicates",
+    "out of order": "out_of_order",
+    "share in %": "percent",
+    "first offset": "first_offset",
+    "last offset": "last_offset",
+}
+STREAM_COLUMNS = (
+    "partition",
+    "leader",
+    "acknowledged",
+    "read",
+    "missing",
+    "duplicated",
+    "out of order",
+    "longest gap",
+)
 IN_SYNC_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1
 
@@ -30,22 +55,28 @@ POLL_INTERVAL_S = 0.1
 def demo(
     report: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write the account as a page.")] = None,
 ) -> None:
-    """Run the whole story on free ports, then tear it down."""
+    """Run the whole story on free ports, then tear it down: 20 s."""
+    if report is not None:
+        _check_writable(report)
     chapters: list[Chapter] = []
+    began = datetime.datetime.now().astimezone()
     cluster = _start()
     try:
+        made = f"{began:%Y-%m-%d %H:%M} on {platform.node()}: {len(cluster.nodes)} nodes on one machine."
         chapters.append(_one_address(cluster))
         if len(cluster.nodes) > 1:
             chapters.append(_leader_dies(cluster))
     finally:
         cluster.remove()
     if report is not None:
-        _write_report(report, report_html(chapters))
+        _write_report(report, report_html(chapters, made))
         print(f"report: {report}")
     complaints = [f"{chapter.title}: {chapter.complaint}" for chapter in chapters if chapter.complaint]
     if complaints:
         raise CliError("; ".join(complaints), CHECK_FAILED)
-    print("Every record was acknowledged and read once, in order. All nodes are stopped and their folder is removed.")
+    print(f"{GOOD} All nodes are stopped and their folder is removed.")
+    if len(chapters) > 1:
+        print("Yours to try: chronik cluster up, chronik verify, chronik cluster kill 1, chronik verify, ...")
 
 
 def _start() -> TemporaryCluster:
@@ -80,21 +111,25 @@ def _one_address(cluster: TemporaryCluster) -> Chapter:
         "records": f"{found['messages']:,}, {found['client']}, acks={found['acks']}, one bootstrap address",
         "produced in": f"{found['produce_s']:.2f} s",
         "consumed in": f"{found['consume_s']:.2f} s, {found['burst_rate']:,.0f}/s",
-        "missing, duplicated, out of order": f"{found['missing']}, {found['duplicates']}, {found['out_of_order']}",
         "success": f"{found['success_rate']:g} % (the earlier system: 87.8, 78.8, 76.3 and 88.2 %)",
     }
-    return Chapter("Through one bootstrap address", found["partitions"], found["complaint"], facts)
+    rows = [[partition[name] for name in ONE_ADDRESS_COLUMNS.values()] for partition in found["partitions"]]
+    return Chapter(
+        "5,000 records through one bootstrap address", list(ONE_ADDRESS_COLUMNS), rows, found["complaint"], facts
+    )
 
 
 def _leader_dies(cluster: TemporaryCluster) -> Chapter:
     """kill -9 of a leader while records flow, and its return."""
-    leaders = with_cluster(cluster.bootstrap, _make_stream_topic)
-    victim = leaders[0]
+    before = with_cluster(cluster.bootstrap, _make_stream_topic)
+    victim = before[0]
     print(
         f"\n2. {STREAM_RECORDS:,} records at {STREAM_RATE:,.0f}/s with librdkafka, acks=all, idempotent; "
         f"node {victim}, which leads partition 0, is killed in the middle:",
         flush=True,
     )
+    view = cluster.view()
+    was_controller = view is not None and view["controller"] == victim
     stream = FailoverStream(cluster.bootstrap, STREAM_TOPIC, PARTITIONS, STREAM_RECORDS, STREAM_RATE)
     result = stream.run(lambda: cluster.kill(victim))
     account = result.account
@@ -102,23 +137,40 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
     started_s = time.monotonic()
     cluster.start(victim)
     in_sync = _wait_until_in_sync(cluster)
-    partitions = account.partition_figures(after)
-    print_table("", COLUMNS, [[row[column] for column in COLUMNS] for row in partitions], COLUMNS)
     back_s = time.monotonic() - started_s
+    rows = [
+        [
+            *(found["partition"], _moved(before[found["partition"]], found["leader"])),
+            *(found["acked"], found["messages"], found["missing"], found["duplicates"], found["out_of_order"]),
+            f"{pause.seconds:.2f} s",
+        ]
+        for found, pause in zip(account.partition_figures(after), result.pauses, strict=True)
+    ]
+    print_table("", STREAM_COLUMNS, rows, STREAM_COLUMNS)
+    mark = int(result.event_s / CHART_SLICE_S)
+    chart = Chart(result.acks, CHART_SLICE_S, mark, f"node {victim} killed at {result.event_s:.1f} s")
+    for line in chart_lines(chart):
+        print(line)
+    role = "the controller, and the leader of partition 0" if was_controller else "the leader of partition 0"
     facts = {
         "produced, acknowledged, read": f"{account.produced:,}, {account.acked:,}, {account.consumed:,}",
         "missing, duplicated, out of order": f"{account.missing}, {account.duplicates}, {account.out_of_order}",
-        "leader of partition 0": f"node {victim} before, node {after[0]} after",
-        "longest time without an acknowledgement in a partition": f"{result.longest_pause_s:.2f} s",
+        "killed": f"node {victim} ({role}) with SIGKILL, {result.event_s:.1f} s after the start",
+        "longest gap without an acknowledgement": f"{result.longest_pause_s:.2f} s",
         f"node {victim} started again": f"all replicas in sync after {back_s:.1f} s"
         if in_sync
         else f"replicas not in sync after {back_s:.0f} s",
     }
+    print()
     for name, value in facts.items():
         print(f"{name}: {value}")
     print()
     complaint = account.complaint() or (None if in_sync else f"node {victim} did not catch up after its start")
-    return Chapter("A leader killed in the middle of a stream", partitions, complaint, facts)
+    return Chapter("A leader killed in the middle of a stream", STREAM_COLUMNS, rows, complaint, facts, chart)
+
+
+def _moved(before: int, after: int) -> str:
+    return str(before) if before == after else f"{before}, then {after}"
 
 
 async def _make_stream_topic(online: Cluster) -> dict[int, int]:
@@ -134,6 +186,12 @@ def _wait_until_in_sync(cluster: TemporaryCluster) -> bool:
             return True
         time.sleep(POLL_INTERVAL_S)
     return False
+
+
+def _check_writable(path: str) -> None:
+    """Before anything is run for it."""
+    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise CliError(f"cannot write {path}: choose another --report")
 
 
 def _write_report(path: str, page: str) -> None:

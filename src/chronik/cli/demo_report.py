@@ -1,19 +1,38 @@
-"""The demo's report: one HTML file that needs nothing else."""
+"""The demo's report: one HTML file that needs nothing else, and its chart for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; } th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; }
+.facts th, .facts td { text-align: left; font-weight: normal; } .facts th { color: #555; }
 .verdict { padding: .6rem 1rem; border-left: 4px solid; }
 .good { border-color: #1a7f37; background: #f0fff4; } .bad { border-color: #b42318; background: #fff5f4; }
+svg { display: block; max-width: 100%; } rect { fill: #1a7f37; } line { stroke: #b42318; stroke-width: 2; }
+text { font-size: 11px; fill: #555; }
 """
-COLUMNS = ("partition", "leader", "messages", "percent", "deviation", "first_offset", "last_offset", "gaps")
+GOOD = "Every record was acknowledged and read once, in order."
+ROW_HEIGHT, BAR_HEIGHT, CELL_WIDTH, LABEL_WIDTH = 38, 30, 14, 80
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Acknowledgements over time: by partition, how many in each slice; `mark` is the slice in which it happened."""
+
+    rows: Sequence[Mapping[int, int]]
+    slice_s: float
+    mark: int
+    mark_text: str
+
+    @property
+    def slices(self) -> int:
+        return 1 + max((index for row in self.rows for index in row), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +40,31 @@ class Chapter:
     """One part of the story: what was done, what came of each record, and what else was measured."""
 
     title: str
-    partitions: Sequence[dict[str, Any]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
     complaint: str | None
     facts: dict[str, str]
+    chart: Chart | None = None
 
 
-def report_html(chapters: Sequence[Chapter]) -> str:
-    """The story as a page: each chapter's verdict first, then its table, then how it was made."""
+def chart_lines(chart: Chart) -> list[str]:
+    """The chart in plain characters: `#` where records were acknowledged, `.` where none was, `x` for the event."""
+    lines = []
+    for partition, row in enumerate(chart.rows):
+        cells = "".join("x" if index == chart.mark else "#" if row.get(index) else "." for index in range(chart.slices))
+        lines.append(f"  partition {partition}  {cells}")
+    return [*lines, f"  one character is {chart.slice_s:g} s: # acknowledged, . nothing, x {chart.mark_text}"]
+
+
+def report_html(chapters: Sequence[Chapter], made: str) -> str:
+    """The story as a page: each chapter's verdict first, then its table and figures. `made`: when and where it was."""
     body = "\n".join(_chapter(chapter) for chapter in chapters)
     return f"""<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>Chronik demo</title><style>{_STYLE}</style></head>
 <body>
 <h1>Chronik demo</h1>
+<p>{escape(made)}</p>
 {body}
 </body>
 </html>
@@ -41,22 +72,46 @@ def report_html(chapters: Sequence[Chapter]) -> str:
 
 
 def _chapter(chapter: Chapter) -> str:
-    head = "".join(f"<th>{escape(column.replace('_', ' '))}</th>" for column in COLUMNS)
+    head = "".join(f"<th>{escape(column)}</th>" for column in chapter.columns)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(row[column]))}</td>" for column in COLUMNS) + "</tr>\n"
-        for row in chapter.partitions
+        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row) + "</tr>\n" for row in chapter.rows
     )
-    verdict = chapter.complaint or "Every record was acknowledged and read once, in order."
-    items = "".join(f"<li>{escape(name)}: {escape(value)}</li>\n" for name, value in chapter.facts.items())
+    facts = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>\n" for name, value in chapter.facts.items()
+    )
     return f"""<h2>{escape(chapter.title)}</h2>
-<p class="verdict {"bad" if chapter.complaint else "good"}">{escape(verdict)}</p>
+<p class="verdict {"bad" if chapter.complaint else "good"}">{escape(chapter.complaint or GOOD)}</p>
 <table>
 <thead><tr>{head}</tr></thead>
 <tbody>
 {rows}</tbody>
 </table>
-<ul>
-{items}</ul>"""
+{"" if chapter.chart is None else _svg(chapter.chart)}<table class="facts">
+{facts}</table>"""
+
+
+def _svg(chart: Chart) -> str:
+    """Bars of acknowledgements for each partition, and a line where it happened."""
+    counts = [count for row in chart.rows for count in row.values()]
+    highest = 2 * statistics.median(counts or [1])  # what had to wait comes in one slice, and is cut off
+    width, height = LABEL_WIDTH + chart.slices * CELL_WIDTH, len(chart.rows) * ROW_HEIGHT + 20
+    shapes = []
+    for partition, row in enumerate(chart.rows):
+        bottom = (partition + 1) * ROW_HEIGHT
+        shapes.append(f'<text x="0" y="{bottom - 4}">partition {partition}</text>')
+        for index, count in sorted(row.items()):
+            bar = min(BAR_HEIGHT, max(1, round(BAR_HEIGHT * count / highest)))
+            x = LABEL_WIDTH + index * CELL_WIDTH
+            shapes.append(f'<rect x="{x}" y="{bottom - bar}" width="{CELL_WIDTH - 1}" height="{bar}"/>')
+    x = LABEL_WIDTH + chart.mark * CELL_WIDTH
+    shapes.append(f'<line x1="{x}" x2="{x}" y1="0" y2="{height - 18}"/>')
+    shapes.append(f'<text x="{x}" y="{height - 4}">{escape(chart.mark_text)}</text>')
+    shown = "\n".join(shapes)
+    return f"""<p>Acknowledged records, each bar {chart.slice_s:g} s:</p>
+<svg viewBox="0 0 {width} {height}" width="{width}" role="img">
+{shown}
+</svg>
+"""
 
 
 def _cell(value: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,21 +17,40 @@ from chronik.cli.verify_clients import Reader, Report, open_reader, open_sender
 from chronik.cli.verify_run import end_offsets, number_of, record
 
 SLICE_S = 0.01
+CHART_SLICE_S = 0.1
 POLL_S = 0.1
 IDLE_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A time without an acknowledgement of a partition, from its beginning in seconds after the stream's."""
+
+    at_s: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StreamResult:
-    """What came of it. `longest_pause_s`: the longest time between two acknowledgements of one partition."""
+    """What came of it. `pauses` has each partition's longest; the event came `event_s` seconds after the start."""
 
     account: Account
     seconds: float
-    longest_pause_s: float
+    event_s: float
+    pauses: list[Pause]
+    acks: list[Counter[int]]
+    """By partition: how many acknowledgements came in each slice of `CHART_SLICE_S` after the start."""
+
+    @property
+    def longest_pause_s(self) -> float:
+        return max(pause.seconds for pause in self.pauses)
 
 
 class FailoverStream:
-    """`records` records at `rate` per second into `topic`; `event` is called when half of them have been sent."""
+    """`records` records at `rate` per second into `topic`; when half of them have been sent, `event` happens.
+
+    It happens beside the stream, in a thread of its own, and the run ends when it has.
+    """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, records: int, rate: float) -> None:
         self._bootstrap = bootstrap
@@ -40,29 +60,40 @@ class FailoverStream:
         self._rate = rate
         self._account = Account(records, partitions)
         self._lock = threading.Lock()
-        self._last_ack_s: list[float] = []
-        self._longest_pause_s = 0.0
+        self._started_s = 0.0
+        self._event_s = 0.0
+        self._last_ack_s: dict[int, float] = {}
+        self._pauses = [Pause()] * partitions
+        self._acks: list[Counter[int]] = [Counter() for _ in range(partitions)]
         self._sent_all = threading.Event()
         self._failure: BaseException | None = None
 
     def run(self, event: Callable[[], None]) -> StreamResult:
-        reader = threading.Thread(target=self._read, name="reader", daemon=True)
-        started_s = time.monotonic()
+        reader = self._thread("reader", self._read)
+        happening = self._thread("event", event)
         reader.start()
         try:
-            self._produce(event)
+            self._produce(happening)
         finally:
             self._sent_all.set()
+        happening.join()
         reader.join()
         if self._failure is not None:
             raise self._failure
-        return StreamResult(self._account, time.monotonic() - started_s, self._longest_pause_s)
+        return StreamResult(self._account, time.monotonic() - self._started_s, self._event_s, self._pauses, self._acks)
 
-    def _produce(self, event: Callable[[], None]) -> None:
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def _produce(self, happening: threading.Thread) -> None:
         sender = open_sender("confluent", self._bootstrap, self._topic, "all", self._reported)
-        started_s = time.monotonic()
-        self._last_ack_s = [started_s] * self._partitions
-        happened = False
+        started_s = self._started_s = time.monotonic()
         number = 0
         with progress("stream", self._records) as bar:
             while number < self._records:
@@ -74,9 +105,9 @@ class FailoverStream:
                     number += 1
                 sender.serve_reports()
                 bar.update(number, f"{self._account.acked:,} acknowledged, {self._account.consumed:,} read")
-                if not happened and 2 * number >= self._records:
-                    happened = True
-                    event()
+                if not self._event_s and 2 * number >= self._records:
+                    self._event_s = time.monotonic() - self._started_s
+                    happening.start()
                 time.sleep(SLICE_S)
             sender.flush()
             sender.close()
@@ -90,21 +121,20 @@ class FailoverStream:
                 self._account.refused(report.error)
                 return
             partition = report.number % self._partitions
-            self._longest_pause_s = max(self._longest_pause_s, now_s - self._last_ack_s[partition])
+            # Until a partition's first acknowledgement the client is still making its connections.
+            last_s = self._last_ack_s.get(partition, now_s)
             self._last_ack_s[partition] = now_s
+            if now_s - last_s > self._pauses[partition].seconds:
+                self._pauses[partition] = Pause(last_s - self._started_s, now_s - last_s)
+            self._acks[partition][int((now_s - self._started_s) / CHART_SLICE_S)] += 1
             self._account.acknowledged(report.number)
 
     def _read(self) -> None:
+        reader = open_reader("confluent", self._bootstrap, self._topic, dict.fromkeys(range(self._partitions), 0), 500)
         try:
-            reader = open_reader(
-                "confluent", self._bootstrap, self._topic, dict.fromkeys(range(self._partitions), 0), 500
-            )
-            try:
-                self._read_all(reader)
-            finally:
-                reader.close()
-        except BaseException as error:
-            self._failure = error
+            self._read_all(reader)
+        finally:
+            reader.close()
 
     def _read_all(self, reader: Reader) -> None:
         last_s = time.monotonic()

@@ -162,6 +162,8 @@ class LocalCluster:
         """Starts one node. True when it serves; False where too few nodes run for any to serve."""
         node = self.node(node_id)
         if node.process.state is not None:
+            if node.process.state == "paused":
+                raise CliError(f"node {node_id} is paused: chronik cluster resume {node_id}")
             raise CliError(f"node {node_id} is already running (process {node.process.pid})")
         self._launch(node)
         if not self.has_majority:
@@ -192,8 +194,12 @@ class LocalCluster:
         if not node.process.wait_until_paused(PAUSE_TIMEOUT_S):
             raise CliError(f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}")
 
-    def resume(self, node_id: int) -> None:
-        self._running_node(node_id).process.send(signal.SIGCONT)
+    def resume(self, node_id: int) -> bool:
+        """SIGCONT; False where the node was not paused."""
+        node = self._running_node(node_id)
+        was_paused = node.process.state == "paused"
+        node.process.send(signal.SIGCONT)
+        return was_paused
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from chronik.cli.errors import CliError
@@ -59,6 +60,10 @@ class NodeProcess:
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Starts the process in a session of its own, so that it outlives this one and its terminal."""
+        with _uninterrupted():
+            self._launch(command, environment)
+
+    def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(self._pid_path)
         with open(self._log_path, "ab") as log:
@@ -139,6 +144,27 @@ class NodeProcess:
                 return False
             time.sleep(POLL_INTERVAL_S)
         return True
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts when this has ended: a process without a pid file would be found by nobody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts only the main thread
+        return
+    came = False
+
+    def remember(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def inspect(pid: int) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ Record i is produced to partition i modulo their number. What is counted:
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -156,15 +157,20 @@ class Account:
         return f"of {self.messages} records: {', '.join(found)}{reason}" if found else None
 
     def partition_figures(self, leaders: Mapping[int, int]) -> list[dict[str, Any]]:
-        expected = self.messages / len(self._partitions)
+        count_of_partitions = len(self._partitions)
+        expected = self.messages / count_of_partitions
         figures = []
         for index, partition in enumerate(self._partitions):
             count = len(partition.offsets)
+            acked, seen = self._acked[index::count_of_partitions], self._seen[index::count_of_partitions]
             figures.append(
                 {
                     "partition": index,
                     "leader": leaders.get(index),
+                    "acked": sum(acked),
                     "messages": count,
+                    "missing": sum(map(operator.gt, acked, seen)),
+                    "duplicates": count - sum(seen),
                     "percent": round(100 * count / self.messages, 1) if self.messages else 0.0,
                     "deviation": math.trunc(count - expected),
                     "deviation_percent": round(100 * (count - expected) / expected, 2) if expected else 0.0,

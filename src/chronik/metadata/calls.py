@@ -20,7 +20,8 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
 
     `was_clean`: the process before it on this data folder had stopped cleanly. `previous_epoch` proves it: the broker
     epoch that the clean stop wrote down, UNKNOWN_EPOCH if it had none. So a process that recovered a damaged log and
-    stopped before it could register does not pass for clean. None: the broker does not keep it.
+    stopped before it could register does not pass for clean, nor one on a folder that was put back from a copy. None:
+    the broker does not keep it.
     """
 
     broker_id: int

@@ -17,6 +17,7 @@ from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
+from chronik.node.departures import Departures
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -73,6 +74,7 @@ class Broker:
         self.forwarding = Forwarding(self, config.forward_bytes_max)
         self.member: ClusterMember
         self.metadata: RaftMetadataLog
+        self.departures: Departures
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
@@ -105,6 +107,8 @@ class Broker:
         folder = await self._open_folder()
         self.member = ClusterMember(self, folder)
         self.metadata = self.member.metadata
+        self.departures = Departures(self.loop, self.node_id, self.metadata, self.peers.status)
+        self.metadata.subscribe(self.departures.metadata_changed)
         self._closers.append(self.member.close)
         await self.member.open()
         self._closers.append(self._close_internal_server)
@@ -113,10 +117,19 @@ class Broker:
         await self._while_sound(self.member.join(self._settled))
         links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
         self.host = PartitionHost(
-            self.loop, self.env, config, folder, self.metadata, self.syncer, self.metrics, self.log, links
+            self.loop,
+            self.env,
+            config,
+            folder,
+            self.metadata,
+            self.syncer,
+            self.metrics,
+            self.log,
+            links,
+            self.member.identity.incarnation,
         )
         self.metadata.subscribe(self.host.metadata_changed)
-        self._closers.append(self.host.close_all)
+        self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
         self.has_opened_logs = True
         self._closers.append(self._close_server)
@@ -273,8 +286,8 @@ class Broker:
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     def has_opened(self, topic: TopicImage) -> bool:
-        """Whether every log of the topic that belongs on this node is open."""
-        return all(
+        """Whether every log of the topic that belongs on this node is open, or will be before it serves anybody."""
+        return not self.has_opened_logs or all(
             self.partition(topic.name, partition.partition) is not None
             for partition in topic.partitions
             if self.node_id in partition.replicas

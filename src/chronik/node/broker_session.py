@@ -13,6 +13,7 @@ from uuid import UUID
 from chronik.metadata.calls import HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, PartitionsCreated, TopicCreated, TopicDeleted
 from chronik.metadata.image import ClusterImage
+from chronik.node.config import ConfigError
 from chronik.node.controller_client import ControllerClient
 from chronik.node.internal_api import RegisteredResult
 from chronik.node.metadata_log import RaftMetadataLog
@@ -54,7 +55,7 @@ class BrokerSession:
         self._loop = loop
         self._client = client
         self._metadata = metadata
-        self._registration = registration
+        self.registration = registration
         self._settled = settled
         self._on_hand_over = on_hand_over
         self._on_replaced = on_replaced
@@ -73,7 +74,7 @@ class BrokerSession:
 
     @property
     def incarnation(self) -> UUID:
-        return self._registration.incarnation
+        return self.registration.incarnation
 
     @property
     def lease_is_valid(self) -> bool:
@@ -84,7 +85,7 @@ class BrokerSession:
 
     async def register(self) -> None:
         """Tells the controller that this process is there; done when this node's own image has it."""
-        result = await self._client.call(self._registration, REGISTER_TIMEOUT_S)
+        result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
         assert isinstance(result, RegisteredResult)
         self.broker_epoch = result.broker_epoch
 
@@ -97,7 +98,7 @@ class BrokerSession:
     async def unfenced(self) -> None:
         """Waits until the controller lets this broker lead and join ISRs."""
         while True:
-            broker = self._metadata.image.brokers.get(self._registration.broker_id)
+            broker = self._metadata.image.brokers.get(self.registration.broker_id)
             if broker is not None and broker.epoch == self.broker_epoch and not broker.is_fenced:
                 return
             await self._metadata.applied(self._metadata.version + 1)
@@ -147,7 +148,7 @@ class BrokerSession:
                 continue
 
     async def _heartbeat(self) -> None:
-        registration = self._registration
+        registration = self.registration
         call = HeartbeatCall(
             registration.broker_id,
             registration.incarnation,
@@ -164,7 +165,9 @@ class BrokerSession:
             assert isinstance(result, HeartbeatResult)
         except KafkaError as error:
             if error.code is ErrorCode.duplicate_broker_registration:
-                self._on_replaced(error)
+                # The controller counts on the other process: nothing is answered in its name from here on.
+                self._lease_until_s = 0.0
+                self._on_replaced(ConfigError(error.message))
             elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
                 await self._register_again(error)
             return
@@ -192,7 +195,7 @@ class BrokerSession:
         self._has_news = self._has_news or any(map(is_structural, events))
         self._follow()
         for event in events:
-            if isinstance(event, BrokerUnfenced) and event.broker.id == self._registration.broker_id:
+            if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
                 # A lease is granted from now on: clients need not wait for the next heartbeat.
                 self._poked.set()
 

@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import msgspec
+
 from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall
 from chronik.metadata.commands import CreateCluster
 from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import ClusterImage, decode_image
 from chronik.node.broker_session import BrokerSession
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
@@ -26,11 +28,13 @@ from chronik.node.link import PeerState
 from chronik.node.metadata_log import RaftMetadataLog, new_cluster_id
 from chronik.node.peers import Peers
 from chronik.node.raft_service import RaftService
+from chronik.node.raft_store import RaftStore
 from chronik.node.sqlite_file import StoreError
-from chronik.raft.entries import StoredState
+from chronik.raft.entries import Snapshot, StoredState
+from chronik.raft.membership import Member, Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished, RoleChanged
+from chronik.raft.ready import LeaderEstablished, Persist, RoleChanged
 from chronik.raft.settings import RaftSettings
 from chronik.storage.errors import DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -96,8 +100,10 @@ class ClusterMember:
         broker, config = self._broker, self._config
         store = broker.env.open_raft_store(f"{self._folder.path}/{STORE_NAME}", broker.env.new_uuid)
         stored = await broker.run_blocking(store.load)
-        node = self._raft_node(stored)
         try:
+            if stored.snapshot is not None and not stored.snapshot.membership.members:
+                stored = await self._take_over(store, stored, stored.snapshot)
+            node = self._raft_node(stored)
             await self._check(node, stored)
         except BaseException:
             await broker.run_blocking(store.close)
@@ -133,6 +139,23 @@ class ClusterMember:
             seeds=[peer.id for peer in config.peers],
             founders=founders(config),
         )
+
+    async def _take_over(self, store: RaftStore, stored: StoredState, former: Snapshot) -> StoredState:
+        """The metadata is from before there were clusters: this node is the cluster that it describes."""
+        if self._config.peers:
+            raise StoreError(
+                f"{self._folder.path}/{STORE_NAME} is from before there were clusters: start this node once without "
+                "peers, so that it becomes a cluster of one, then with them"
+            )
+        own = Member(self._config.node_id, stored.store_id, is_voter=True, address=self.identity.internal)
+        snapshot = msgspec.structs.replace(former, membership=Membership((own,)))
+        await self._broker.run_blocking(lambda: store.persist(Persist(stored.hard_state, snapshot)))
+        self._log.info(
+            "metadata_taken_over",
+            detail="from before there were clusters",
+            cluster=decode_image(former.data).cluster_id,
+        )
+        return await self._broker.run_blocking(store.load)
 
     async def _check(self, node: RaftNode, stored: StoredState) -> None:
         config, path = self._config, f"{self._folder.path}/{STORE_NAME}"
@@ -172,6 +195,7 @@ class ClusterMember:
             config.rack,
             self._folder.was_clean,
             config.durability,
+            previous_epoch=self._folder.stopped_epoch,
             folder_id=self._store_id,
         )
         self.session = BrokerSession(

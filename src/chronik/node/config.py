@@ -36,6 +36,7 @@ from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 HTTP_PORT_BELOW_KAFKA = 3000
 INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
+REPLICA_LAG_MS_LEAST = 1_000
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -224,6 +225,11 @@ def check(config: NodeConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
+    if config.replica_lag_ms_max < REPLICA_LAG_MS_LEAST:
+        raise ConfigError(
+            f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers ask every 500 ms, "
+            f"so that they would leave the in-sync replicas and join them for ever; use {REPLICA_LAG_MS_LEAST} or more"
+        )
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
     _check_peers(config)
@@ -265,7 +271,6 @@ _AT_LEAST_ONE = (
     "frame_bytes_max",
     "in_flight_bytes_max",
     "forward_bytes_max",
-    "replica_lag_ms_max",
     "in_flight_requests_max",
     "fetch_bytes_max",
     "executor_threads",

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
-from chronik.metadata.commands import AllocateProducerIds, Command, UnregisterBroker
+from chronik.metadata.commands import AllocateProducerIds, Command
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
 from chronik.metadata.events import Event, ProducerIdsAllocated
 from chronik.metadata.image import ClusterImage
+from chronik.metadata.registration import plan_unregistration
 from chronik.node.internal_api import (
     AllocateProducerIdsCall,
     Call,
@@ -68,8 +69,16 @@ class ControllerService:
                 self._stop()
                 self._controller = Controller(self._member.metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
+                self._ask_after_the_absent()
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 self._stop()
+
+    def _ask_after_the_absent(self) -> None:
+        """Whoever is gone, the former controller first of all, was so before this one could be told."""
+        peers = self._member.peers
+        for node_id in peers.known():
+            if not peers.is_connected(node_id):
+                peers.probe(node_id)
 
     def _stop(self) -> None:
         self._controller = None
@@ -221,7 +230,7 @@ class ControllerService:
                 raise KafkaError(ErrorCode.invalid_request, f"node {node_id} cannot leave: {refused.detail}")
             raise NotController(-1)
         if registered is not None:
-            await metadata.propose(UnregisterBroker(node_id, registered.epoch))
+            await metadata.propose(lambda image: plan_unregistration(image, node_id))
         if member is None:
             return
         if member.is_voter:

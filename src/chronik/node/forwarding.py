@@ -6,7 +6,8 @@ ones is known. NOT_LEADER_OR_FOLLOWER is answered only where the batch was surel
 unknown, the answer is REQUEST_TIMED_OUT. After either, later batches of the lane fail too, until the one that failed is
 sent again: otherwise an idempotent producer's later batch could come before its earlier one.
 
-A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while it was surely not appended.
+A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while it was surely not appended. Those
+behind it wait until a leader has taken the first one: one that does not lead yet could refuse that and take these.
 """
 
 from __future__ import annotations
@@ -167,6 +168,8 @@ class Forwarding:
                 if lane.queue and lane.queue[0] is batch:
                     return
             elif leader != NO_LEADER:
+                if batch.acks == 0 and lane.open and lane.taken_by != leader:
+                    return
                 lane.queue.popleft()
                 lane.leader = batch.leader = leader
                 lane.open[batch] = None
@@ -209,6 +212,7 @@ class Forwarding:
         """Surely not appended, and nobody to tell: back to its place in the queue."""
         lane = batch.lane
         lane.open.pop(batch, None)
+        lane.taken_by = NO_LEADER
         batch.is_sent = False
         at = next((at for at, other in enumerate(lane.queue) if other.number > batch.number), len(lane.queue))
         lane.queue.insert(at, batch)
@@ -244,6 +248,7 @@ class Forwarding:
                 self._refuse(batch, f"node {batch.leader} does not lead any more")
             return
         response = batch.response
+        batch.lane.taken_by = batch.leader
         if answer.error_code:
             self._finish(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
             return

@@ -91,11 +91,13 @@ class Lane:
     Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue")
+    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "taken_by")
 
     def __init__(self, key: tuple[UUID, int]) -> None:
         self.key = key
         self.leader = NO_LEADER
+        self.taken_by = NO_LEADER
+        """Who took the last batch that was answered: it leads, and takes those behind it too."""
         self.open: dict[ForwardedBatch, None] = {}
         self.queue: deque[ForwardedBatch] = deque()
         self.broken: BatchHeader | None = None

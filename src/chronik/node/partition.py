@@ -14,8 +14,8 @@ from chronik.node.topic_settings import TopicSettings
 from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import AppendResult, Duplicate
-from chronik.wire.batch import BatchHeader, check_batches
+from chronik.storage.log import AppendResult, Duplicate, StorageError
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Appended", "Partition", "Replicating", "Waiter", "WaitingFetch"]
 
 DELETE_ALL = -1
+
+REPEATED_WHEN_REFUSED = frozenset(
+    {
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.kafka_storage_error,
+    }
+)
+"""Errors that keep a batch out of the log now; producers send it again."""
 
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
@@ -53,14 +62,23 @@ class Partition(PartitionState):
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
+            if self._refused:
+                self._refused.check(header, self.log.producers, now_ms)
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
             records = recompressed(settings, records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
-        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
+        if self._refused:
+            self._refused.forget(header.producer_id)
         self._metrics.records_in += header.record_count
         self._appended(len(records))
         return result
+
+    def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
+        """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
+        if error.code in REPEATED_WHEN_REFUSED and len(records) >= HEADER_BYTES:
+            self._refused.note(read_batch_header(records), self.log.producers, now_ms)
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""
@@ -69,9 +87,19 @@ class Partition(PartitionState):
             raise self._not_leader()
         records = memoryview(bytearray(batch))
         batches = check_batches(records, len(records))
-        result = self.log.append(records, batches, leader.leader_epoch, now_ms)
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._appended(len(records))
         return result
+
+    def _write(
+        self, records: memoryview, batches: list[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> AppendResult:
+        try:
+            return self.log.append(records, batches, leader_epoch, now_ms)
+        except StorageError:
+            # A full disk, most often: another replica may have room.
+            self._replicating.log_failed(self)
+            raise
 
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Append what the leader sent, as it is."""
@@ -237,7 +265,10 @@ class Partition(PartitionState):
             self.log_start_rose()
             async with self._deleting:
                 start = self.log.log_start_offset
-                await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                except OSError as error:
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"the log start is not durable: {error}") from error
             self.durable_log_start = max(self.durable_log_start, start)
 
     def log_start_rose(self) -> None:
@@ -319,12 +350,16 @@ class Partition(PartitionState):
             return
         known, self.image = self.image, image
         is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
-        # A leader outside of the ISR may lack committed records: the controller names none, and none is accepted.
-        if not is_same_role and image.leader == self.node_id and self.node_id in image.isr:
+        if not is_same_role and image.leader == self.node_id and self.is_fit_to_lead(image):
             self._lead(image)
         elif not is_same_role:
             self._follow(image)
+            if image.leader == self.node_id:
+                self._replicating.cannot_lead(self)
         elif self.leader is not None:
+            if known is not None and not set(known.replicas) <= set(image.replicas):
+                # What a replica said counts no more once it goes; if it comes back, it has to say it again.
+                self._waits.let_listeners_go(self)
             self._appender = self.leader
             self.hands_over_to = NO_LEADER
             before = self.leader.high_watermark

@@ -38,7 +38,7 @@ from chronik.node.syncer import Syncer
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import NO_EPOCH, DataFolder
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -82,7 +82,9 @@ class PartitionHost:
         metrics: Metrics,
         log: Logger,
         links: ClusterLinks = ALONE,
+        incarnation: UUID | None = None,
     ) -> None:
+        """`incarnation` is this process as it registered: an image of a later process of this node is not for it."""
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.folder = folder
         self._loop = loop
@@ -100,8 +102,10 @@ class PartitionHost:
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
+        self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
+        self._incarnation = incarnation
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
@@ -112,21 +116,24 @@ class PartitionHost:
         logs would be removed that were given to this node since.
         """
         image = self._metadata.image
-        self._is_following = True
-        self.replication.brokers_changed(image)
-        await self._remove_strays(image)
-        await self._open(
-            [
-                (topic, partition.partition)
-                for _, topic in sorted(image.topics.items())
-                for partition in topic.partitions
-                if self._config.node_id in partition.replicas
-            ]
-        )
+        if self._is_replaced(image):
+            self._resign(image)
+        else:
+            self._is_following = True
+            self.replication.brokers_changed(image)
+            await self._remove_strays(image)
+            await self._open(
+                [
+                    (topic, partition.partition)
+                    for _, topic in sorted(image.topics.items())
+                    for partition in topic.partitions
+                    if self._config.node_id in partition.replicas
+                ]
+            )
         self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
 
-    async def close_all(self) -> None:
-        """Close every log cleanly and record that they are."""
+    async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
+        """Close every log cleanly and record that they are, by the broker of this epoch."""
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = False
@@ -152,7 +159,9 @@ class PartitionHost:
             return
         points = recovery_points_of(partitions)
         try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.record_clean_shutdown, points, watermarks)
+            await self._loop.run_in_executor(
+                self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
+            )
         except OSError as error:
             self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
@@ -174,6 +183,9 @@ class PartitionHost:
         if not self._is_following:
             # What is opened at the start follows the image as it is then.
             return
+        if self._is_replaced(image):
+            self._resign(image)
+            return
         for event in events:
             match event:
                 case (
@@ -192,6 +204,21 @@ class PartitionHost:
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
                     self._partition_changed(image, event)
 
+    def _is_replaced(self, image: ClusterImage) -> bool:
+        own = image.brokers.get(self._config.node_id)
+        return self._incarnation is not None and own is not None and own.incarnation != self._incarnation
+
+    def _resign(self, image: ClusterImage) -> None:
+        """Another process has this node's id: what the image says of the node is said of that one, from here on."""
+        own = image.brokers[self._config.node_id]
+        self._is_following = False
+        self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node serves no partition any more")
+        self.replication.close()
+        self.replica_sessions.close()
+        replaced = KafkaError(ErrorCode.not_leader_or_follower, f"another process is node {own.id} now")
+        for partition in self.partitions.values():
+            partition.close(replaced)
+
     async def settled(self) -> None:
         """Wait until every event so far has been carried out."""
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -208,6 +235,8 @@ class PartitionHost:
                 # Before the ISR of the same image: a newer ISR under an older minimum could commit too early.
                 hosted.require_in_sync(min_insync_replicas(image, topic, changed))
             hosted.apply(changed)
+        if self._unopened.get((event.topic, changed.partition)) == event.topic_id:
+            self._give_away(event.topic, event.topic_id, changed.partition)
         if not isinstance(event, ReplicasChanged):
             return
         if self._config.node_id in event.added:
@@ -294,6 +323,7 @@ class PartitionHost:
             if isinstance(log, Exception):
                 self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(log))
                 self._unopened[(topic.name, index)] = topic.id
+                self._give_away(topic.name, topic.id, index)
                 continue
             self._unopened.pop((topic.name, index), None)
             if log.recovery is not None:
@@ -320,7 +350,7 @@ class PartitionHost:
         )
         self.partitions[(topic.name, index)] = partition
         image = None if current is None else current.partition(index)
-        if image is not None and self._config.node_id in image.replicas:
+        if image is not None and self._config.node_id in image.replicas and not self._is_replaced(self.image):
             partition.apply(image)
         else:
             # It was taken away while its log was being opened; that it has to be removed stands in the queue.
@@ -346,8 +376,15 @@ class PartitionHost:
         await self._syncer.settled()
         for hosted in closed:
             await hosted.jobs.ended()
-        # Before the files: a log of the same name must not be measured by what this one had.
-        await self._checkpoints.write()
+        try:
+            # Before the files: a log of the same name must not be measured by what this one had.
+            await self._checkpoints.write()
+        except OSError as error:
+            self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
+            for hosted in closed:
+                self.partitions.setdefault((topic, hosted.index), hosted)
+            self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
+            return
         removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
 
         def remove() -> None:
@@ -365,8 +402,23 @@ class PartitionHost:
         image = None if topic is None else topic.partition(hosted.index)
         return image is not None and self._config.node_id in image.replicas
 
-    def _reopen(self) -> None:
-        """Try again what could not be opened, where the image still gives it to this node."""
+    def _give_away(self, topic: str, topic_id: UUID, index: int) -> None:
+        """Have another replica lead, should this node be to, as long as the log is not open here."""
+
+        def led() -> PartitionImage | None:
+            known = self.image.topic_by_id(topic_id)
+            is_unopened = self._unopened.get((topic, index)) == topic_id
+            return known.partition(index) if known is not None and is_unopened else None
+
+        image = led()
+        if image is not None and image.leader == self._config.node_id and len(image.replicas) > 1:
+            self.replication.give_away(topic, topic_id, index, led)
+
+    def _try_again(self) -> None:
+        """What could not be removed; and what could not be opened, where the image still gives it to this node."""
+        unremoved, self._unremoved = self._unremoved, []
+        for work in unremoved:
+            self._work.put_nowait(work)
         unopened, self._unopened = self._unopened, {}
         for (_, index), topic_id in unopened.items():
             topic = self._metadata.image.topic_by_id(topic_id)
@@ -384,7 +436,7 @@ class PartitionHost:
     async def record_recovery_points(self) -> None:
         """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
         # The disk may be well again.
-        self._reopen()
+        self._try_again()
         await self.sync_all()
         await self._checkpoints.write()
 

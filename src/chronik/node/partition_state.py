@@ -19,6 +19,7 @@ from chronik.observe.metrics import Metrics
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
+from chronik.storage.refusals import RefusedBatches
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ class Replicating(Protocol):
         """The follower's copy counts as written up to its end."""
 
     def log_failed(self, partition: Partition) -> None:
-        """The log can be read but not written any more, until the node starts anew."""
+        """The log can be read but not written: not now (a full disk), or not before the node starts anew."""
+
+    def cannot_lead(self, partition: Partition) -> None:
+        """The metadata has this node lead the partition, with a log that had failed before."""
 
 
 class PartitionState:
@@ -98,6 +102,7 @@ class PartitionState:
         self._metrics = metrics
         self._logger = logger
         self._waits = PartitionWaits()
+        self._refused = RefusedBatches()
         self._deleting = asyncio.Lock()
 
     # -- what others may know ------------------------------------------------------------------------------------------
@@ -141,6 +146,14 @@ class PartitionState:
     @property
     def in_sync_replicas(self) -> tuple[int, ...]:
         return () if self.image is None else self.image.isr
+
+    def is_fit_to_lead(self, image: PartitionImage) -> bool:
+        """Whether others may be measured by this node's log.
+
+        A leader outside of the ISR may lack committed records: the controller names none, and none is accepted. One
+        whose log is damaged may lack them too. The only replica leads all the same: its log is all that there is.
+        """
+        return self.node_id in image.isr and (not self.log.read_only_forever or len(image.replicas) == 1)
 
     @property
     def leads(self) -> bool:

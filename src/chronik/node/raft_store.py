@@ -1,4 +1,4 @@
-"""Where a Raft node keeps its term, vote, log and snapshot: `raft.db`, a SQLite database, synced by each write.
+"""Where a Raft node keeps its term, vote, log and snapshot: `metadata.db`, a SQLite database, synced by each write.
 
     settings    format = 1, store_id = the store's own id (a UUID as text), drawn when the file was made
     hard_state  slot INTEGER PRIMARY KEY = 0, term, vote (-1: none), commit_index, checksum
@@ -17,13 +17,15 @@ from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
 
+from chronik.node.former_metadata import is_former, set_aside
 from chronik.node.sqlite_file import SqliteFile, StoreError, row_checksum
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
-from chronik.raft.membership import decode_membership, encode_membership
+from chronik.raft.membership import Membership, decode_membership, encode_membership
 from chronik.raft.ready import Persist
 
 FORMAT = 1
 NO_VOTE = -1
+FIRST = 1
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS hard_state (
@@ -57,10 +59,11 @@ class SqliteRaftStore:
     """
 
     def __init__(self, path: str, new_store_id: Callable[[], UUID]) -> None:
-        self._file = SqliteFile(path, _SCHEMA, FORMAT)
+        self._file = SqliteFile(path, _SCHEMA, FORMAT, self._upgrade)
         self._new_store_id = new_store_id
 
     def load(self) -> StoredState:
+        """What is from before there were clusters is a snapshot with no members: whoever starts on it has to be one."""
         with self._file.reading() as connection:
             try:
                 store_id = self._store_id(connection)
@@ -97,6 +100,18 @@ class SqliteRaftStore:
         if last != first - 1:
             raise StoreError(f"{self._file.path} ends at entry {last}, not {first - 1}: restart the node")
         connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", map(_entry_row, entries))
+
+    def _upgrade(self, connection: sqlite3.Connection) -> None:
+        if not is_former(connection):
+            return
+        image = set_aside(connection)
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        if image is not None:
+            numbers = (FIRST, NO_VOTE, FIRST)
+            connection.execute("INSERT INTO hard_state VALUES (0, ?, ?, ?, ?)", (*numbers, row_checksum(numbers)))
+            row = _snapshot_row(Snapshot(FIRST, FIRST, Membership(), image))
+            connection.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
 
     def _store_id(self, connection: sqlite3.Connection) -> UUID:
         row = connection.execute("SELECT value FROM settings WHERE name = 'store_id'").fetchone()

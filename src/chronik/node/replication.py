@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from chronik.client.connection import Connection
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import ClusterImage, PartitionImage
 from chronik.node.cluster_links import ClusterLinks
 from chronik.node.environment import Environment
 from chronik.node.replica_fetcher import ReplicaFetcher
 from chronik.observe.logging import Logger
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
-from chronik.replication.leader import PartitionLeader, ProposedIsr
+from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
 from chronik.wire.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ PROPOSALS_AT_ONCE_MAX = 64
 PROPOSAL_TIMEOUT_S = 3.0
 SETTLE_S = 0.06
 """After a hand-over that failed, nothing is served before a further proposal: it is made soon."""
+GIVE_AWAY_INTERVAL_S = 0.5
 HAND_OVER_S_MAX = 1.0
 """So long a leader waits without taking records for the one that shall lead to have all of them."""
 
@@ -65,6 +67,7 @@ class Replication:
         self._heard_ms: dict[int, int] = {}
         self._proposals = asyncio.Semaphore(PROPOSALS_AT_ONCE_MAX)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._given_away: set[tuple[UUID, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._checked_s = loop.time()
         self._is_closed = False
@@ -250,6 +253,48 @@ class Replication:
             if replica != self._node_id and replica in self.live:
                 self.hand_over([(partition, leader.leader_epoch, replica)])
                 return
+
+    def cannot_lead(self, partition: Partition) -> None:
+        def led() -> PartitionImage | None:
+            is_led = not partition.is_closed and partition.leader is None
+            return partition.image if is_led else None
+
+        self.give_away(partition.topic, partition.topic_id, partition.index, led)
+
+    def give_away(self, topic: str, topic_id: UUID, index: int, led: Callable[[], PartitionImage | None]) -> None:
+        """Have another replica in sync lead what this node is to lead and cannot: its log is not open, or damaged.
+
+        It has acknowledged nothing in that leader epoch, so that everyone in sync has all there is. `led` is the
+        partition as long as that is so.
+        """
+        key = (topic_id, index)
+        if key not in self._given_away and not self._is_closed:
+            self._given_away.add(key)
+            self._run(self._give_away(topic, key, led))
+
+    async def _give_away(self, topic: str, key: tuple[UUID, int], led: Callable[[], PartitionImage | None]) -> None:
+        said = ""
+        while (image := led()) is not None and image.leader == self._node_id and not self._is_closed:
+            to = next((other for other in image.isr if other != self._node_id and other in self.live), NO_LEADER)
+            reason = "no other replica is in sync"
+            if to != NO_LEADER:
+                reason = await self._give_to(to, key, image)
+            if reason != said:
+                said = reason
+                say = self._log.error if reason else self._log.info
+                say("cannot_lead", topic=topic, partition=key[1], hand_over_to=to, reason=reason)
+            await asyncio.sleep(GIVE_AWAY_INTERVAL_S)
+        self._given_away.discard(key)
+
+    async def _give_to(self, to: int, key: tuple[UUID, int], image: PartitionImage) -> str:
+        """Why that was not done; empty where it was."""
+        members = tuple((replica, UNKNOWN) for replica in image.isr)
+        try:
+            async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                await self._links.propose_isr(*key, image.leader_epoch, image.partition_epoch, members, to)
+        except (KafkaError, TimeoutError) as error:
+            return str(error) or "no answer in time"
+        return ""
 
     def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
         if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from crc32c import crc32c
@@ -27,8 +27,16 @@ class SqliteFile:
     Invariant: when a transaction has returned, what it wrote survives any crash; otherwise none of it counts.
     """
 
-    def __init__(self, path: str, schema: str, layout_format: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        schema: str,
+        layout_format: int,
+        upgrade: Callable[[sqlite3.Connection], None] = lambda connection: None,
+    ) -> None:
+        """`upgrade` may change a file of an older layout, before the schema is laid over it; in one transaction."""
         self.path = path
+        self._upgrade = upgrade
         self._schema = schema
         self._format = layout_format
         self._connection: sqlite3.Connection | None = None
@@ -38,9 +46,10 @@ class SqliteFile:
         """Opens the file if need be, and says of any damage which file has it."""
         try:
             yield self._open()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            # The latter where SQLite quotes what it found in the file.
             raise StoreError(
-                f"{self.path} is damaged or cannot be opened ({error}): "
+                f"{self.path} is damaged or cannot be opened ({one_line(error)}): "
                 "restore it from a copy, or start with an empty data folder"
             ) from error
 
@@ -58,7 +67,7 @@ class SqliteFile:
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be written: {error}") from error
+            raise StoreError(f"{self.path} cannot be written: {one_line(error)}") from error
 
     def close(self) -> None:
         if self._connection is not None:
@@ -81,12 +90,26 @@ class SqliteFile:
         connection.execute("PRAGMA synchronous=FULL")
         report = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         if report != ["ok"]:
-            raise sqlite3.DatabaseError(" ".join(str(report[0]).split()))
-        connection.executescript(_SETTINGS + self._schema)
+            raise sqlite3.DatabaseError(report[0])
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._upgrade(connection)
+            for statement in (_SETTINGS + self._schema).split(";"):
+                connection.execute(statement)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
         connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (self._format,))
         (found,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
         if found != self._format:
             raise StoreError(f"{self.path} has format {found}, this version reads {self._format}: use a newer version")
+
+
+def one_line(error: Exception) -> str:
+    """SQLite quotes statements as they are written."""
+    return " ".join(str(error).split())
 
 
 def row_checksum(numbers: tuple[int, ...], *blobs: bytes) -> int:

@@ -179,7 +179,7 @@ class Metrics:
             ("chronik_fsync_seconds", "Time of one fdatasync.", self.fsync),
             (
                 "chronik_watermark_propagation_seconds",
-                "From a watermark's rise at the leader to its follower knowing.",
+                "From a watermark's rise at the leader to the answer that tells a follower.",
                 self.watermark_propagation,
             ),
         ):

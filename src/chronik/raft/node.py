@@ -93,6 +93,11 @@ class RaftNode:
         return self._state.term
 
     @property
+    def vote(self) -> int | None:
+        """For whom this node voted in the present term."""
+        return self._state.vote
+
+    @property
     def leader(self) -> int | None:
         """The leader of the present term, as far as known here."""
         return self._state.leader

@@ -2,7 +2,7 @@
 
 meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
-clean-shutdown       there only between a clean shutdown and the next start
+clean-shutdown       there only between a clean shutdown and the next start: the broker epoch of who stopped
 recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
 high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
@@ -27,6 +27,7 @@ CLEAN_NAME: Final = "clean-shutdown"
 POINTS_NAME: Final = "recovery-points"
 WATERMARKS_NAME: Final = "high-watermarks"
 LOGS_NAME: Final = "logs"
+NO_EPOCH: Final = -1
 TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
 
@@ -59,6 +60,7 @@ class DataFolder:
         lock: File,
         meta: FolderMeta,
         was_clean: bool,
+        stopped_epoch: int | None,
         recovery_points: dict[TopicPartition, RecoveryPoint],
         high_watermarks: dict[TopicIdPartition, int] | None = None,
     ) -> None:
@@ -67,6 +69,8 @@ class DataFolder:
         self.meta = meta
         self.was_clean = was_clean
         """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
+        self.stopped_epoch = stopped_epoch
+        """The broker epoch under which it was registered then (KIP-966); None where it did not say."""
         self.recovery_points = recovery_points
         """The offset of each log below which data was durable when they were last written."""
         self.high_watermarks = high_watermarks or {}
@@ -127,13 +131,14 @@ class DataFolder:
             if name.endswith(DELETED_SUFFIX):
                 disk.rmtree(f"{path}/{LOGS_NAME}/{name}")
         clean_path = f"{path}/{CLEAN_NAME}"
-        was_clean = disk.exists(clean_path)
-        if was_clean:
+        mark = read_file(disk, clean_path)
+        if mark is not None:
             disk.remove(clean_path)
             disk.sync_dir(path)
+        was_clean, stopped_epoch = _decode_mark(mark)
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
         watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, points, watermarks)
+        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks)
 
     def set_cluster_id(self, cluster_id: str) -> None:
         """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
@@ -214,13 +219,20 @@ class DataFolder:
         return remove
 
     def record_clean_shutdown(
-        self, points: Mapping[TopicPartition, RecoveryPoint], watermarks: Mapping[TopicIdPartition, int] | None = None
+        self,
+        points: Mapping[TopicPartition, RecoveryPoint],
+        watermarks: Mapping[TopicIdPartition, int] | None = None,
+        broker_epoch: int = NO_EPOCH,
     ) -> None:
-        """Every log was closed cleanly and ends at these points: the next start need not look for damage."""
+        """Every log was closed cleanly and ends at these points: the next start need not look for damage.
+
+        `broker_epoch` proves to the controller that no other process came between this one and the next: a folder put
+        back from a copy has a mark too.
+        """
         self.recovery_points_job(points)()
         if watermarks is not None:
             self.high_watermarks_job(watermarks)()
-        write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"")
+        write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"%d\n" % broker_epoch)
 
     def close(self) -> None:
         """Let go of the folder. Unless a clean shutdown was recorded, the next start recovers the logs."""
@@ -247,6 +259,16 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
         raise DataFolderError(
             f"{META_NAME} in data folder {path} cannot be read: restore it, or pass another folder"
         ) from error
+
+
+def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:
+    """Whether there was a clean shutdown, and the epoch in its mark: none in those of the first versions."""
+    if not mark:
+        return mark is not None, None
+    try:
+        return True, int(mark)
+    except ValueError:
+        return False, None
 
 
 def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:

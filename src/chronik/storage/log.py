@@ -13,6 +13,7 @@ from chronik.storage.config import LogConfig
 from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
 from chronik.storage.disk import Disk, write_file_atomic
 from chronik.storage.errors import StorageError, StorageFull, storage_error
+from chronik.storage.headers import HeadersJob, HeadersResult
 from chronik.storage.producers import Duplicate
 from chronik.storage.reading import ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
@@ -29,6 +30,8 @@ __all__ = [
     "CompactionJob",
     "DeletionJob",
     "Duplicate",
+    "HeadersJob",
+    "HeadersResult",
     "Log",
     "LogConfig",
     "ReadJob",
@@ -99,6 +102,15 @@ class Log(LogWriter):
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise self._out_of_range(offset)
         return self._segments.read_job(offset, max_bytes, min(upto_offset, self.log_end_offset), min_one_batch)
+
+    def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
+        """For a thread: the headers of the batches that hold any of [offset, to_offset), all below `upto_offset`.
+
+        No batch is read beyond its header, and no CRC checked.
+        """
+        if offset < self.log_start_offset or offset > self.log_end_offset:
+            raise self._out_of_range(offset)
+        return self._segments.headers_job(offset, to_offset, min(upto_offset, self.log_end_offset), headers_max)
 
     def bytes_between(self, offset: int, upto_offset: int) -> int:
         """About how many bytes the batches from `offset` to `upto_offset` have; exact near the end of the log."""

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Final
 
 from chronik.storage.disk import Disk
+from chronik.storage.headers import HeadersJob
 from chronik.storage.reading import HINTS_MAX, Hint, ReadJob, ReadResult, read_batches
 from chronik.storage.segment import LogSegment
 
@@ -126,6 +127,19 @@ class Segments:
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool) -> ReadJob:
         """The same for a thread, which may search and wait."""
+        views = [(segment, segment.view()) for segment in self._from(offset)]
+        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch)
+
+    def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
+        """The headers of the batches from `offset` on, for a thread."""
+        wanted = self._from(offset)
+        behind = self.all.index(wanted[-1]) + 1 if wanted else len(self.all)
+        behind_offset = self.all[behind].base_offset if behind < len(self.all) else None
+        views = [segment.view() for segment in wanted]
+        return HeadersJob(views, behind_offset, offset, to_offset, upto_offset, headers_max)
+
+    def _from(self, offset: int) -> list[LogSegment]:
+        """The segment that should hold `offset` and its successor, their files kept open."""
         first = behind = self.index_of(offset)
         wanted = self.all[first : first + 1]
         while behind + 1 < len(self.all) and len(wanted) < 2:
@@ -136,8 +150,7 @@ class Segments:
         for segment in wanted:
             if segment is not self.all[-1]:
                 self.touch(segment)
-        views = [(segment, segment.view()) for segment in wanted]
-        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch)
+        return wanted
 
     def bytes_between(self, offset: int, upto_offset: int, end_offset: int) -> int:
         """About how many bytes the batches from `offset` to `upto_offset` have."""

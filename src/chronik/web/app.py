@@ -1,35 +1,25 @@
 """The HTTP application of one node: /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON).
 
-Every node answers /api from its own metadata image, so a node that is cut off tells what it last knew; `version` in
-/api/cluster shows how new that is.
+Every node answers /api/cluster and /api/topics from its own metadata image, so a node that is cut off tells what it
+last knew; `version` in /api/cluster shows how new that is. What lies in a partition's log is asked of its leader.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from chronik.metadata.image import ClusterImage
-from chronik.observe.metrics import Metrics, render
-from chronik.web.views import ViewedNode, cluster_view, topic_view, topics_view
+from chronik.observe.metrics import render
+from chronik.web import batches
+from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, refused
+from chronik.web.served import ServedNode, require_image, require_topic
+from chronik.web.views import cluster_view, topic_view, topics_view
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class ServedNode(ViewedNode, Protocol):
-    """What the application needs of a node."""
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def is_ready(self) -> bool: ...
 
 
 def create_app(node: ServedNode) -> Starlette:
@@ -52,28 +42,24 @@ def create_app(node: ServedNode) -> Starlette:
         return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
 
     async def cluster(request: Request) -> Response:
-        image = _image(node)
-        if image is None:
-            return _json({"error": "this node has no metadata yet: it is starting"}, 503)
+        Parameters(request, ())
         # Thousands of partitions take their time to count, and an image never changes: off the loop.
+        image = require_image(node)
         work = asyncio.get_running_loop().run_in_executor(None, cluster_view, node.node_id, image, node.controller_id)
-        return _json(await work)
+        return json_answer(await work)
 
     async def topics(request: Request) -> Response:
-        image = _image(node)
-        if image is None:
-            return _json({"error": "this node has no metadata yet: it is starting"}, 503)
-        return _json(await asyncio.get_running_loop().run_in_executor(None, topics_view, image))
+        Parameters(request, ())
+        return json_answer(await asyncio.get_running_loop().run_in_executor(None, topics_view, require_image(node)))
 
     async def topic(request: Request) -> Response:
-        image = _image(node)
-        name = request.path_params["name"]
-        found = None if image is None else image.topic(name)
-        if found is None:
-            return _json({"error": f"topic {name} does not exist here: see /api/topics"}, 404)
-        if not node.is_ready:
-            return _json({"error": "this node has not opened its logs yet: it is starting"}, 503)
-        return _json(topic_view(node, found))
+        Parameters(request, ())
+        return json_answer(topic_view(node, require_topic(node, request.path_params["name"])))
+
+    async def topic_batches(request: Request) -> Response:
+        parameters = Parameters(request, batches.PARAMETERS)
+        found = require_topic(node, request.path_params["name"])
+        return encoded_answer(await batches.batches_page(node, found, parameters))
 
     return Starlette(
         routes=[
@@ -83,20 +69,10 @@ def create_app(node: ServedNode) -> Starlette:
             Route("/api/cluster", cluster),
             Route("/api/topics", topics),
             Route("/api/topics/{name}", topic),
-        ]
+            Route("/api/topics/{name}/batches", topic_batches),
+        ],
+        exception_handlers={Refusal: refused},
     )
-
-
-def _image(node: ServedNode) -> ClusterImage | None:
-    """The node's image; None while it starts, which is when it has no metadata to ask."""
-    try:
-        return node.image
-    except AttributeError:
-        return None
-
-
-def _json(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
 def _import_prometheus() -> None:

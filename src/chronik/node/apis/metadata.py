@@ -5,12 +5,14 @@ Behaviour
   means all topics, an empty list none.
 - A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the
   answer with its leaders.
+- Where a leader has just gone, the answer waits a moment for its successor, and still names the node that is gone.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chronik.metadata.image import TopicImage
@@ -28,8 +30,10 @@ async def handle(broker: Broker, request: Request) -> Values:
     message = request.message
     wanted = message.topics
     if wanted is None or (request.api_version == 0 and not wanted):
+        await broker.departures.noticed(None)
         topics = [_described(topic) for _, topic in sorted(broker.image.topics.items())]
     else:
+        await broker.departures.noticed(_names(broker, wanted))
         may_create = getattr(message, "allow_auto_topic_creation", True) and broker.config.auto_create_topics
         topics = [await _find(broker, topic, may_create) for topic in wanted]
     if getattr(message, "include_topic_authorized_operations", False):
@@ -41,13 +45,19 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {
         "brokers": [
             {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
-            for member in image.live_brokers()
+            for member in broker.departures.named_brokers()
         ],
         "cluster_id": image.cluster_id,
         "controller_id": broker.controller_id,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asks_for_cluster else NOT_ASKED,
         "topics": topics,
     }
+
+
+def _names(broker: Broker, wanted: Sequence[Any]) -> list[str]:
+    ids = [topic.topic_id for topic in wanted if topic.name is None]
+    known = [broker.image.names_by_id.get(topic_id) for topic_id in ids]
+    return [name for name in (*(topic.name for topic in wanted), *known) if name is not None]
 
 
 async def _find(broker: Broker, wanted: Any, may_create: bool) -> Values:

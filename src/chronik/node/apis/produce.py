@@ -4,6 +4,8 @@ Behaviour
 - acks=0 gets no response; an error closes the connection, which is all that such a producer can notice.
 - acks=1 answers when this node's log counts the batch as written, acks=all (-1) when the watermark has passed it.
 - A repeated batch of an idempotent producer succeeds with the offsets it already has.
+- A batch behind one that was refused, and that its idempotent producer will send again, is refused too
+  (OUT_OF_ORDER_SEQUENCE_NUMBER, which clients repeat): records keep their order from a producer's first batch on.
 - A batch is checked whole (length, magic, CRC, count) before a byte of it is stored; each partition has an outcome.
 - A batch for a partition that another node leads is forwarded to it. NOT_LEADER_OR_FOLLOWER, with the leader's address,
   means that the batch was surely not appended.
@@ -107,6 +109,10 @@ def _append_or_forward(
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
                 raise
             if not forwarding.can_forward(connection, topic, response.partition, acks):
+                hosted = broker.partition(name, response.partition)
+                if hosted is not None:
+                    # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
+                    hosted.refused(records, error, now_ms)
                 raise
     assert topic is not None
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(pending.request)
@@ -162,9 +168,13 @@ def _append(
         raise KafkaError(ErrorCode.unsupported_compression_type, f"zstd needs Produce {ZSTD_FROM_VERSION}")
     if partition.is_internal:
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
-    if acks == -1:
-        partition.check_enough_replicas()
-    appended = partition.append(records, now_ms)
+    try:
+        if acks == -1:
+            partition.check_enough_replicas()
+        appended = partition.append(records, now_ms)
+    except KafkaError as error:
+        partition.refused(records, error, now_ms)
+        raise
     response.base_offset = appended.base_offset
     response.log_append_time_ms = appended.log_append_time_ms
     response.log_start_offset = partition.log_start_offset

@@ -5,11 +5,13 @@
     network       machines, links that are slow or cut, connections that break; transport: one end of a connection
     disk          page cache and durable part, lost and torn writes, full and slow; tree: files and folders
     host          a machine; it outlives the processes that run on it
-    node          a `Broker` on a host; metadata_store, raft_store: its stores, on the simulated disk
+    node          a `Broker` on a host; raft_store: its Raft store, on the simulated disk
     history       the oracle: what clients were told, and what may therefore never be told afterwards
-    client        what clients share; producer, consumer, member, observer, keyed, churn: clients; workload: all of them
-    faults        when something breaks, and what
-    scenario      puts these together and runs the phases; single_node is the first one
+    audit         the oracle behind the scenes: one leader for each term and epoch, replicas agree on what is committed
+    client        what clients share; producer, consumer, member, observer, keyed, churn, mover: clients
+    workload      all clients of a run
+    faults        when something breaks, and what; cluster_faults: between nodes; moments: when in the node's code
+    scenario      puts these together and runs the phases: single_node, three_nodes
     runner        `run_seed`; campaign: many of them; tripwires: traps for the real clock, real chance, real threads
 
 A crash is not a cancel: the process's loop is marked dead, its handles are dropped, and its corpses are kept until the

@@ -31,13 +31,14 @@ class SimClient:
         self.is_finishing = False
         self.is_done = False
         self.errors: dict[str, int] = {}
-        self._bootstrap = bootstrap
+        # Each begins with another node, or all would learn of leaders from the same one.
+        self._bootstrap = bootstrap if len(bootstrap) == 1 else self.random.sample(bootstrap, len(bootstrap))
         self._cluster: Cluster | None = None
+        self._asked: dict[tuple[str, int], Cluster] = {}
 
     async def run(self) -> None:
         await self.work()
-        if self._cluster is not None:
-            await self._cluster.close()
+        await self.drop_connections()
         self.is_done = True
 
     async def work(self) -> None:
@@ -59,10 +60,19 @@ class SimClient:
 
         async def find() -> Connection:
             deadline = Deadline(REQUEST_TIMEOUT_S)
-            leaders = await self.cluster.leaders(topic, frozenset({partition}), deadline=deadline)
+            leaders = await self._any_node().leaders(topic, frozenset({partition}), deadline=deadline)
             return await self.cluster.connection(leaders[partition], deadline)
 
         return await self.insist(find)
+
+    def _any_node(self) -> Cluster:
+        """Ask one node or another who leads: one that is behind may still name itself."""
+        if len(self._bootstrap) == 1:
+            return self.cluster
+        address = self.random.choice(self._bootstrap)
+        if address not in self._asked:
+            self._asked[address] = Cluster([address], client_id=self.name, timeout_s=REQUEST_TIMEOUT_S)
+        return self._asked[address]
 
     async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until it works. A cluster that never recovers is found by the scenario's deadline."""
@@ -77,6 +87,9 @@ class SimClient:
 
     async def drop_connections(self) -> None:
         """Start over, as an application does that lost its patience."""
+        asked, self._asked = self._asked, {}
+        for cluster in asked.values():
+            await cluster.close()
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             await cluster.close()

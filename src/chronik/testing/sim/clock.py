@@ -21,6 +21,17 @@ class Clock:
     def monotonic_s(self) -> float:
         return self.offset_s + self.world.now * self.rate
 
+    def step_wall(self, step_ms: int) -> None:
+        """Somebody sets the wall clock."""
+        self.wall_offset_ms += step_ms
+
+    def run_at(self, rate: float) -> None:
+        """From now on the clocks run faster or slower; neither jumps."""
+        gained_s = self.world.now * (self.rate - rate)
+        self.offset_s += gained_s
+        self.wall_offset_ms += round(gained_s * 1000)
+        self.rate = rate
+
     def world_s(self, monotonic_s: float) -> float:
         """When this clock will show `monotonic_s`."""
         return (monotonic_s - self.offset_s) / self.rate

@@ -47,6 +47,8 @@ FAULTS: Mapping[str, int] = {
 }
 """Each fault and its weight."""
 
+CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
+"""Faults that may wait for a moment that matters."""
 MOMENT_SHARE = 0.75
 MOMENT_WAIT_S = 0.4
 SECOND_CRASH_SHARE = 0.4
@@ -61,6 +63,8 @@ class Strike:
     moment: str
     countdown: int
     carry_out: Callable[[], None]
+    is_due: Callable[[], bool] = lambda: True
+    """Whether this is the moment, and not another of the same name."""
 
 
 class Nemesis:
@@ -73,6 +77,7 @@ class Nemesis:
         nodes: Sequence[SimNode],
         clients: Sequence[Host],
         faults: Mapping[str, int] = FAULTS,
+        moments: Mapping[str, int] = MOMENTS,
     ) -> None:
         self.counts: dict[str, int] = {}
         self._world = world
@@ -80,6 +85,7 @@ class Nemesis:
         self._nodes = nodes
         self._clients = clients
         self._faults = faults
+        self._moments = moments
         self._random = world.random("nemesis")
         self._armed: dict[Host, Strike] = {}
         self._is_over = False
@@ -119,17 +125,20 @@ class Nemesis:
     def _strike(self) -> None:
         if self._is_over:
             return
-        node = self._random.choice(self._nodes)
+        node = self._victim()
         kind = self._random.choices(list(self._faults), list(self._faults.values()))[0]
         carry_out = self._fault(kind, node)
-        is_crash = kind in ("kill", "power", "pause")
+        is_crash = kind in CRASHES
         if is_crash and self._random.random() < MOMENT_SHARE:
             self._arm(node, self._random.randint(1, 8), carry_out)
         else:
             carry_out()
 
+    def _victim(self) -> SimNode:
+        return self._random.choice(self._nodes)
+
     def _arm(self, node: SimNode, countdown: int, carry_out: Callable[[], None]) -> None:
-        moment = self._random.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        moment = self._random.choices(list(self._moments), list(self._moments.values()))[0]
         strike = self._armed[node.host] = Strike(moment, countdown, carry_out)
         self._world.after(MOMENT_WAIT_S, self._give_up, node.host, strike)
 
@@ -140,7 +149,7 @@ class Nemesis:
 
     def _on_moment(self, host: Host, moment: str) -> None:
         strike = self._armed.get(host)
-        if strike is None or strike.moment != moment:
+        if strike is None or strike.moment != moment or not strike.is_due():
             return
         strike.countdown -= 1
         if strike.countdown == 0:
@@ -149,7 +158,17 @@ class Nemesis:
             strike.carry_out()
 
     def _fault(self, kind: str, node: SimNode) -> Callable[[], None]:
-        faults: dict[str, Callable[[SimNode], None]] = {
+        fault = self._faults_by_name()[kind]
+
+        def carry_out() -> None:
+            if not self._is_over:
+                self.counts[kind] = self.counts.get(kind, 0) + 1
+                fault(node)
+
+        return carry_out
+
+    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
+        return {
             "kill": self._kill,
             "power": self._power,
             "stop": self._stop,
@@ -161,13 +180,6 @@ class Nemesis:
             "reset": self._reset,
             "silence": self._silence,
         }
-
-        def carry_out() -> None:
-            if not self._is_over:
-                self.counts[kind] = self.counts.get(kind, 0) + 1
-                faults[kind](node)
-
-        return carry_out
 
     # -- the faults ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,10 @@ LOGGED_AS_FAULTS = (
     "error_response_failed",
     "metadata_event_failed",
     "log_damaged",
+    "truncated_below_watermark",
+    "raft_failed",
+    "isr_proposal_failed",
+    "heartbeat_failed",
 )
 """Events that no node may log, whatever happens around it."""
 
@@ -50,6 +54,11 @@ class SimNode:
     def is_up(self) -> bool:
         process = self.host.process
         return self.host.is_powered and process is not None and process.is_alive
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether its broker has come so far that it is a member of the Raft group."""
+        return self.is_up and self.broker is not None and hasattr(getattr(self.broker, "member", None), "raft")
 
     def start(self) -> None:
         """Start the program, unless it runs."""

@@ -117,9 +117,11 @@ class _Lane:
         try:
             while not self._producer.is_finishing:
                 connection.send_unanswered(ApiKey.PRODUCE, version, self._request(version, self._next_batch()))
-                await connection.drained()
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    await connection.drained()
                 await self._wait_a_little()
-        except ClientError as error:
+        except (ClientError, TimeoutError) as error:
+            connection.close()
             self._producer.failed(error)
 
     # -- with answers --------------------------------------------------------------------------------------------------

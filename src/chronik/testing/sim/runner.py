@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from chronik.testing.sim.moments import moments
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.single_node import SingleNode
 from chronik.testing.sim.three_nodes import ThreeNodes
@@ -77,7 +78,7 @@ def run_seed(
     gc.disable()
     started_s = perf_counter()
     try:
-        with tripwires(world):
+        with tripwires(world), moments(world):
             played = SCENARIOS[scenario](world, events_max)
             played.run()
         report = Report(

@@ -2,7 +2,7 @@
 
 1. The nodes start and the topic is made. 2. Clients work while the nemesis strikes, which it may do from the start.
 3. Everything is mended; producers have to get rid of what they have, and all clients to end. 4. The logs are read from
-beginning to end. 5. All nodes lose power at once; after their start the same is read again.
+beginning to end. 5. All nodes fail at once; after their start the same is read again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Scenario:
     """One run. A subclass makes the nodes and the workload's settings in `build`."""
 
     name: ClassVar[str]
+    busy_range_s: ClassVar[tuple[float, float]] = (1.5, 4.0)
+    strike_pauses_s: ClassVar[tuple[float, ...]] = (0.2, 0.4, 0.8)
 
     def __init__(self, world: World, events_max: int | None = None) -> None:
         self.world = world
@@ -40,8 +42,8 @@ class Scenario:
         self.nodes: list[SimNode] = []
         self.workload: Workload
         self.nemesis: Nemesis
-        self.busy_s = self.random.uniform(1.5, 4.0)
-        self.strike_pause_s = self.random.choice((0.2, 0.4, 0.8))
+        self.busy_s = self.random.uniform(*self.busy_range_s)
+        self.strike_pause_s = self.random.choice(self.strike_pauses_s)
         self.strikes_from_the_start = self.random.random() < 0.3
         self._events_max = events_max
         self.build()
@@ -52,6 +54,10 @@ class Scenario:
 
     def check_at_rest(self) -> None:
         """Look into the nodes when nobody writes: for what clients cannot see."""
+
+    def fail(self, node: SimNode) -> None:
+        """What happens to each node at the end, to see what it has on its disk."""
+        node.power_off()
 
     def run(self) -> None:
         if self.strikes_from_the_start:
@@ -76,7 +82,7 @@ class Scenario:
         if self.world.violation is not None:
             return
         for node in self.nodes:
-            node.power_off()
+            self.fail(node)
         for node in self.nodes:
             node.start_when_down()
         if self._reaches(START_S_MAX, self._all_ready, "all nodes are ready after the power failure"):

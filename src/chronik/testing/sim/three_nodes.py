@@ -1,4 +1,7 @@
-"""Three nodes, `synced`, replication factor 3: nothing that was acknowledged with acks=all, or shown, is ever lost.
+"""Three nodes, replication factor 3: nothing that was acknowledged with acks=all, or shown, is ever lost.
+
+Under `synced` every node may die at any time, all of them at once too. Under `replicated`, which counts what is in
+memory, only one of them (a minority) is ever killed or loses power, and min.insync.replicas is 2.
 
 At the end all replicas of each partition must come into sync, and then have the same bytes.
 """
@@ -9,7 +12,8 @@ from typing import ClassVar
 
 from chronik.node.config import Peer
 from chronik.node.partition import Partition
-from chronik.testing.sim.faults import Nemesis
+from chronik.testing.sim.audit import Auditor
+from chronik.testing.sim.cluster_faults import ClusterNemesis
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.node import SimNode, node_config
 from chronik.testing.sim.scenario import Scenario
@@ -18,7 +22,8 @@ from chronik.wire.batch import check_batches
 
 NODES = 3
 INTERNAL_PORT = 5092
-IN_SYNC_S_MAX = 30.0
+IN_SYNC_S_MAX = 60.0
+SYNCED_SHARE = 0.75
 
 
 class ThreeNodes(Scenario):
@@ -26,19 +31,43 @@ class ThreeNodes(Scenario):
 
     name: ClassVar[str] = "three-nodes"
 
+    busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
+    strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
+
     def build(self) -> None:
+        random = self.random
+        self.is_synced = random.random() < SYNCED_SHARE
         hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, NODES + 1)]
+        lag_ms_max = random.choice((1_000, 3_000))
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
                 Peer(id=other, internal=f"{there.address}:{INTERNAL_PORT}")
                 for other, there in enumerate(hosts, 1)
                 if other != node_id
             )
-            self.nodes.append(SimNode(host, node_config(node_id, host, peers=peers, default_replication_factor=3)))
-        settings = WorkloadSettings.drawn(self.random, replication_factor=NODES)
+            config = node_config(
+                node_id,
+                host,
+                peers=peers,
+                rack=f"rack-{node_id}",
+                default_replication_factor=NODES,
+                durability="synced" if self.is_synced else "replicated",
+                replica_lag_ms_max=lag_ms_max,
+            )
+            self.nodes.append(SimNode(host, config))
+        # What one replica acknowledged alone does not outlive its machine's memory.
+        settings = WorkloadSettings.drawn(random, NODES, min_insync_replicas=None if self.is_synced else 2)
         bootstrap = [(host.address, 9092) for host in hosts]
         self.workload = Workload(self.world, self.history, self.client_hosts, bootstrap, settings)
-        self.nemesis = Nemesis(self.world, self.network, self.nodes, self.client_hosts)
+        mortal = None if self.is_synced else random.choice(self.nodes)
+        self.nemesis = ClusterNemesis(self.world, self.network, self.nodes, self.client_hosts, TOPIC, mortal=mortal)
+        Auditor(self.world, self.nodes, TOPIC).begin()
+
+    def fail(self, node: SimNode) -> None:
+        if self.is_synced:
+            node.power_off()
+        else:
+            node.kill()
 
     def check_at_rest(self) -> None:
         """All replicas catch up and come into sync; then each has the same bytes."""

@@ -13,6 +13,7 @@ from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.keyed import KeyedWriter
 from chronik.testing.sim.member import SimMember
+from chronik.testing.sim.mover import SimMover
 from chronik.testing.sim.observer import SimObserver
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
 from chronik.testing.sim.world import World
@@ -32,9 +33,10 @@ class WorkloadSettings:
     members: int
     has_keyed_topic: bool
     has_churned_topic: bool
+    has_mover: bool
 
     @staticmethod
-    def drawn(random: Random, replication_factor: int) -> WorkloadSettings:
+    def drawn(random: Random, replication_factor: int, min_insync_replicas: int | None = None) -> WorkloadSettings:
         is_alone = replication_factor == 1
         producers = [_producer(random, True, is_alone), _producer(random, random.random() < 0.5, is_alone)]
         if random.random() < 0.5:
@@ -43,13 +45,15 @@ class WorkloadSettings:
             partitions=random.randint(1, 3),
             replication_factor=replication_factor,
             topic_configs={
-                "segment.bytes": str(random.choice((4_096, 30_000, 1 << 20))),
+                "segment.bytes": str(random.choice((4_096 if is_alone else 16_384, 30_000, 1 << 20))),
                 "index.interval.bytes": str(random.choice((64, 4_096))),
+                **({} if is_alone else {"min.insync.replicas": str(min_insync_replicas or random.choice((1, 2, 2)))}),
             },
             producers=tuple(producers),
             members=random.randint(0, 2),
             has_keyed_topic=random.random() < 0.4,
             has_churned_topic=random.random() < 0.4,
+            has_mover=not is_alone and random.random() < 0.4,
         )
 
 
@@ -133,6 +137,8 @@ class Workload:
             self.others.append(KeyedWriter("k0", *shared, settings.replication_factor))
         if settings.has_churned_topic:
             self.others.append(TopicChurn("t0", *shared, settings.replication_factor))
+        if settings.has_mover:
+            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, settings.replication_factor))
         for client in (*self.producers, *self.others):
             self._start(client)
 

@@ -1,0 +1,106 @@
+"""The oracle behind the scenes: what no client can see and must be so all the time.
+
+- Each Raft term has one leader at most, and so has each leader epoch of a partition.
+- What one replica has below its watermark, every replica has there, for ever: the same batches.
+- Whoever leads by the newest epoch has all that was ever below a watermark.
+
+It looks at the nodes from outside every few milliseconds; nothing in the nodes depends on it.
+"""
+
+from __future__ import annotations
+
+from chronik.node.partition import Partition
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
+from chronik.wire.batch import check_batches
+
+LOOK_S = 10e-3
+READ_BYTES = 1 << 20
+
+
+class CommittedLog:
+    """One partition: the batches that were below a watermark once. Invariant: they have no gap from 0 to `end`."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.newest_epoch = -1
+        self.leaders: dict[int, str] = {}
+        self.batches: dict[int, tuple[int, int, int]] = {}
+        """By base offset: the next offset, the leader epoch, the checksum."""
+
+
+class Auditor:
+    """Looks at the partitions of one topic, and at the Raft group."""
+
+    def __init__(self, world: World, nodes: list[SimNode], topic: str) -> None:
+        self._world = world
+        self._nodes = nodes
+        self._topic = topic
+        self._terms: dict[int, str] = {}
+        self._logs: dict[int, CommittedLog] = {}
+        self._checked: dict[tuple[object, int], int] = {}
+        """By process and partition: up to where its log was compared."""
+
+    def begin(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        for node in self._nodes:
+            if node.is_up and node.broker is not None:
+                self._look_at(node)
+        if self._world.violation is None:
+            self._world.after(LOOK_S, self._look)
+
+    def _look_at(self, node: SimNode) -> None:
+        broker, name = node.broker, node.host.name
+        assert broker is not None
+        if not node.takes_part:
+            return
+        raft = broker.raft.node
+        if raft.is_leader:
+            self._one_only(self._terms, raft.term, name, "term")
+        if not broker.has_opened_logs:
+            return
+        for hosted in list(broker.host.partitions.values()):
+            if hosted.topic == self._topic and not hosted.is_closed and not hosted.jobs.is_exclusive:
+                self._look_into(node, hosted)
+
+    def _look_into(self, node: SimNode, hosted: Partition) -> None:
+        name = f"{hosted.topic}-{hosted.index}"
+        log = self._logs.setdefault(hosted.index, CommittedLog())
+        epoch = hosted.leader_epoch
+        log.newest_epoch = max(log.newest_epoch, epoch)
+        if hosted.leader is not None:
+            self._one_only(log.leaders, epoch, node.host.name, f"{name}, epoch")
+        self._compare(node, hosted, log)
+        if hosted.leader is not None and epoch == log.newest_epoch and hosted.log_end_offset < log.end:
+            self._world.violated(
+                f"{node.host.name} leads {name} by epoch {epoch} with a log to {hosted.log_end_offset}, "
+                f"and committed is up to {log.end}"
+            )
+
+    def _one_only(self, known: dict[int, str], number: int, name: str, what: str) -> None:
+        if known.setdefault(number, name) != name:
+            self._world.violated(f"{known[number]} and {name} both lead: {what} {number}")
+
+    def _compare(self, node: SimNode, hosted: Partition, log: CommittedLog) -> None:
+        """From where the last look at this process's copy ended, up to its watermark."""
+        key = (node.host.process, hosted.index)
+        end = min(hosted.high_watermark, hosted.log_end_offset)
+        position = self._checked.get(key, hosted.log_start_offset)
+        while position < end:
+            data = memoryview(bytes(hosted.log.read_job(position, READ_BYTES, end)()))
+            for _, batch in check_batches(data, len(data), from_producer=False) if len(data) else ():
+                is_same = batch.next_offset, batch.partition_leader_epoch, batch.crc
+                if batch.base_offset < log.end and log.batches.get(batch.base_offset) != is_same:
+                    self._world.violated(
+                        f"{node.host.name} has committed in {hosted.topic}-{hosted.index} at {batch.base_offset} "
+                        f"{is_same}, and {log.batches.get(batch.base_offset)} was committed there"
+                    )
+                    return
+                log.batches[batch.base_offset] = is_same
+                log.end = max(log.end, batch.next_offset)
+                position = batch.next_offset
+            if not len(data):
+                break
+        self._checked[key] = position

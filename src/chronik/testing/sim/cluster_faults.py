@@ -1,0 +1,219 @@
+"""The nemesis of a cluster: what can happen between nodes, and to those whose role matters.
+
+It prefers whoever leads: the controller, and the leader of a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from chronik.testing.sim.faults import FAULTS, MOMENTS, Nemesis, Strike
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.moments import ANSWERED, CLUSTER_MOMENTS
+from chronik.testing.sim.network import Network
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
+
+CLUSTER_FAULTS: Mapping[str, int] = {
+    **FAULTS,
+    "power": 5,
+    "freeze": 4,
+    "isolate": 5,
+    "deafen": 2,
+    "part": 4,
+    "kill_all": 1,
+    "power_all": 1,
+    "transfer": 2,
+    "coup": 2,
+    "jump": 1,
+    "drift": 1,
+}
+"""Each fault and its weight, where the disk's word counts (`synced`)."""
+CUTS = ("isolate", "part", "freeze")
+VOTES = ("coup", "transfer", "kill")
+LEADER_SHARE = 0.6
+SHORT_S_MAX = 1.0
+LONG_S = (2.2, 4.5)
+"""A session lasts 2 s: some pauses and cuts are shorter, some longer."""
+COUP_WAIT_S = 1.5
+WALL_JUMP_MS_MAX = 20 * 60 * 1000
+DRIFT_MAX = 2e-3
+DRIFT_S_MAX = 5.0
+
+
+class ClusterNemesis(Nemesis):
+    """Invariant: only `mortal` ever dies uncleanly, where that is given."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        nodes: Sequence[SimNode],
+        clients: Sequence[Host],
+        topic: str,
+        faults: Mapping[str, int] = CLUSTER_FAULTS,
+        mortal: SimNode | None = None,
+    ) -> None:
+        super().__init__(world, network, nodes, clients, faults, {**MOMENTS, **CLUSTER_MOMENTS})
+        # All kinds at once hide each other: a long cut shows nothing where something else dies meanwhile.
+        some = tuple(self._random.sample(sorted(faults), self._random.randint(2, 5)))
+        kinds = self._random.choice((tuple(faults), some, CUTS, CUTS, VOTES))
+        self._faults = {kind: faults[kind] for kind in kinds}
+        self._topic = topic
+        self._mortal = mortal
+
+    # -- whom it strikes -----------------------------------------------------------------------------------------------
+
+    def _victim(self) -> SimNode:
+        if self._random.random() < LEADER_SHARE:
+            leaders = [node for node in self._nodes if self._leads(node)]
+            if leaders:
+                return self._random.choice(leaders)
+        return self._random.choice(self._nodes)
+
+    def _leads(self, node: SimNode) -> bool:
+        broker = node.broker
+        if not node.is_ready or broker is None:
+            return False
+        return broker.is_controller or self._leads_partition(node)
+
+    def _leads_partition(self, node: SimNode) -> bool:
+        if not node.is_ready or node.broker is None:
+            return False
+        hosted = node.broker.host.partitions.values()
+        return any(each.topic == self._topic and each.leader is not None for each in hosted)
+
+    def _may_die(self, node: SimNode) -> bool:
+        return self._mortal is None or node is self._mortal
+
+    def _kill(self, node: SimNode) -> None:
+        if self._may_die(node):
+            super()._kill(node)
+
+    def _power(self, node: SimNode) -> None:
+        if self._may_die(node):
+            super()._power(node)
+
+    def _stop(self, node: SimNode) -> None:
+        # What is not ready yet would not stop cleanly.
+        if self._may_die(node) or node.is_ready:
+            super()._stop(node)
+
+    def _sync_error(self, node: SimNode) -> None:
+        if self._may_die(node):
+            super()._sync_error(node)
+
+    # -- the faults ----------------------------------------------------------------------------------------------------
+
+    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
+        return {
+            **super()._faults_by_name(),
+            "freeze": self._freeze,
+            "isolate": self._isolate,
+            "deafen": self._deafen,
+            "part": self._part,
+            "kill_all": self._kill_all,
+            "power_all": self._power_all,
+            "transfer": self._transfer,
+            "coup": self._coup,
+            "jump": self._jump,
+            "drift": self._drift,
+        }
+
+    def _freeze(self, node: SimNode) -> None:
+        """A pause that may last longer than the session: others take over meanwhile."""
+        pause_s = self._duration_s()
+        self._world.note(f"{node.host.name} is frozen for {pause_s:.3f} s")
+        node.host.pause()
+        self._world.after(pause_s, node.host.resume)
+
+    def _isolate(self, node: SimNode) -> None:
+        """Cut off from the other nodes; clients still reach it."""
+        others = [other.host for other in self._nodes if other is not node]
+        self._cut_links([(node.host, other) for other in others] + [(other, node.host) for other in others])
+
+    def _deafen(self, node: SimNode) -> None:
+        """One link between two nodes carries nothing in one direction."""
+        other = self._random.choice([each for each in self._nodes if each is not node])
+        self._cut_links([(other.host, node.host)])
+
+    def _part(self, node: SimNode) -> None:
+        """The leader of a partition and the controller do not hear each other; the third node hears both."""
+        leaders = [each for each in self._nodes if self._leads_partition(each)]
+        controllers = [each for each in self._nodes if each.is_ready and each.broker and each.broker.is_controller]
+        leader = self._random.choice(leaders or [node])
+        other = self._random.choice([each for each in controllers or self._nodes if each is not leader] or [node])
+        if other is not leader:
+            self._cut_links([(leader.host, other.host), (other.host, leader.host)])
+
+    def _cut_links(self, links: Sequence[tuple[Host, Host]]) -> None:
+        duration_s = self._duration_s()
+        for source, target in links:
+            self._network.cut(source, target)
+            self._world.after(duration_s, self._network.heal, source, target)
+
+    def _duration_s(self) -> float:
+        return self._random.uniform(*LONG_S) if self._random.random() < 0.5 else self._random.random() * SHORT_S_MAX
+
+    def _kill_all(self, _: SimNode) -> None:
+        for node in self._nodes:
+            self._kill(node)
+
+    def _power_all(self, _: SimNode) -> None:
+        for node in self._nodes:
+            self._power(node)
+
+    def _transfer(self, _: SimNode) -> None:
+        """The controller hands its part to another node."""
+        for node in self._nodes:
+            broker, process = node.broker, node.host.process
+            if node.is_ready and broker is not None and process is not None and broker.is_controller:
+                self._world.note(f"{node.host.name} hands over the controller's part")
+                process.loop.call_soon_threadsafe(broker.raft.transfer_leadership)
+
+    def _coup(self, node: SimNode) -> None:
+        """At the next vote whoever it is for is cut off, and the other nodes are killed, so that they vote anew."""
+        for voter in self._nodes:
+            strike = Strike(ANSWERED, 1, partial(self._cut_off_candidate, voter), partial(_has_just_voted, voter))
+            self._armed[voter.host] = strike
+            self._world.after(COUP_WAIT_S, self._call_off, voter.host, strike)
+        if self._random.random() < 0.5:
+            self._transfer(node)
+        else:
+            for leader in self._nodes:
+                if leader.is_ready and leader.broker is not None and leader.broker.is_controller:
+                    self._kill(leader)
+
+    def _call_off(self, host: Host, strike: Strike) -> None:
+        if self._armed.get(host) is strike:
+            del self._armed[host]
+
+    def _cut_off_candidate(self, voter: SimNode) -> None:
+        candidate_id = None if voter.broker is None else voter.broker.raft.node.vote
+        for node in self._nodes:
+            self._armed.pop(node.host, None)
+            if node.config.node_id == candidate_id:
+                self._isolate(node)
+            else:
+                self._kill(node)
+
+    def _jump(self, node: SimNode) -> None:
+        step_ms = self._random.randint(-WALL_JUMP_MS_MAX, WALL_JUMP_MS_MAX)
+        self._world.note(f"the wall clock of {node.host.name} jumps by {step_ms} ms")
+        node.host.clock.step_wall(step_ms)
+
+    def _drift(self, node: SimNode) -> None:
+        clock, rate = node.host.clock, node.host.clock.rate
+        clock.run_at(1.0 + self._random.uniform(-DRIFT_MAX, DRIFT_MAX))
+        self._world.note(f"the clocks of {node.host.name} run at {clock.rate:.5f}")
+        self._world.after(self._random.random() * DRIFT_S_MAX, clock.run_at, rate)
+
+
+def _has_just_voted(voter: SimNode) -> bool:
+    """Whether its answer was, or may have been, the vote that makes another node lead."""
+    broker = voter.broker
+    if broker is None or not voter.takes_part:
+        return False
+    raft = broker.raft.node
+    return raft.vote not in (None, raft.node_id) and raft.leader is None

@@ -1,0 +1,83 @@
+"""Answers in JSON, refusals that say what to do, and the reading of a request's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+JSON = "application/json"
+INT64_MAX = (1 << 63) - 1
+
+
+class Refusal(Exception):
+    """An answer that is not what was asked for: one line that says why, and what to do instead."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+        self.line = line
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    return encoded_answer(msgspec.json.encode(value), status)
+
+
+def encoded_answer(body: bytes, status: int = 200) -> Response:
+    # What a node knows is old in the next second.
+    return Response(body, status_code=status, media_type=JSON, headers={"cache-control": "no-store"})
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """Starlette's handler of `Refusal`."""
+    assert isinstance(error, Refusal)
+    answer = json_answer({"error": error.line}, error.status)
+    if error.status == 503:
+        answer.headers["retry-after"] = "1"
+    return answer
+
+
+class Parameters:
+    """A request's query, of which every name must be known and every number within its bounds."""
+
+    def __init__(self, request: Request, known: tuple[str, ...]) -> None:
+        self._values: Mapping[str, str] = request.query_params
+        for name in self._values:
+            if name not in known:
+                asked = f"use {', '.join(known)}" if known else "there are none here"
+                raise Refusal(400, f"unknown parameter {name[:100]}: {asked}")
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str | None:
+        """None where it is missing or empty."""
+        return self._values.get(name) or None
+
+    def flag(self, name: str) -> bool:
+        value = self._values.get(name, "0")
+        if value not in ("0", "1"):
+            raise Refusal(400, f"{name}={value[:100]} is unknown: pass 0 or 1")
+        return value == "1"
+
+    def number(self, name: str, default: int | None, low: int = 0, high: int = INT64_MAX) -> int:
+        """A whole number; without a default it must be there."""
+        value = self._values.get(name)
+        if value is None:
+            if default is None:
+                raise Refusal(400, f"{name} is missing: pass {name}=N")
+            return default
+        digits = value.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+            raise Refusal(400, f"{name}={value[:100]} is no whole number: pass {_range(low, high)}")
+        number = int(value)
+        if not low <= number <= high:
+            raise Refusal(400, f"{name}={number} is out of range: pass {_range(low, high)}")
+        return number
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low} or more" if high == INT64_MAX else f"{low} to {high}"

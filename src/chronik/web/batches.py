@@ -1,0 +1,154 @@
+"""/api/topics/NAME/batches: the headers of a range of batches, page by page. No record is decoded.
+
+From this node's own log where it leads the partition; otherwise the leader is asked for the batches over the Kafka
+protocol, and what they hold is thrown away. Who reads much should ask the leader's own page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from chronik.metadata.image import TopicImage
+from chronik.node.partition import Partition
+from chronik.storage.headers import HeadersResult
+from chronik.web.answers import INT64_MAX, Parameters, Refusal
+from chronik.web.leader_log import LeaderLog, leader_log
+from chronik.web.served import ServedNode, led_here, require_leader, require_partition
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
+from chronik.wire.compression import CODECS
+from chronik.wire.errors import KafkaError
+
+PARAMETERS = ("partition", "from", "to", "limit")
+LIMIT = 1_000
+LIMIT_MAX = 5_000
+PAGE_BYTES_MAX = 16 * 1024 * 1024
+"""What one page may bring from another node: then it ends, and `next` goes on."""
+
+
+class BatchView(msgspec.Struct, frozen=True):
+    """One batch by its header. Producer id, epoch and sequence are -1 without an idempotent producer."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    size_bytes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    timestamp_type: str
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    codec: str
+    is_control: bool
+    is_transactional: bool
+    leader_epoch: int
+    crc: int
+
+
+class BatchesPage(msgspec.Struct, frozen=True):
+    """`next` is where the next page starts; null where the range is at its end."""
+
+    topic: str
+    partition: int
+    leader: int
+    log_start_offset: int
+    high_watermark: int
+    next: int | None
+    batches: list[BatchView]
+
+
+def view_of(header: BatchHeader) -> BatchView:
+    codec = header.codec
+    return BatchView(
+        header.base_offset,
+        header.last_offset,
+        header.record_count,
+        header.size_bytes,
+        header.base_timestamp,
+        header.max_timestamp,
+        "LogAppendTime" if header.log_append_time else "CreateTime",
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        CODECS[codec] if codec < len(CODECS) else f"unknown ({codec})",
+        header.is_control,
+        header.is_transactional,
+        header.partition_leader_epoch,
+        header.crc,
+    )
+
+
+async def batches_page(node: ServedNode, topic: TopicImage, parameters: Parameters) -> bytes:
+    """One page, encoded."""
+    partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
+    first = parameters.number("from", 0)
+    to = parameters.number("to", INT64_MAX)
+    limit = parameters.number("limit", LIMIT, 1, LIMIT_MAX)
+    hosted = led_here(node, topic.name, partition.partition)
+    if hosted is not None:
+        return await _from_own_log(node, hosted, first, to, limit)
+    leader = require_leader(node, topic, partition)
+    if leader.id == node.node_id:
+        raise Refusal(503, f"node {leader.id} is about to lead {topic.name}-{partition.partition}: ask again")
+    async with leader_log(leader, topic.name, partition.partition) as log:
+        start, end = await log.bounds()
+        found = await _headers_from(log, max(first, start), min(to, end), end, limit)
+    page = _page(topic.name, partition.partition, leader.id, start, end)
+    return await node.run_blocking(lambda: page(found))
+
+
+async def _from_own_log(node: ServedNode, partition: Partition, first: int, to: int, limit: int) -> bytes:
+    generation, start, end = partition.generation, partition.log_start_offset, partition.visible_end_offset
+    page = _page(partition.topic, partition.index, node.node_id, start, end)
+    first, to = max(first, start), min(to, end)
+    if first >= to:
+        return page(HeadersResult([], None))
+    name = f"{partition.topic}-{partition.index}"
+    if not partition.jobs.begin():
+        raise Refusal(503, f"the log of {name} is being cut: ask again")
+    with partition.jobs.running():
+        job = partition.log.headers_job(first, to, end, limit)
+        try:
+            answer = await node.run_blocking(lambda: page(job()))
+        except (OSError, KafkaError) as error:
+            raise Refusal(500, f"the log of {name} cannot be read: {error}; see the node's log") from None
+    if partition.generation != generation or not partition.leads:
+        raise Refusal(503, f"the leader of {name} changed meanwhile: ask again")
+    return answer
+
+
+async def _headers_from(log: LeaderLog, first: int, to: int, end: int, limit: int) -> HeadersResult:
+    headers: list[BatchHeader] = []
+    taken_bytes = 0
+    while first < to:
+        if len(headers) >= limit or taken_bytes >= PAGE_BYTES_MAX:
+            return HeadersResult(headers, first)
+        data = await log.read(first)
+        found = [header for header in headers_in(data) if header.base_offset < to and header.last_offset < end]
+        if not found:
+            break
+        taken_bytes += len(data)
+        headers += found[: limit - len(headers)]
+        first = headers[-1].next_offset
+    return HeadersResult(headers, None)
+
+
+def headers_in(data: memoryview) -> Iterator[BatchHeader]:
+    """The headers of whole batches, one after the other."""
+    at = 0
+    while len(data) - at >= HEADER_BYTES:
+        header = read_batch_header(data, at)
+        if not HEADER_BYTES <= header.size_bytes <= len(data) - at:
+            return
+        yield header
+        at += header.size_bytes
+
+
+def _page(topic: str, partition: int, leader: int, start: int, end: int) -> Callable[[HeadersResult], bytes]:
+    def encode(found: HeadersResult) -> bytes:
+        views = [view_of(header) for header in found.headers]
+        return msgspec.json.encode(BatchesPage(topic, partition, leader, start, end, found.next_offset, views))
+
+    return encode

@@ -1,0 +1,88 @@
+"""What the web room needs of a node, and finding a topic's partition or its leader there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.partition import Partition
+from chronik.observe.metrics import Metrics
+from chronik.web.answers import Refusal
+
+T = TypeVar("T")
+
+
+class ServedNode(Protocol):
+    """A node as its loop shows it. Asking for the image before the node has one is an AttributeError."""
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def image(self) -> ClusterImage: ...
+
+    @property
+    def controller_id(self) -> int: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def partition(self, topic: str, index: int) -> Partition | None: ...
+
+    async def run_blocking(self, call: Callable[[], T]) -> T: ...
+
+
+def current_image(node: ServedNode) -> ClusterImage | None:
+    """The node's image; None while it starts, which is when it has no metadata to ask."""
+    try:
+        return node.image
+    except AttributeError:
+        return None
+
+
+def require_image(node: ServedNode) -> ClusterImage:
+    image = current_image(node)
+    if image is None:
+        raise Refusal(503, "this node has no metadata yet: it is starting, ask again in a second")
+    return image
+
+
+def require_topic(node: ServedNode, name: str) -> TopicImage:
+    """The topic, on a node that has opened its logs."""
+    image = current_image(node)
+    found = None if image is None else image.topic(name)
+    if found is None:
+        raise Refusal(404, f"topic {name[:260]} does not exist here: see /api/topics")
+    if not node.is_ready:
+        raise Refusal(503, "this node does not serve now: it is starting, stopping or cut off; ask another node")
+    return found
+
+
+def require_partition(topic: TopicImage, index: int) -> PartitionImage:
+    found = topic.partition(index)
+    if found is None:
+        last = len(topic.partitions) - 1
+        raise Refusal(404, f"topic {topic.name} has no partition {index}: pass partition=0 to {last}")
+    return found
+
+
+def require_leader(node: ServedNode, topic: TopicImage, partition: PartitionImage) -> BrokerImage:
+    leader = require_image(node).brokers.get(partition.leader)
+    if leader is None:
+        name = f"{topic.name}-{partition.partition}"
+        raise Refusal(503, f"{name} has no leader now: start its nodes {_list(partition.replicas)}, then ask again")
+    return leader
+
+
+def led_here(node: ServedNode, topic: str, index: int) -> Partition | None:
+    """The partition, if this node may answer for it now."""
+    hosted = node.partition(topic, index)
+    return hosted if hosted is not None and hosted.leads else None
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,168 @@
+"""A leader that has just gone: clients that ask where to go on are told who took over, as soon as there is one."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+
+from chronik.metadata.controller import Controller, ControllerSettings
+from chronik.metadata.events import BrokerFenced, BrokerUnfenced, Event
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node import controller_service, departures, link
+from chronik.node.departures import Departures
+from chronik.node.link import PeerState, PeerStatus
+from chronik.node.metadata_log import Listener, Proposal
+
+OWN_ID, DEAD, OTHER = 1, 2, 3
+MOMENT_S = 0.02
+
+
+class Metadata:
+    """What a node has applied; `apply` brings the next image."""
+
+    def __init__(self) -> None:
+        brokers = {number: BrokerImage(number, 0, "h", number, UUID(int=number)) for number in (OWN_ID, DEAD, OTHER)}
+        self.image = ClusterImage(version=7, brokers=brokers)
+        self.is_controller = False
+        self.controller_id = OTHER
+        self._newer = asyncio.Event()
+        for name, leader in (("dead", DEAD), ("own", OWN_ID)):
+            self.lead(name, leader)
+
+    def lead(self, topic: str, leader: int, last_known_leader: int = NO_LEADER) -> None:
+        led = PartitionImage(0, leader, 0, (OWN_ID, DEAD), (OWN_ID, DEAD), last_known_leader=last_known_leader)
+        topics = {**self.image.topics, topic: TopicImage(topic, UUID(int=5), (led,))}
+        self.image = msgspec.structs.replace(self.image, version=self.image.version + 1, topics=topics)
+        self._newer.set()
+
+    def fence(self, broker_id: int, is_fenced: bool = True) -> BrokerImage:
+        broker = msgspec.structs.replace(self.image.brokers[broker_id], is_fenced=is_fenced)
+        self.image = msgspec.structs.replace(self.image, brokers={**self.image.brokers, broker_id: broker})
+        return broker
+
+    async def applied(self, version: int) -> None:
+        while self.image.version < version:
+            self._newer.clear()
+            await self._newer.wait()
+
+    @property
+    def version(self) -> int:
+        return self.image.version
+
+    async def propose(self, proposal: Proposal) -> list[Event]:
+        raise NotImplementedError
+
+    def subscribe(self, listener: Listener) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+class Scene:
+    """A node whose connection to another was lost a moment ago."""
+
+    def __init__(self, lost_s_ago: float = 0.0, state: PeerState = PeerState.REFUSED) -> None:
+        loop = asyncio.get_running_loop()
+        self.metadata = Metadata()
+        self.links = {OTHER: PeerStatus(PeerState.CONNECTED, 0.0), DEAD: PeerStatus(state, loop.time() - lost_s_ago)}
+        self.departures = Departures(loop, OWN_ID, self.metadata, lambda node_id: self.links[node_id])
+
+    async def waits(self, *topics: str) -> bool:
+        """Whether an answer about these topics, or about all, is held."""
+        asking = asyncio.create_task(self.departures.noticed(topics or None))
+        await asyncio.sleep(MOMENT_S)
+        held = not asking.done()
+        asking.cancel()
+        return held
+
+    @property
+    def named(self) -> list[int]:
+        return [broker.id for broker in self.departures.named_brokers()]
+
+
+def test_an_answer_about_a_leader_that_has_just_gone_waits_for_its_successor() -> None:
+    async def story() -> None:
+        scene = Scene()
+        asking = asyncio.create_task(scene.departures.noticed(["own", "dead", "no-such-topic"]))
+        await asyncio.sleep(MOMENT_S)
+        scene.metadata.lead("own", OWN_ID)
+        await asyncio.sleep(MOMENT_S)
+        assert not asking.done(), "something else has changed"
+        scene.metadata.lead("dead", OTHER)
+        async with asyncio.timeout(departures.NOTICED_S / 2):
+            await asking
+
+    asyncio.run(story())
+
+
+def test_only_answers_that_it_concerns_wait() -> None:
+    async def story() -> None:
+        assert await Scene().waits("dead")
+        assert await Scene().waits(), "all topics"
+        assert not await Scene().waits("own")
+        assert not await Scene(state=PeerState.CONNECTED).waits("dead")
+        assert not await Scene(lost_s_ago=departures.NOTICED_S).waits("dead"), "nobody takes over"
+
+    asyncio.run(story())
+
+
+def test_a_partition_that_has_no_leader_for_a_moment_is_waited_for() -> None:
+    async def story() -> None:
+        scene = Scene()
+        scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(scene.metadata.fence(DEAD))])
+        scene.metadata.lead("dead", NO_LEADER, last_known_leader=DEAD)
+        assert await scene.waits("dead")
+        scene.departures.metadata_changed(scene.metadata.image, [BrokerUnfenced(scene.metadata.fence(DEAD, False))])
+        scene.links[DEAD] = PeerStatus(PeerState.CONNECTED, 0.0)
+        assert not await scene.waits("dead"), "it is back"
+
+    asyncio.run(story())
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "NOTICED_S", MOMENT_S)
+
+    async def story() -> None:
+        async with asyncio.timeout(5):
+            await Scene().departures.noticed(["dead"])
+
+    asyncio.run(story())
+
+
+def test_a_node_that_is_gone_is_named_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        scene = Scene()
+        fenced = scene.metadata.fence(DEAD)
+        assert scene.named == [OWN_ID, OTHER], "it was gone before this node came"
+        scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(fenced)])
+        assert scene.named == [OWN_ID, DEAD, OTHER]
+        monkeypatch.setattr(departures, "NAMED_S", 0.0)
+        assert scene.named == [OWN_ID, OTHER]
+
+    asyncio.run(story())
+
+
+def test_a_new_controller_finds_out_at_once_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pause of a link nor a session's end brings it here: the links are asked."""
+    patient = ControllerSettings(session_timeout_ms=120_000)
+    monkeypatch.setattr(controller_service, "Controller", partial(Controller, settings=patient))
+
+    async def run() -> None:
+        async with LocalNodes(tmp_path) as nodes:
+            await nodes.start_all()
+            monkeypatch.setattr(link, "PAUSE_S_MIN", 120.0)
+            monkeypatch.setattr(link, "PAUSE_S_MAX", 120.0)
+            former = nodes.controller()
+            others = nodes.others(former)
+            await nodes.kill(former)
+            await until(lambda: any(other.is_controller for other in others))
+            await until(lambda: nodes.controller().image.brokers[former.node_id].is_fenced, "it is fenced")
+
+    asyncio.run(run())

@@ -1,0 +1,108 @@
+"""A node whose log is damaged or not open does not lead it: another replica in sync does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.node.support_replicas import TOPIC, Cluster, play, until
+from tests.node.test_replication_following import is_caught_up
+
+from chronik.storage.errors import StorageFull
+from chronik.storage.folder import DataFolder
+
+
+def test_a_damaged_log_does_not_lead_and_nobody_is_cut_to_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        two = cluster[2].partition
+        two.log.read_only = two.log.read_only_forever = True
+        cluster.change(leader=2)
+        assert not two.leads and two.leader is None
+        await until(lambda: cluster.state.leader in (1, 3))
+        await until(lambda: cluster[cluster.state.leader].partition.leads)
+        assert cluster.state.isr == (1, 2, 3)
+        assert [node.partition.log_end_offset for node in cluster.nodes.values()] == [1, 1, 1]
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_without_room_lets_another_lead(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+
+        def full(*_: Any) -> Any:
+            raise StorageFull("no room")
+
+        cluster[1].partition.log.append = full  # type: ignore[method-assign, assignment]
+        with pytest.raises(StorageFull):
+            cluster[1].append(b"second")
+        await until(lambda: cluster.state.leader in (2, 3))
+        leader = cluster[cluster.state.leader]
+        await until(lambda: leader.partition.leads)
+        await leader.produce(b"second")
+
+    play(tmp_path, scenario)
+
+
+def test_it_is_tried_again_when_the_controller_did_not_answer(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        log = cluster[2].partition.log
+        log.read_only = log.read_only_forever = True
+        cluster.refuses_proposals = True
+        cluster.change(leader=2)
+        await until(lambda: [by for by, _, _ in cluster.proposals].count(2) == 1)
+        cluster.refuses_proposals = False
+        await until(lambda: cluster.state.leader in (1, 3))
+
+    play(tmp_path, scenario)
+
+
+def test_the_only_replica_leads_though_its_log_is_damaged(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        one = cluster[1].partition
+        one.log.read_only = one.log.read_only_forever = True
+        cluster.register(1)
+        assert one.leads and one.leader_epoch == 1
+        assert bytes((await cluster[1].consume(0)).records)
+
+    play(tmp_path, scenario, replicas=(1,))
+
+
+def test_a_log_that_is_not_open_is_led_by_another_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = DataFolder.claim_log
+    is_sick = True
+
+    def sick(folder: DataFolder, topic: str, partition: int, topic_id: UUID) -> None:
+        if is_sick and folder.path.endswith("node-2"):
+            raise OSError("the disk is sick")
+        claim(folder, topic, partition, topic_id)
+
+    async def scenario(cluster: Cluster) -> None:
+        nonlocal is_sick
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        await cluster.stop(2)
+        cluster.register(2)
+        monkeypatch.setattr(DataFolder, "claim_log", sick)
+        # It leads by the image from the beginning, and again later.
+        cluster.change(leader=2)
+        two = await cluster.start(2)
+        await until(lambda: cluster.state.leader in (1, 3))
+        cluster.change(leader=2)
+        await until(lambda: cluster.state.leader in (1, 3))
+        assert not two.has_partition
+        is_sick = False
+        await two.host.record_recovery_points()
+        await until(lambda: (TOPIC, 0) in two.host.partitions)
+        await until(lambda: is_caught_up(cluster))
+        cluster.change(leader=2)
+        await until(lambda: two.partition.leads)
+
+    play(tmp_path, scenario)

@@ -1,0 +1,120 @@
+"""Bugs to plant into a cluster, beside those of one node in `planted`: the mistakes that replication invites."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from tests.sim.planted import Planted, offset_is_loaded_and_later_stored
+
+from chronik.metadata.image import PartitionImage
+from chronik.node import partition as partition_module
+from chronik.node.broker import Broker
+from chronik.node.partition import Partition
+from chronik.node.partition_state import PartitionState
+from chronik.node.raft_store import stored_after
+from chronik.raft.entries import StoredState
+from chronik.raft.ready import Persist
+from chronik.replication.follower import PartitionFollower, Truncate
+from chronik.replication.isr import InSyncReplicas
+from chronik.replication.leader import PartitionLeader
+from chronik.testing.sim import raft_store
+
+
+@contextmanager
+def watermark_is_the_leaders_end() -> Iterator[None]:
+    """The watermark follows the leader's own log; the other replicas of the ISR are not asked."""
+
+    def advance(leader: PartitionLeader) -> bool:
+        if not leader.has_enough_replicas or leader._own_end <= leader.high_watermark:
+            return False
+        leader.high_watermark = leader._own_end
+        return True
+
+    with patch.object(PartitionLeader, "_advance", advance):
+        yield
+
+
+@contextmanager
+def replicas_count_before_the_sync() -> Iterator[None]:
+    """Under `synced`, what is in a replica's memory counts as written: acknowledged before any disk has it."""
+    original = PartitionState.__init__
+
+    def init(partition: PartitionState, *args: Any, **kwargs: Any) -> None:
+        original(partition, *args, **{**kwargs, "counts_unsynced": True})
+
+    with patch.object(PartitionState, "__init__", init):
+        yield
+
+
+@contextmanager
+def vote_is_not_durable() -> Iterator[None]:
+    """Term and vote are written with the next entries only, so that a restart forgets whom the node voted for."""
+
+    def stored(before: StoredState, persist: Persist) -> StoredState:
+        after = stored_after(before, persist)
+        if persist.entries:
+            return after
+        return StoredState(after.store_id, before.hard_state, after.snapshot, after.entries)
+
+    with patch.object(raft_store, "stored_after", stored):
+        yield
+
+
+@contextmanager
+def truncation_by_watermark() -> Iterator[None]:
+    """A follower goes back to its own watermark when it follows a new leader, and no epochs are compared."""
+    follow = Partition._follow
+
+    def go_back(partition: Partition, image: PartitionImage) -> None:
+        follow(partition, image)
+        role = partition.role
+        assert isinstance(role, PartitionFollower)
+        if image.leader >= 0 and role.high_watermark < partition.log_end_offset:
+            cut = partition._replicating.cut(partition, role, Truncate(role.high_watermark, False))  # type: ignore[attr-defined]
+            asyncio.get_running_loop().create_task(cut)
+
+    def same(*_: Any) -> None:
+        return None
+
+    with patch.object(Partition, "_follow", go_back), patch.object(partition_module, "diverging_epoch", same):
+        yield
+
+
+@contextmanager
+def isr_removal_counts_before_its_commit() -> Iterator[None]:
+    """A leader stops waiting for a replica when it proposes to remove it, not when the controller has agreed."""
+    propose = InSyncReplicas.propose
+
+    def propose_and_count(isr: InSyncReplicas, members: Iterable[int]) -> None:
+        members = tuple(members)
+        propose(isr, members)
+        isr.maximal = members
+
+    with patch.object(InSyncReplicas, "propose", propose_and_count):
+        yield
+
+
+@contextmanager
+def stale_leader_serves() -> Iterator[None]:
+    """Nobody looks at the lease: a leader that was paused or cut off answers as if it still led."""
+
+    def always(broker: Broker) -> bool:
+        return True
+
+    with patch.object(Broker, "lease_is_valid", always):
+        yield
+
+
+PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
+    offset_is_loaded_and_later_stored: (0, 3),
+    watermark_is_the_leaders_end: (0, 10),
+    replicas_count_before_the_sync: (0, 10),
+    vote_is_not_durable: (0, 10),
+    truncation_by_watermark: (0, 10),
+    isr_removal_counts_before_its_commit: (0, 10),
+    stale_leader_serves: (0, 10),
+}

@@ -1,0 +1,93 @@
+"""What an idempotent producer sent behind a refused batch does not get ahead of it."""
+
+import pytest
+from tests.storage.helpers import NOW_MS
+from tests.storage.test_producers import LAST_SEQUENCE, header, sent
+
+from chronik.storage.producers import ProducerStates
+from chronik.storage.refusals import KEPT_MS, PRODUCERS_MAX, RefusedBatches
+from chronik.wire.batch import BatchHeader
+from chronik.wire.errors import ErrorCode, KafkaError
+
+NOBODY = ProducerStates(1000)
+
+
+def refusing(*sequences: int, epoch: int = 0) -> RefusedBatches:
+    refused = RefusedBatches()
+    for sequence in sequences:
+        refused.note(header(sequence, epoch=epoch), NOBODY, NOW_MS)
+    return refused
+
+
+def is_refused(
+    refused: RefusedBatches, batch: BatchHeader, *, now_ms: int = NOW_MS, states: ProducerStates = NOBODY
+) -> bool:
+    try:
+        refused.check(batch, states, now_ms)
+    except KafkaError as error:
+        assert error.code is ErrorCode.out_of_order_sequence_number
+        return True
+    return False
+
+
+@pytest.mark.parametrize("order", [(0, 16, 20), (20, 0, 16)])
+def test_only_the_first_that_was_refused_may_come(order: tuple[int, ...]) -> None:
+    refused = refusing(*order)
+    assert is_refused(refused, header(34))
+    assert is_refused(refused, header(16))
+    assert not is_refused(refused, header(0))
+
+
+def test_an_earlier_one_may_come_too() -> None:
+    assert not is_refused(refusing(16), header(0))
+
+
+def test_the_order_holds_where_sequences_wrap() -> None:
+    refused = refusing(LAST_SEQUENCE)
+    assert is_refused(refused, header(0))
+    assert not is_refused(refused, header(LAST_SEQUENCE))
+
+
+def test_one_that_the_log_knows_is_held_to_what_the_log_knows() -> None:
+    states = sent(0)
+    refused = RefusedBatches()
+    refused.note(header(1), states, NOW_MS)
+    assert not refused
+    refused = refusing(0)
+    assert not is_refused(refused, header(1), states=states)
+    assert not refused
+
+
+def test_others_and_newer_epochs_are_free() -> None:
+    refused = refusing(5)
+    assert not is_refused(refused, header(7, producer_id=2))
+    assert not is_refused(refused, header(0, epoch=1))
+    refused.note(header(3, epoch=1), NOBODY, NOW_MS)
+    refused.note(header(0), NOBODY, NOW_MS)
+    assert is_refused(refused, header(4, epoch=1))
+
+
+def test_what_is_in_the_log_or_given_up_is_forgotten() -> None:
+    refused = refusing(0)
+    assert not is_refused(refused, header(1), now_ms=NOW_MS + KEPT_MS + 1)
+    assert not refused
+    refused = refusing(0)
+    refused.note(header(0), NOBODY, NOW_MS + KEPT_MS)
+    assert is_refused(refused, header(1), now_ms=NOW_MS + KEPT_MS + 1)
+    refused.forget(1)
+    assert not is_refused(refused, header(1))
+
+
+def test_the_number_of_producers_is_bounded() -> None:
+    refused = RefusedBatches()
+    for producer_id in range(PRODUCERS_MAX + 1):
+        refused.note(header(0, producer_id=producer_id), NOBODY, NOW_MS)
+    assert len(refused) == PRODUCERS_MAX
+    assert not is_refused(refused, header(1, producer_id=0))
+    assert is_refused(refused, header(1, producer_id=PRODUCERS_MAX))
+
+
+def test_one_without_an_id_is_not_held_to_anything() -> None:
+    refused = RefusedBatches()
+    refused.note(header(-1, producer_id=-1, epoch=-1), NOBODY, NOW_MS)
+    assert not refused

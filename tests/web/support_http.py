@@ -1,0 +1,46 @@
+"""Asking a node over HTTP, and putting batches of a known shape into its topics."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from chronik.cli.options import with_cluster
+from chronik.client.batches import Batches
+from chronik.client.cluster import Cluster
+from chronik.wire.batch import encode_batch
+from chronik.wire.records import NewRecord
+
+TIMEOUT_S = 10.0
+NOW_MS = 1_700_000_000_000
+
+
+def get(address: object, path: str) -> tuple[int, Any]:
+    """Status and JSON of one GET; `address` is HOST:PORT."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_S) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def put(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
+    """Appends encoded batches, each as its own."""
+
+    async def append(cluster: Cluster) -> None:
+        for batch in batches:
+            await Batches(cluster).append(topic, partition, batch)
+
+    with_cluster(bootstrap, append, 30)
+
+
+def batch_of(values: Sequence[bytes | None], *, codec: int = 0, time_ms: int = NOW_MS) -> bytes:
+    records: list[NewRecord] = [
+        (f"key-{number}".encode(), value, [("source", b"test")], time_ms + number)
+        for number, value in enumerate(values)
+    ]
+    return encode_batch(records, codec=codec)

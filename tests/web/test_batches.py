@@ -1,0 +1,72 @@
+"""/api/topics/NAME/batches at every node of a real cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.web.support_http import NOW_MS, batch_of, get, put
+
+from chronik.testing.cluster import TestCluster
+
+GZIP = 1
+
+
+def all_pages(address: object, topic: str, limit: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    offset: int | None = 0
+    while offset is not None:
+        status, page = get(address, f"/api/topics/{topic}/batches?partition=0&from={offset}&limit={limit}")
+        assert status == 200
+        assert len(page["batches"]) <= limit
+        found += page["batches"]
+        offset = page["next"]
+    return found
+
+
+def test_every_node_names_the_batches_of_the_leader(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=1)
+    sent = [batch_of([b"x"] * size, codec=GZIP if size == 3 else 0) for size in (1, 3, 2, 5)]
+    put(chronik_cluster.bootstrap, topic, 0, *sent)
+    leader = chronik_cluster.leader(topic)
+    for node in chronik_cluster.nodes:
+        status, page = get(node.http, f"/api/topics/{topic}/batches?partition=0")
+        assert status == 200
+        assert (page["topic"], page["partition"], page["leader"], page["next"]) == (topic, 0, leader, None)
+        assert (page["log_start_offset"], page["high_watermark"]) == (0, 11)
+        assert [(found["base_offset"], found["last_offset"], found["count"]) for found in page["batches"]] == [
+            (0, 0, 1),
+            (1, 3, 3),
+            (4, 5, 2),
+            (6, 10, 5),
+        ]
+        assert [found["codec"] for found in page["batches"]] == ["none", "gzip", "none", "none"]
+        assert [found["size_bytes"] for found in page["batches"]] == [len(batch) for batch in sent]
+        assert {found["base_timestamp_ms"] for found in page["batches"]} == {NOW_MS}
+        assert page["batches"][3]["max_timestamp_ms"] == NOW_MS + 4
+        assert all_pages(node.http, topic, 1) == page["batches"]
+        ranged = get(node.http, f"/api/topics/{topic}/batches?partition=0&from=2&to=5")[1]
+        assert [found["base_offset"] for found in ranged["batches"]] == [1, 4]
+        assert get(node.http, f"/api/topics/{topic}/batches?partition=0&from=11")[1]["batches"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("nothing/batches?partition=0", 404, "/api/topics"),
+        ("TOPIC/batches", 400, "partition=N"),
+        ("TOPIC/batches?partition=7", 404, "partition=0 to 0"),
+        ("TOPIC/batches?partition=one", 400, "no whole number"),
+        ("TOPIC/batches?partition=0&from=-1", 400, "0 or more"),
+        ("TOPIC/batches?partition=0&limit=0", 400, "1 to 5000"),
+        ("TOPIC/batches?partition=0&limit=99999999999999999999", 400, "1 to 5000"),
+        ("TOPIC/batches?partition=0&form=3", 400, "unknown parameter form: use partition, from, to, limit"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_what_to_do(
+    chronik_cluster: TestCluster, path: str, status: int, says: str
+) -> None:
+    topic = chronik_cluster.topic(partitions=1)
+    answered, body = get(chronik_cluster.nodes[0].http, f"/api/topics/{path.replace('TOPIC', topic)}")
+    assert answered == status
+    assert says in body["error"]
