@@ -100,7 +100,7 @@ class LocalNodes:
             lambda line: lines.append(json.loads(line)), lambda: 0, LogLevels(default=10), node=config.node_id
         )
         environment = Environment(RealDisk(), Random(self._random.random()), self._executor, _wall_ms)
-        return Broker(config, environment, Metrics(), log)
+        return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
 
     # -- life ----------------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from chronik.node.partition_host import PartitionHost
 from chronik.node.syncer import Syncer
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
+from chronik.observe.traces import TraceRing
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder
 from chronik.wire.batch import encode_batch
@@ -190,6 +191,7 @@ class Node:
         self.loop = asyncio.get_running_loop()
         self.executor = ThreadPoolExecutor(2)
         self.env = Environment(disk=RealDisk(), random=Random(node_id), executor=self.executor, wall_ms=lambda: 1)
+        self.traces = TraceRing(node_id, 1000, self.env.wall_ms, self.metrics)
         self.config = NodeConfig(node_id=node_id, durability=cast(Any, durability), replica_lag_ms_max=cluster.lag_ms)
         self.wires: list[Wire] = []
         self._cluster = cluster
@@ -207,7 +209,16 @@ class Node:
             self._connect, lambda *proposal: self._cluster.propose_isr(self.id, *proposal), lambda: self.has_lease
         )
         self.host = PartitionHost(
-            self.loop, self.env, self.config, self.folder, cast(Any, self.metadata), syncer, self.metrics, log, links
+            self.loop,
+            self.env,
+            self.config,
+            self.folder,
+            cast(Any, self.metadata),
+            syncer,
+            self.metrics,
+            self.traces,
+            log,
+            links,
         )
         self.metadata.subscribe(self.host.metadata_changed)
         self.broker = SimpleNamespace(
@@ -217,6 +228,7 @@ class Node:
             env=self.env,
             log=log,
             metrics=self.metrics,
+            traces=self.traces,
             node_id=self.id,
             fetch_sessions=FetchSessions(self.env.random, 10),
             fetch_bytes_allowed=lambda: 1 << 20,

@@ -15,6 +15,7 @@ from chronik.node.broker import Broker
 from chronik.node.connection import Connection
 from chronik.node.deadlines import Deadlines
 from chronik.node.forwarding import Forwarding
+from chronik.observe.metrics import Metrics
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import (
@@ -89,7 +90,7 @@ class Scene:
             node_id=OWN,
             is_leaving=False,
             config=SimpleNamespace(forwarding=True),
-            metrics=SimpleNamespace(produce_forwarded=0, not_leader=0),
+            metrics=Metrics(),
             deadlines=self.deadlines,
             image=ClusterImage(),
             partition=lambda topic, index: self.hosted,

@@ -38,6 +38,11 @@ def put(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
     with_cluster(bootstrap, append, 30)
 
 
+def put_unacknowledged(bootstrap: str, topic: str, partition: int, batch: bytes) -> None:
+    """Appends a batch that the leader alone has to have."""
+    with_cluster(bootstrap, lambda cluster: Batches(cluster).append(topic, partition, batch, acks=1), 30)
+
+
 def batch_of(values: Sequence[bytes | None], *, codec: int = 0, time_ms: int = NOW_MS) -> bytes:
     records: list[NewRecord] = [
         (f"key-{number}".encode(), value, [("source", b"test")], time_ms + number)

@@ -15,6 +15,7 @@ import pytest
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
+from chronik.observe.traces import TraceRing
 from chronik.web.app import create_app
 from chronik.web.server import WebServer, bind
 
@@ -26,6 +27,7 @@ class Node:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, self.metrics)
         self.is_ready = False
         self.node_id = 2
         self.image: ClusterImage

@@ -129,14 +129,17 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.observe.metrics import Metrics
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
+        from chronik.storage.slow_disk import SlowReads
         from chronik.web.app import create_app
         from chronik.web.server import WebServer
 
     log = make_logger(_write_line, wall_ms, config.levels, node=config.node_id)
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
-        environment = Environment(RealDisk(), random.Random(os.urandom(32)), executor, wall_ms)
-        broker = Broker(config, environment, Metrics(), log)
+        disk = SlowReads(config.debug_slow_reads) if config.debug_slow_reads else RealDisk()
+        environment = Environment(disk, random.Random(os.urandom(32)), executor, wall_ms)
+        http = config.advertised_http(http_socket.getsockname()[1])
+        broker = Broker(config, environment, Metrics(), log, http=str(http))
         web = WebServer(create_app(broker), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:

@@ -36,6 +36,7 @@ def register_broker(image: ClusterImage, command: RegisterBroker) -> tuple[Clust
         durability=command.durability,
         folder_id=command.folder_id or (None if known is None else known.folder_id),
         internal=command.internal,
+        http=command.http,
     )
     events: list[Event] = [BrokerRegistered(broker)]
     image, changed = change_partitions(image, command.changes, is_strict=True)

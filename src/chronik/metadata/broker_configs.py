@@ -71,6 +71,7 @@ STATIC_BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _static("group.max.session.timeout.ms", _I, "The longest session timeout that a member may ask for."),
         _static("group.max.size", _I, "The most members that one group may have."),
         _static("group.min.session.timeout.ms", _I, "The shortest session timeout that a member may ask for."),
+        _static("listen.http", _S, "The address of the node's page, API and metrics; empty where it has none."),
         _static("listeners", _S, "The address that the node listens on."),
         _static("log.dirs", _S, "The folder of the partitions' logs."),
         _static("max.connections", _I, "The most client connections at a time."),

@@ -34,6 +34,7 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
     durability: str = "synced"
     previous_epoch: int | None = None
     folder_id: UUID | None = None
+    http: str = ""
 
 
 class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -75,6 +75,7 @@ class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
     internal: str = ""
     starts_fenced: bool = False
     changes: tuple[TopicChanges, ...] = ()
+    http: str = ""
 
 
 class FenceBroker(msgspec.Struct, frozen=True, tag="fence_broker"):

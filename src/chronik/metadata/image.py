@@ -79,7 +79,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     A fenced broker leads nothing and may not join an ISR: it is down, or has just registered. One that is shutting down
     still serves, but gets nothing new. `status_version` is when either last changed: a broker that has not applied that
     version does not know it. `durability` is what this process lets count as written; `folder_id` tells its data folder
-    from one that took its place; `internal` is the address for the other nodes.
+    from one that took its place; `internal` is the address for the other nodes, `http` that of its HTTP API, if any.
     """
 
     id: int
@@ -94,6 +94,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     durability: str = ""
     folder_id: UUID | None = None
     internal: str = ""
+    http: str = ""
 
     @property
     def may_join_isr(self) -> bool:

@@ -8,6 +8,7 @@ TOPIC_NAME_CHARS_MAX = 249
 
 OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTIONS_TOPIC = "__transaction_state"
+TRACES_TOPIC = "__chronik_traces"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
@@ -16,6 +17,11 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 def is_internal(name: str) -> bool:
     """Whether the broker owns the topic: clients may read and list it, not create or delete it."""
     return name in INTERNAL_TOPICS
+
+
+def is_traceable(name: str) -> bool:
+    """Traces of the topics that hold traces, or the cluster's state, would beget more of them."""
+    return not name.startswith("__")
 
 
 def check_topic_name(name: str) -> None:

@@ -48,6 +48,7 @@ def plan_registration(
         internal=call.internal,
         starts_fenced=starts_fenced,
         changes=changes.of_topics(),
+        http=call.http,
     )
 
 

@@ -36,8 +36,11 @@ from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
 from chronik.node.topic_settings import check_topic_defaults
+from chronik.node.trace_topic import TraceTopic
+from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
+from chronik.observe.traces import TraceRing
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -53,12 +56,15 @@ class Broker:
     Whoever handles a request reads what it needs from here: `image`, `partition`, `groups`, `metadata`.
     """
 
-    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger, *, http: str = "") -> None:
         self.config = config
         self.env = env
         self.metrics = metrics
         self.log = log
+        self.http = http
+        """Where this node's HTTP server can be reached; empty where it has none."""
         self.node_id = config.node_id
+        self.traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         self.loop = asyncio.get_running_loop()
         self.apis: dict[int, Api] = load_apis()
         self._is_serving = False
@@ -78,6 +84,7 @@ class Broker:
         self.groups: GroupService
         self.host: PartitionHost
         self.producer_ids: ProducerIds
+        self.watermarks: WatermarkWatch
         self.failure: Exception | None = None
         """What the node found that it cannot go on from; whoever runs it should stop it."""
         self._failed = asyncio.Event()
@@ -124,6 +131,7 @@ class Broker:
             self.metadata,
             self.syncer,
             self.metrics,
+            self.traces,
             self.log,
             links,
             self.member.identity.incarnation,
@@ -140,6 +148,10 @@ class Broker:
         await self.groups.start()
         self.metrics.partitions = self.host.gauges
         self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
+        self.watermarks = WatermarkWatch(self.loop, self.host.partitions, self.log)
+        self.watermarks.start()
+        self._closers.append(self.watermarks.stop)
+        self.metrics.watermark_age_s = self.watermarks.monitor.age_s
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
@@ -147,6 +159,9 @@ class Broker:
         self._closers.append(self.member.session.close)
         await self._while_sound(self.member.session.unfenced())
         await self.server.serve()
+        traces = TraceTopic(self)
+        traces.start()
+        self._closers.append(traces.stop)
         self._closers.append(self._leave)
         self._is_serving = True
         self.log.info(
@@ -282,7 +297,7 @@ class Broker:
         if self.image.partition(topic, index) is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
         if is_answer:
-            self.metrics.not_leader += 1
+            self.metrics.rejected(topic, index)
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {self.node_id}")
 
     def has_opened(self, topic: TopicImage) -> bool:

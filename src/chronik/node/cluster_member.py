@@ -197,6 +197,7 @@ class ClusterMember:
             config.durability,
             previous_epoch=self._folder.stopped_epoch,
             folder_id=self._store_id,
+            http=broker.http,
         )
         self.session = BrokerSession(
             broker.loop,

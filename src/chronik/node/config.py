@@ -59,6 +59,7 @@ class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What clients and other nodes are told to connect to. None means the address that is listened on."""
 
     kafka: str | None = None
+    http: str | None = None
     internal: str | None = None
 
 
@@ -107,11 +108,13 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     in_flight_requests_max: int = 256
     fetch_bytes_max: int = 8 * 1024 * 1024
     fetch_sessions_max: int = 1_000
+    trace_ring_events: int = 20_000
     executor_threads: int = 4
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: int = 15_000
     recovery_point_interval_ms: int = 5_000
     shutdown_timeout_ms: int = 2_000
+    debug_slow_reads: str = ""
 
     @property
     def data_folder(self) -> str:
@@ -134,14 +137,19 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         endpoint = Endpoint.parse(self.advertise.kafka or self.listen.kafka)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
+    def advertised_http(self, bound_port: int | None = None) -> Endpoint:
+        """Where tools and pages find this node's HTTP."""
+        return self._advertised(self.advertise.http, self.http_endpoint, bound_port)
+
     def advertised_internal(self, bound_port: int | None = None) -> Endpoint:
-        """The address for other nodes; on every interface means at the host that clients are told."""
-        if self.advertise.internal is not None:
-            endpoint = Endpoint.parse(self.advertise.internal)
-        else:
-            endpoint = self.internal_endpoint
-            if endpoint.is_wildcard:
-                endpoint = endpoint._replace(host=self.advertised_kafka().host)
+        """The address for other nodes."""
+        return self._advertised(self.advertise.internal, self.internal_endpoint, bound_port)
+
+    def _advertised(self, text: str | None, listened: Endpoint, bound_port: int | None) -> Endpoint:
+        """On every interface means at the host that clients are told."""
+        endpoint = listened if text is None else Endpoint.parse(text)
+        if endpoint.is_wildcard:
+            endpoint = endpoint._replace(host=self.advertised_kafka().host)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
     @property
@@ -205,6 +213,7 @@ def check(config: NodeConfig) -> None:
         ("listen.http", config.listen.http),
         ("listen.internal", config.listen.internal),
         ("advertise.kafka", config.advertise.kafka),
+        ("advertise.http", config.advertise.http),
         ("advertise.internal", config.advertise.internal),
         *((f"peers {peer.id}", peer.internal) for peer in config.peers),
     ):
@@ -219,8 +228,9 @@ def check(config: NodeConfig) -> None:
         )
     if config.advertise.kafka is not None and Endpoint.parse(config.advertise.kafka).is_wildcard:
         raise ConfigError(f"advertise.kafka = {config.advertise.kafka} is no address to connect to: name a host")
-    if config.advertise.internal is not None and Endpoint.parse(config.advertise.internal).is_wildcard:
-        raise ConfigError(f"advertise.internal = {config.advertise.internal} is no address to connect to: name a host")
+    for name, text in (("http", config.advertise.http), ("internal", config.advertise.internal)):
+        if text is not None and Endpoint.parse(text).is_wildcard:
+            raise ConfigError(f"advertise.{name} = {text} is no address to connect to: name a host")
     _ = config.http_endpoint, config.internal_endpoint
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
@@ -274,6 +284,7 @@ _AT_LEAST_ONE = (
     "in_flight_requests_max",
     "fetch_bytes_max",
     "executor_threads",
+    "trace_ring_events",
     "retention_check_interval_ms",
     "compaction_check_interval_ms",
     "recovery_point_interval_ms",

@@ -135,6 +135,7 @@ def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
         "group.max.session.timeout.ms": config.group_max_session_timeout_ms,
         "group.max.size": config.group_max_size,
         "group.min.session.timeout.ms": config.group_min_session_timeout_ms,
+        "listen.http": registered.http if registered else "",
         "listeners": f"PLAINTEXT://{config.kafka_endpoint}",
         "log.dirs": config.data_folder,
         "max.connections": config.connections_max,

@@ -283,7 +283,7 @@ class Forwarding:
     def _refuse(self, batch: ForwardedBatch, reason: str) -> None:
         """Surely not appended: the producer may send it elsewhere."""
         self._break(batch)
-        self._broker.metrics.not_leader += 1
+        self._broker.metrics.rejected(batch.topic, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
 
     def _break(self, batch: ForwardedBatch) -> None:
@@ -294,7 +294,7 @@ class Forwarding:
         lane.break_at(batch.header, self._loop.time())
         for other in [*lane.open, *lane.queue]:
             if other.number > batch.number and not other.is_sent and not other.is_over:
-                self._broker.metrics.not_leader += 1
+                self._broker.metrics.rejected(other.topic, other.response.partition)
                 self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:

@@ -11,6 +11,7 @@ from chronik.node.partition_state import PartitionState, Replicating, too_few
 from chronik.node.partition_waits import ReplicaListener, Waiter, WaitingFetch, add, wake
 from chronik.node.producer_batches import check_producer_batch, recompressed
 from chronik.node.topic_settings import TopicSettings
+from chronik.observe.traces import Why
 from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
@@ -111,7 +112,7 @@ class Partition(PartitionState):
 
     def _appended(self, size_bytes: int) -> None:
         if self._counts_unsynced:
-            self._counted(self.log.log_end_offset, size_bytes)
+            self._counted(self.log.log_end_offset, size_bytes, "append")
         else:
             self._syncer.request(self)
             if self.settings.visible_when_appended:
@@ -119,18 +120,19 @@ class Partition(PartitionState):
         if self._waits.listeners:
             self._waits.tell_appended(self)
 
-    def _counted(self, end_offset: int, size_bytes: int) -> None:
+    def _counted(self, end_offset: int, size_bytes: int, why: Why) -> None:
         """This node's copy counts as written up to `end_offset`."""
         leader = self.leader
         if leader is None:
             self._counted_as_follower()
             return
+        before = leader.high_watermark
         rose = leader.counted(end_offset)
         waits = self._waits
         if waits.written:
             wake(waits.written, end_offset)
         if rose:
-            self._watermark_rose(size_bytes)
+            self._watermark_rose(before, size_bytes, why)
         elif self.settings.visible_when_appended:
             waits.wake_fetches(self, size_bytes)
 
@@ -139,11 +141,13 @@ class Partition(PartitionState):
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
             if role.counted(self.counted_end_offset):
-                self._watermark_rose(self._bytes_since(before))
+                self._watermark_rose(before, self._bytes_since(before), "leader")
             self._replicating.counted(self)
 
-    def _watermark_rose(self, size_bytes: int) -> None:
+    def _watermark_rose(self, before: int, size_bytes: int, why: Why) -> None:
         self._metrics.watermark_updates += 1
+        if self.trace is not None:
+            self.trace.watermark_updated(before, self.role.high_watermark, why)
         waits = self._waits
         if waits.committed:
             wake(waits.committed, self.role.high_watermark)
@@ -173,7 +177,7 @@ class Partition(PartitionState):
             return
         before = self.role.high_watermark
         end = self.log.synced_end_offset
-        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0)
+        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         self.log.sync_failed(job)
@@ -319,7 +323,7 @@ class Partition(PartitionState):
         if leader.replica_fetched(
             replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live, log_start
         ):
-            self._watermark_rose(self._bytes_since(before))
+            self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
         self._check_deleted()
         if replica_id == self.hands_over_to or leader.may_join(replica_id, replicating.live):
             replicating.isr_is_due(self)
@@ -331,12 +335,12 @@ class Partition(PartitionState):
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
             if role.told(leaders_watermark, self.counted_end_offset):
-                self._watermark_rose(self._bytes_since(before))
+                self._watermark_rose(before, self._bytes_since(before), "leader")
 
     def watermark_checked(self, before: int) -> None:
         """The leader's rules were asked for something else, and the watermark may have risen on the way."""
         if self.role.high_watermark > before:
-            self._watermark_rose(self._bytes_since(before))
+            self._watermark_rose(before, self._bytes_since(before), "isr-change")
 
     # -- roles ---------------------------------------------------------------------------------------------------------
 
@@ -349,6 +353,8 @@ class Partition(PartitionState):
             self._next_image = image
             return
         known, self.image = self.image, image
+        if self.trace is not None and known is not None and known.isr != image.isr:
+            self._trace_isr(known, image)
         is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
         if not is_same_role and image.leader == self.node_id and self.is_fit_to_lead(image):
             self._lead(image)
@@ -368,6 +374,11 @@ class Partition(PartitionState):
             self._check_enough_after()
             self._check_deleted()
         self._replicating.role_changed(self)
+
+    def _trace_isr(self, known: PartitionImage, image: PartitionImage) -> None:
+        """By the leader; where there is none, by all that are left."""
+        if self.trace is not None and image.leader in (self.node_id, NO_LEADER):
+            self.trace.isr_changed(known.isr, image.isr, image.leader, image.leader_epoch)
 
     def _lead(self, image: PartitionImage) -> None:
         """A new leader epoch begins here, behind all that is in the log."""
@@ -424,6 +435,7 @@ class Partition(PartitionState):
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
+        self._set_trace()
         self.log.configure(settings.log_config)
         if self.leader is not None:
             before = self.leader.high_watermark

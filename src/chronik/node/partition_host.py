@@ -35,9 +35,10 @@ from chronik.node.partition import Partition
 from chronik.node.replica_sessions import ReplicaSessions
 from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
-from chronik.node.topic_settings import topic_defaults, topic_settings
+from chronik.node.topic_settings import topic_defaults, topic_settings, traced_topics
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
+from chronik.observe.traces import TraceRing
 from chronik.storage.folder import NO_EPOCH, DataFolder
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -80,6 +81,7 @@ class PartitionHost:
         metadata: MetadataLog,
         syncer: Syncer,
         metrics: Metrics,
+        traces: TraceRing,
         log: Logger,
         links: ClusterLinks = ALONE,
         incarnation: UUID | None = None,
@@ -93,6 +95,7 @@ class PartitionHost:
         self._metadata = metadata
         self._syncer = syncer
         self._metrics = metrics
+        self._traces = traces
         self._log = log.bind(component="storage")
         self._defaults = topic_defaults(config, metadata.image)
         self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
@@ -120,6 +123,7 @@ class PartitionHost:
             self._resign(image)
         else:
             self._is_following = True
+            self._traces.topics = traced_topics(image, self._defaults)
             self.replication.brokers_changed(image)
             await self._remove_strays(image)
             await self._open(
@@ -194,11 +198,13 @@ class PartitionHost:
                     self.replication.brokers_changed(image)
                 case TopicCreated(topic=topic):
                     self._take_on(topic, topic.partitions)
+                    self._traces.topics = traced_topics(image, self._defaults)
                 case PartitionsCreated(topic=topic, partitions=added):
                     self._take_on(topic, added)
                 case TopicDeleted(topic=topic):
                     gone = KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted")
                     self._give_up(topic.name, topic.id, [p.partition for p in topic.partitions], gone)
+                    self._traces.topics -= {topic.name}
                 case ConfigChanged(resource=resource, name=name):
                     self._configure(name if resource == "topic" else None)
                 case ReplicasChanged() | LeaderChanged() | IsrChanged():
@@ -264,6 +270,7 @@ class PartitionHost:
     def _configure(self, only_topic: str | None) -> None:
         image = self._metadata.image
         self._defaults = topic_defaults(self._config, image)
+        self._traces.topics = traced_topics(image, self._defaults)
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
@@ -346,6 +353,7 @@ class PartitionHost:
             env=self._env,
             syncer=self._syncer,
             metrics=self._metrics,
+            traces=self._traces,
             logger=self._log,
         )
         self.partitions[(topic.name, index)] = partition

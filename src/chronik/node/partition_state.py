@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from chronik.metadata.image import PartitionImage
-from chronik.metadata.names import is_internal
+from chronik.metadata.names import is_internal, is_traceable
 from chronik.node.environment import Environment
 from chronik.node.partition_waits import PartitionWaits
 from chronik.node.storage_jobs import StorageJobs
@@ -16,6 +16,7 @@ from chronik.node.syncer import Syncer
 from chronik.node.topic_settings import TopicSettings
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
+from chronik.observe.traces import PartitionTrace, TraceRing
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
@@ -72,6 +73,7 @@ class PartitionState:
         env: Environment,
         syncer: Syncer,
         metrics: Metrics,
+        traces: TraceRing,
         logger: Logger,
     ) -> None:
         self.topic = topic
@@ -100,10 +102,19 @@ class PartitionState:
         self._env = env
         self._syncer = syncer
         self._metrics = metrics
+        self._traces = traces
+        self.trace: PartitionTrace | None = None
+        """Set while the topic is traced: asked where requests run, so nothing else is done where it is not."""
+        self._set_trace()
         self._logger = logger
         self._waits = PartitionWaits()
         self._refused = RefusedBatches()
         self._deleting = asyncio.Lock()
+
+    def _set_trace(self) -> None:
+        is_traced = self.settings.is_traced and is_traceable(self.topic)
+        if is_traced != (self.trace is not None):
+            self.trace = PartitionTrace(self._traces, self.topic, self.index) if is_traced else None
 
     # -- what others may know ------------------------------------------------------------------------------------------
 

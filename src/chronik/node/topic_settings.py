@@ -16,6 +16,7 @@ from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE
+from chronik.metadata.names import is_traceable
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.storage.config import LogConfig
@@ -29,6 +30,8 @@ CODECS: Mapping[str, int | None] = {
     "lz4": 3,
     "zstd": 4,
 }
+
+TRACE = "chronik.trace"
 
 T = TypeVar("T", bound=object)
 
@@ -127,7 +130,17 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         is_compacted="compact" in policies,
         is_deletable="delete" in policies,
         visible_when_appended=value("visibility", str) == "appended" and not topic.is_internal,
-        is_traced=value("chronik.trace", bool),
+        is_traced=value(TRACE, bool),
+    )
+
+
+def traced_topics(image: ClusterImage, defaults: TopicDefaults) -> frozenset[str]:
+    """The topics whose `chronik.trace` is true, those of which this node has no replica included."""
+    by_default = defaults.configs.get(TRACE, TOPIC_CONFIGS[TRACE].default)
+    return frozenset(
+        topic.name
+        for topic in image.topics.values()
+        if topic.configs.get(TRACE, by_default) == "true" and is_traceable(topic.name)
     )
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
+REJECTED_PARTITIONS_MAX = 10_000
+"""So many partitions are told apart; of the others only the sum is counted."""
+
+
 class PartitionGauges(NamedTuple):
     """One hosted partition at the moment of a scrape. `replicas` and `in_sync_replicas` are counts."""
 
@@ -62,13 +66,14 @@ class ApiMetrics:
 class Metrics:
     """All counters of one node. Owned by the node's loop, scraped on it.
 
-    `partitions` and `groups` are set by the node: callables that yield the gauges of the moment.
+    `partitions`, `groups` and `watermark_age_s` are set by the node: callables that yield the gauges of the moment.
     """
 
     def __init__(self) -> None:
         self._apis: dict[int, ApiMetrics] = {}
         self.produce_forwarded = 0
         self.not_leader = 0
+        self.leadership_rejections: dict[tuple[str, int], int] = {}
         self.watermark_updates = 0
         self.traces_dropped = 0
         self.group_rebalances = 0
@@ -83,6 +88,7 @@ class Metrics:
         self.watermark_propagation = Histogram()
         self.partitions: Callable[[], Iterable[PartitionGauges]] = tuple
         self.groups: Callable[[], Iterable[GroupLag]] = tuple
+        self.watermark_age_s: Callable[[str, int], float] = lambda topic, partition: 0.0
         for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # a scrape shows these before the node has said what it answers
             self.api(key)
 
@@ -92,6 +98,14 @@ class Metrics:
         if found is None:
             found = self._apis[key] = ApiMetrics(api_name(key))
         return found
+
+    def rejected(self, topic: str, partition: int) -> None:
+        """A request was refused because another node leads. The callers name only partitions that exist."""
+        self.not_leader += 1
+        rejections = self.leadership_rejections
+        key = (topic, partition)
+        if key in rejections or len(rejections) < REJECTED_PARTITIONS_MAX:
+            rejections[key] = rejections.get(key, 0) + 1
 
     def exposition(self) -> bytes:
         """The Prometheus text format, version 0.0.4, of this moment."""
@@ -121,13 +135,16 @@ class Metrics:
         yield seconds
 
     def _partition_families(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["topic", "partition"]
         start = GaugeMetricFamily("chronik_log_start_offset", "First offset that can be read.", labels=labels)
         end = GaugeMetricFamily("chronik_log_end_offset", "Next offset to assign.", labels=labels)
         watermark = GaugeMetricFamily("chronik_high_watermark", "Consumers see what lies below.", labels=labels)
         lag = GaugeMetricFamily("chronik_watermark_lag", "Log end minus high watermark.", labels=labels)
+        age = GaugeMetricFamily(
+            "chronik_watermark_lag_seconds", "How long the watermark has been behind, at the leader.", labels=labels
+        )
         in_sync = GaugeMetricFamily("chronik_in_sync_replicas", "Replicas in the ISR.", labels=labels)
         size = GaugeMetricFamily("chronik_log_size_bytes", "Bytes of the partition's segments.", labels=labels)
         under_replicated = 0
@@ -137,15 +154,23 @@ class Metrics:
             end.add_metric(names, gauges.log_end_offset)
             watermark.add_metric(names, gauges.high_watermark)
             lag.add_metric(names, gauges.log_end_offset - gauges.high_watermark)
+            if gauges.is_leader:
+                age.add_metric(names, self.watermark_age_s(gauges.topic, gauges.partition))
             in_sync.add_metric(names, gauges.in_sync_replicas)
             size.add_metric(names, gauges.size_bytes)
             under_replicated += gauges.is_leader and gauges.in_sync_replicas < gauges.replicas
-        yield from (start, end, watermark, lag, in_sync, size)
+        yield from (start, end, watermark, lag, age, in_sync, size)
         yield GaugeMetricFamily(
             "chronik_under_replicated_partitions",
             "Partitions led here whose ISR is smaller than their replica set.",
             value=under_replicated,
         )
+        rejections = CounterMetricFamily(
+            "chronik_leadership_rejections", "Requests refused since another node leads, by partition.", labels=labels
+        )
+        for (topic, partition), count in self.leadership_rejections.items():
+            rejections.add_metric([topic, str(partition)], count)
+        yield rejections
         group_lag = GaugeMetricFamily(
             "chronik_group_lag", "Log end minus the group's committed offset.", labels=["group", *labels]
         )
@@ -171,7 +196,7 @@ class Metrics:
             ("chronik_not_leader", "Partitions answered with NOT_LEADER_OR_FOLLOWER.", self.not_leader),
             ("chronik_watermark_updates", "Times a high watermark rose.", self.watermark_updates),
             ("chronik_group_rebalances", "Rebalances of groups coordinated here.", self.group_rebalances),
-            ("chronik_traces_dropped", "Traces lost because the ring was full.", self.traces_dropped),
+            ("chronik_traces_dropped", "Traces that were lost before they reached their topic.", self.traces_dropped),
         ):
             yield CounterMetricFamily(name, text, value=count)
         for name, text, histogram in (

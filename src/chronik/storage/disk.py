@@ -142,9 +142,14 @@ class RealFile:
         self._disk.allocate(self._fd, size)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
+        fd = self.detach()
         if fd >= 0:
             os.close(fd)
+
+    def detach(self) -> int:
+        """The descriptor, which is the caller's from here on; -1 where the file is closed."""
+        fd, self._fd = self._fd, -1
+        return fd
 
 
 class RealDisk:

@@ -40,6 +40,14 @@ async def refused(request: Request, error: Exception) -> Response:
     return answer
 
 
+async def not_here(request: Request, error: Exception) -> Response:
+    """Starlette's handler of unknown paths, and of methods that would change something."""
+    if getattr(error, "status_code", 404) == 405:
+        return json_answer({"error": "nothing can be changed here: ask with GET"}, 405)
+    line = f"nothing is at {request.url.path[:200]}: see / for the page, or /api/cluster and /api/topics"
+    return json_answer({"error": line}, 404)
+
+
 class Parameters:
     """A request's query, of which every name must be known and every number within its bounds."""
 
@@ -49,6 +57,10 @@ class Parameters:
             if name not in known:
                 asked = f"use {', '.join(known)}" if known else "there are none here"
                 raise Refusal(400, f"unknown parameter {name[:100]}: {asked}")
+
+    def given(self) -> dict[str, str]:
+        """All of them, to ask another node the same."""
+        return dict(self._values)
 
     def has(self, name: str) -> bool:
         return name in self._values

@@ -1,4 +1,5 @@
-"""The HTTP application of one node: /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON).
+"""The HTTP application of one node: /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON),
+/api/events (server-sent events) and / (the page). Nothing here changes the cluster.
 
 Every node answers /api/cluster and /api/topics from its own metadata image, so a node that is cut off tells what it
 last knew; `version` in /api/cluster shows how new that is. What lies in a partition's log is asked of its leader.
@@ -7,19 +8,31 @@ last knew; `version` in /api/cluster shows how new that is. What lies in a parti
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from chronik.observe.metrics import render
-from chronik.web import batches
-from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, refused
+from chronik.web import batches, diagnosis, messages, traces
+from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer, not_here, refused
+from chronik.web.asked_brokers import AskedBrokers
+from chronik.web.events import EventHub
+from chronik.web.group_views import group_view, groups_view
+from chronik.web.offsets import OffsetSampler
+from chronik.web.page_files import page_routes
+from chronik.web.safe_headers import SafeHeaders
 from chronik.web.served import ServedNode, require_image, require_topic
 from chronik.web.views import cluster_view, topic_view, topics_view
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ASKING_MAX = 4
+"""Requests at a time that ask every broker; the others wait for them."""
 
 
 def create_app(node: ServedNode) -> Starlette:
@@ -61,7 +74,36 @@ def create_app(node: ServedNode) -> Starlette:
         found = require_topic(node, request.path_params["name"])
         return encoded_answer(await batches.batches_page(node, found, parameters))
 
-    return Starlette(
+    async def topic_messages(request: Request) -> Response:
+        parameters = Parameters(request, messages.PARAMETERS)
+        found = require_topic(node, request.path_params["name"])
+        return encoded_answer(await messages.messages_page(node, found, parameters))
+
+    async def groups(request: Request) -> Response:
+        Parameters(request, ())
+        async with asking:
+            return json_answer(await _asked(node, groups_view))
+
+    async def group(request: Request) -> Response:
+        Parameters(request, ())
+        name = request.path_params["name"]
+        async with asking:
+            return json_answer(await _asked(node, partial(group_view, name)))
+
+    async def ring(request: Request) -> Response:
+        return encoded_answer(await traces.traces_page(node, Parameters(request, traces.PARAMETERS)))
+
+    async def examine(request: Request) -> Response:
+        parameters = Parameters(request, diagnosis.PARAMETERS)
+        return json_answer(await doctor.examine(request.path_params["name"], parameters))
+
+    async def event_stream(request: Request) -> Response:
+        return hub.open(request)
+
+    hub = EventHub(node)
+    doctor = diagnosis.Doctor(node)
+    asking = asyncio.Semaphore(ASKING_MAX)
+    app = Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
@@ -70,9 +112,31 @@ def create_app(node: ServedNode) -> Starlette:
             Route("/api/topics", topics),
             Route("/api/topics/{name}", topic),
             Route("/api/topics/{name}/batches", topic_batches),
+            Route("/api/topics/{name}/messages", topic_messages),
+            Route("/api/groups", groups),
+            Route("/api/groups/{name:path}", group),
+            Route("/api/traces", ring),
+            Route("/api/doctor/{name}", examine),
+            Route("/api/events", event_stream),
+            *page_routes(),
         ],
-        exception_handlers={Refusal: refused},
+        exception_handlers={Refusal: refused, 404: not_here, 405: not_here},
+        middleware=[Middleware(SafeHeaders)],
     )
+    app.state.close = hub.close
+    return app
+
+
+async def _asked(
+    node: ServedNode, view: Callable[[ServedNode, OffsetSampler, AskedBrokers], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """A view that asks other brokers, with connections of its own."""
+    sampler, brokers = OffsetSampler(node), AskedBrokers()
+    try:
+        return await view(node, sampler, brokers)
+    finally:
+        await sampler.close()
+        await brokers.close()
 
 
 def _import_prometheus() -> None:

@@ -1,7 +1,7 @@
 """/api/topics/NAME/batches: the headers of a range of batches, page by page. No record is decoded.
 
-From this node's own log where it leads the partition; otherwise the leader is asked for the batches over the Kafka
-protocol, and what they hold is thrown away. Who reads much should ask the leader's own page.
+From this node's own log where it leads the partition; otherwise the leader is asked the same (with own=1, so that the
+question goes no further), or, where its HTTP cannot be reached from here, for the batches over the Kafka protocol.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import msgspec
 from chronik.metadata.image import TopicImage
 from chronik.node.partition import Partition
 from chronik.storage.headers import HeadersResult
-from chronik.web.answers import INT64_MAX, Parameters, Refusal
+from chronik.web.answers import INT64_MAX, Parameters
 from chronik.web.leader_log import LeaderLog, leader_log
-from chronik.web.served import ServedNode, led_here, require_leader, require_partition
+from chronik.web.other_nodes import ask_leader
+from chronik.web.own_log import OwnLog
+from chronik.web.served import ServedNode, led_here, require_other_leader, require_partition
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.compression import CODECS
-from chronik.wire.errors import KafkaError
 
-PARAMETERS = ("partition", "from", "to", "limit")
+PARAMETERS = ("partition", "from", "to", "limit", "own")
 LIMIT = 1_000
 LIMIT_MAX = 5_000
 PAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -89,9 +90,10 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
     hosted = led_here(node, topic.name, partition.partition)
     if hosted is not None:
         return await _from_own_log(node, hosted, first, to, limit)
-    leader = require_leader(node, topic, partition)
-    if leader.id == node.node_id:
-        raise Refusal(503, f"node {leader.id} is about to lead {topic.name}-{partition.partition}: ask again")
+    leader = require_other_leader(node, topic, partition, parameters)
+    told = await ask_leader(leader, parameters, f"/api/topics/{topic.name}/batches")
+    if told is not None:
+        return told
     async with leader_log(leader, topic.name, partition.partition) as log:
         start, end = await log.bounds()
         found = await _headers_from(log, max(first, start), min(to, end), end, limit)
@@ -100,23 +102,18 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
 
 
 async def _from_own_log(node: ServedNode, partition: Partition, first: int, to: int, limit: int) -> bytes:
-    generation, start, end = partition.generation, partition.log_start_offset, partition.visible_end_offset
+    log = OwnLog(node, partition)
+    start, end = await log.bounds()
     page = _page(partition.topic, partition.index, node.node_id, start, end)
     first, to = max(first, start), min(to, end)
     if first >= to:
         return page(HeadersResult([], None))
-    name = f"{partition.topic}-{partition.index}"
-    if not partition.jobs.begin():
-        raise Refusal(503, f"the log of {name} is being cut: ask again")
-    with partition.jobs.running():
+
+    def plan() -> Callable[[], bytes]:
         job = partition.log.headers_job(first, to, end, limit)
-        try:
-            answer = await node.run_blocking(lambda: page(job()))
-        except (OSError, KafkaError) as error:
-            raise Refusal(500, f"the log of {name} cannot be read: {error}; see the node's log") from None
-    if partition.generation != generation or not partition.leads:
-        raise Refusal(503, f"the leader of {name} changed meanwhile: ask again")
-    return answer
+        return lambda: page(job())
+
+    return await log.run(plan)
 
 
 async def _headers_from(log: LeaderLog, first: int, to: int, end: int, limit: int) -> HeadersResult:

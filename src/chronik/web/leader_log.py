@@ -14,7 +14,7 @@ from chronik.web.answers import Refusal
 from chronik.wire.errors import KafkaError
 
 CLIENT_ID = "chronik-page"
-ASK_TIMEOUT_S = 5.0
+ASK_TIMEOUT_S = 3.0
 FETCH_BYTES_MAX = 1024 * 1024
 
 

@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
-from chronik.web.answers import Refusal
+from chronik.observe.traces import TraceRing
+from chronik.web.answers import Parameters, Refusal
 
 T = TypeVar("T")
 
@@ -27,6 +28,9 @@ class ServedNode(Protocol):
 
     @property
     def metrics(self) -> Metrics: ...
+
+    @property
+    def traces(self) -> TraceRing: ...
 
     @property
     def is_ready(self) -> bool: ...
@@ -75,6 +79,19 @@ def require_leader(node: ServedNode, topic: TopicImage, partition: PartitionImag
     if leader is None:
         name = f"{topic.name}-{partition.partition}"
         raise Refusal(503, f"{name} has no leader now: start its nodes {_list(partition.replicas)}, then ask again")
+    return leader
+
+
+def require_other_leader(
+    node: ServedNode, topic: TopicImage, partition: PartitionImage, parameters: Parameters
+) -> BrokerImage:
+    """The other node that leads; refused where there is none, or where only this node was asked (own=1)."""
+    leader = require_leader(node, topic, partition)
+    name = f"{topic.name}-{partition.partition}"
+    if leader.id == node.node_id:
+        raise Refusal(503, f"node {leader.id} is about to lead {name}: ask again")
+    if parameters.flag("own"):
+        raise Refusal(503, f"{name} is led by node {leader.id}: ask there, or leave own=1 out")
     return leader
 
 

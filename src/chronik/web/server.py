@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 BACKLOG = 128
 REQUESTS_MAX = 200
@@ -51,8 +51,9 @@ class _Server(uvicorn.Server):
 class WebServer:
     """One HTTP listener. Owned by the loop that started it."""
 
-    def __init__(self, app: Any, listener: socket.socket) -> None:
+    def __init__(self, app: Starlette, listener: socket.socket) -> None:
         self._socket = listener
+        self._close_app = app.state.close
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -84,5 +85,7 @@ class WebServer:
         if self._serving is None:
             self._socket.close()
             return
+        # Open event streams end by themselves, or the server would wait for them.
+        await self._close_app()
         self._server.should_exit = True
         await self._serving

@@ -68,6 +68,7 @@ def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[
                 "id": broker.id,
                 "state": "fenced" if broker.is_fenced else "stopping" if broker.is_shutting_down else "alive",
                 "kafka": f"{broker.host}:{broker.port}",
+                "http": broker.http,
                 "rack": broker.rack,
                 "epoch": broker.epoch,
                 "leaders": leaders[broker.id],
@@ -87,20 +88,20 @@ def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[
 
 def topics_view(image: ClusterImage) -> dict[str, Any]:
     """One line for each topic."""
-    return {"topics": [_summary(topic) for _, topic in sorted(image.topics.items())]}
+    return {"topics": [topic_summary(topic) for _, topic in sorted(image.topics.items())]}
 
 
 def topic_view(node: ViewedNode, topic: TopicImage) -> dict[str, Any]:
     """One topic. Offsets are those of this node's own replicas, and null where it has none: `node` says whose."""
     return {
-        **_summary(topic),
+        **topic_summary(topic),
         "configs": dict(sorted(topic.configs.items())),
         "node": node.node_id,
         "partitions": [_partition(node, topic, partition) for partition in topic.partitions],
     }
 
 
-def _summary(topic: TopicImage) -> dict[str, Any]:
+def topic_summary(topic: TopicImage) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": str(topic.id),

@@ -26,6 +26,7 @@ from uuid import UUID
 
 from chronik.node.api import Api, Buffer, Reply, Request
 from chronik.node.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
+from chronik.node.fetch_trace import FetchTrace
 from chronik.node.partition import Partition
 from chronik.node.read_replica import NO_REPLICA, read_replica
 from chronik.node.replica_sessions import run_reads
@@ -87,6 +88,7 @@ class PendingFetch:
         "_request",
         "_session",
         "_timer",
+        "_trace",
         "_waiting_on",
     )
 
@@ -117,6 +119,12 @@ class PendingFetch:
         """More is there than the limits let through: there is nothing to wait for."""
         self._is_settling = False
         """A leader has just taken over, and may have the data in a moment."""
+        self._trace = self._traced() if broker.traces.topics else None
+
+    def _traced(self) -> FetchTrace:
+        broker = self._broker
+        wanted = [(self._name(key), wanted) for key, wanted in self._entries]
+        return FetchTrace(broker.traces, self._request, self._fetch, wanted, broker.loop.time)
 
     def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
@@ -151,12 +159,16 @@ class PendingFetch:
             if partition is not None:
                 partition.wait_for_data(self)
                 self._waiting_on.append(partition)
+        if self._trace is not None:
+            self._trace.waits()
         loop = self._broker.loop
         self._timer = loop.call_later(min(self._fetch.max_wait_ms, WAIT_MS_MAX) / 1000, self._finish)
         self._request.connection.when_closed(self, self._abandon)
 
     def data_arrived(self, partition: Partition, size_bytes: int) -> None:
         self._arrived_bytes += size_bytes
+        if self._trace is not None:
+            self._trace.arrived(partition.trace, size_bytes)
         if self._arrived_bytes >= self._min_bytes and not partition.is_settling:
             self._finish()
 
@@ -190,10 +202,14 @@ class PendingFetch:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _find(self, key: PartitionKey, wanted: FetchPartition) -> Partition | None:
+        name = self._name(key)
+        return None if name is None else self._broker.partition(name, wanted.partition)
+
+    def _name(self, key: PartitionKey) -> str | None:
         (name, topic_id), _ = key
         if name is None and topic_id is not None:
             name = self._broker.image.names_by_id.get(UUID(bytes=topic_id))
-        return None if name is None else self._broker.partition(name, wanted.partition)
+        return name
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
         """Read every partition until the size limit; reads whose pages are not in memory are returned instead."""
@@ -208,6 +224,8 @@ class PendingFetch:
             try:
                 partition = self._require(key, wanted)
                 _describe(response, partition)
+                if self._trace is not None:
+                    self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
                 read = self._read_partition(partition, wanted, response, left_bytes, size_bytes == 0)
                 if isinstance(read, _ColdRead):
                     cold.append(read)
@@ -357,6 +375,8 @@ class PendingFetch:
             node_endpoints=self._endpoints(responses) if failed else (),
         )
         self._reply.failed = failed
+        if self._trace is not None:
+            self._trace.served(responses)
         broker = self._broker
         broker.metrics.bytes_out += sum(len(part) for part in body)
         broker.metrics.fetch.observe(broker.loop.time() - self._request.started_s)

@@ -23,7 +23,8 @@ from uuid import UUID
 
 from chronik.node.api import Api, Reply, Request
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.partition import Waiter
+from chronik.node.partition import Appended, Waiter
+from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
 from chronik.wire.compression import ZSTD
@@ -52,7 +53,7 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
     now_ms = broker.env.wall_ms()
-    pending = PendingProduce(request, reply)
+    pending = PendingProduce(broker, request, reply)
     for topic in produce.topics:
         name = topic.name if topic.name is not None else _name_of(broker, topic)
         responses: list[ProducePartitionResponse] = []
@@ -68,13 +69,15 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
                 _append_or_forward(broker, pending, response, name, records, produce, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
+                pending.trace_rejected(name, index, error)
                 if error.code is ErrorCode.not_leader_or_follower and name is not None:
-                    broker.metrics.not_leader += 1
+                    broker.metrics.rejected(name, index)
                     pending.name_leader(broker, response, name)
             except Exception:
                 broker.log.exception("append_failed", topic=name, partition=index)
                 unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
                 pending.fail(response, unexpected)
+                pending.trace_rejected(name, index, unexpected)
     if acks == 0:
         reply.send_nothing()
         if reply.failed:
@@ -98,12 +101,13 @@ def _append_or_forward(
     now_ms: int,
 ) -> None:
     """Append here, unless another node leads or what came before on this connection is still on its way there."""
-    connection, version, acks = pending.request.connection, pending.request.api_version, produce.acks
+    request, acks = pending.request, produce.acks
+    connection = request.connection
     forwarding = broker.forwarding
     topic = broker.image.topics.get(name)
     if topic is None or not forwarding.is_busy(connection, topic.id, response.partition):
         try:
-            _append(broker, lambda: pending.wait_for(response), response, name, records, acks, version, now_ms)
+            _append(broker, pending, lambda: pending.wait_for(response), response, name, records, acks, now_ms)
             return
         except KafkaError as error:
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
@@ -115,18 +119,26 @@ def _append_or_forward(
                     hosted.refused(records, error, now_ms)
                 raise
     assert topic is not None
-    done = pending.wait_for(response) if acks != 0 else _closing_on_error(pending.request)
+    done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
 
-    def outcome(error: KafkaError | None) -> None:
+    def answer(error: KafkaError | None) -> None:
         if error is not None and error.code is ErrorCode.not_leader_or_follower:
             pending.name_leader(broker, response, name)
         done(error)
 
-    def append_here(kept: memoryview) -> None:
-        is_waiting = _append(broker, lambda: outcome, response, name, kept, acks, version, broker.env.wall_ms())
-        if not is_waiting:
-            outcome(None)
+    def outcome(error: KafkaError | None) -> None:
+        if error is not None:
+            pending.trace_rejected(name, response.partition, error)
+        answer(error)
 
+    def append_here(kept: memoryview) -> None:
+        is_waiting = _append(broker, pending, lambda: answer, response, name, kept, acks, broker.env.wall_ms())
+        if not is_waiting:
+            answer(None)
+
+    if name in broker.traces.topics:
+        to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
+        PartitionTrace(broker.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
     forwarding.forward(
         connection,
         pending,
@@ -152,22 +164,26 @@ def _closing_on_error(request: Request) -> Waiter:
 
 def _append(
     broker: Broker,
+    pending: PendingProduce,
     waiter: Callable[[], Waiter],
     response: ProducePartitionResponse,
     topic: str,
     records: memoryview | None,
     acks: int,
-    version: int,
     now_ms: int,
 ) -> bool:
     """Append to this node's log; tells whether the answer has to wait, in which case the waiter was taken."""
     partition = broker.require_partition(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
+    version = pending.request.api_version
     if version < ZSTD_FROM_VERSION and len(records) >= 61 and read_batch_header(records).codec == ZSTD:
         raise KafkaError(ErrorCode.unsupported_compression_type, f"zstd needs Produce {ZSTD_FROM_VERSION}")
     if partition.is_internal:
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
+    if partition.trace is not None:
+        # Before the append, which may raise the watermark.
+        partition.trace.acks = acks
     try:
         if acks == -1:
             partition.check_enough_replicas()
@@ -179,21 +195,53 @@ def _append(
     response.log_append_time_ms = appended.log_append_time_ms
     response.log_start_offset = partition.log_start_offset
     end_offset = appended.last_offset + 1
+    if partition.trace is not None:
+        waiter = _traced(pending, partition.trace, waiter, appended, len(records), acks)
     if acks == 1 and not partition.is_written(end_offset):
         partition.when_written(end_offset, waiter())
         return True
     if acks == -1 and not partition.is_committed(end_offset):
         partition.when_committed(end_offset, waiter())
         return True
+    if partition.trace is not None and acks != 0:
+        pending.trace_acknowledged(partition.trace, appended, acks)
     return False
+
+
+def _traced(
+    pending: PendingProduce,
+    trace: PartitionTrace,
+    waiter: Callable[[], Waiter],
+    appended: Appended,
+    size_bytes: int,
+    acks: int,
+) -> Callable[[], Waiter]:
+    """Notes the append, and what becomes of it where the answer has to wait."""
+    client_id = pending.request.client_id
+    trace.appended(client_id, appended.base_offset, appended.last_offset, size_bytes, acks)
+
+    def traced() -> Waiter:
+        answer = waiter()
+
+        def done(error: KafkaError | None) -> None:
+            if error is not None:
+                trace.rejected(client_id, error_name(error.code), error.message)
+            elif not pending.is_over:
+                pending.trace_acknowledged(trace, appended, acks)
+            answer(error)
+
+        return done
+
+    return traced
 
 
 class PendingProduce:
     """A produce request whose batches are appended and not all written yet. Answered once; late calls do nothing."""
 
-    __slots__ = ("_endpoints", "_is_started", "_waiting", "reply", "request", "topics")
+    __slots__ = ("_broker", "_endpoints", "_is_started", "_waiting", "reply", "request", "topics")
 
-    def __init__(self, request: Request, reply: Reply) -> None:
+    def __init__(self, broker: Broker, request: Request, reply: Reply) -> None:
+        self._broker = broker
         self.request = request
         self.reply = reply
         self.topics: list[TopicResponses] = []
@@ -213,6 +261,16 @@ class PendingProduce:
         response.base_offset = -1
         response.log_append_time_ms = -1
         response.log_start_offset = -1
+
+    def trace_rejected(self, topic: str | None, partition: int, error: KafkaError) -> None:
+        traces = self._broker.traces
+        if topic is not None and topic in traces.topics:
+            trace = PartitionTrace(traces, topic, partition)
+            trace.rejected(self.request.client_id, error_name(error.code), error.message)
+
+    def trace_acknowledged(self, trace: PartitionTrace, appended: Appended, acks: int) -> None:
+        elapsed_s = self._broker.loop.time() - self.request.started_s
+        trace.acknowledged(self.request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
 
     def name_leader(self, broker: Broker, response: ProducePartitionResponse, topic: str) -> None:
         """Tell the producer where to go instead (KIP-951)."""
@@ -247,6 +305,12 @@ class PendingProduce:
         timed_out = KafkaError(ErrorCode.request_timed_out, "not written everywhere within the request's timeout")
         for response in self._waiting:
             self.fail(response, timed_out)
+        waiting = {id(response) for response in self._waiting}
+        for name, topic_id, responses in self.topics if self._broker.traces.topics else ():
+            topic = name if topic_id is None else self._broker.image.names_by_id.get(topic_id)
+            for response in responses:
+                if id(response) in waiting:
+                    self.trace_rejected(topic, response.partition, timed_out)
         self._answer()
 
     def _answer(self) -> None:

@@ -1,0 +1,65 @@
+"""`chronik doctor`: why consumption of a topic stalls, in one verdict with its evidence."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from chronik.cli.errors import CHECK_FAILED
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_bootstrap
+from chronik.cli.output import note, print_json, print_table
+from chronik.doctor import Diagnosis, diagnose
+from chronik.doctor.examination import SECONDS, SECONDS_MAX
+
+HEALTHY = "healthy"
+
+
+def doctor(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    group: Annotated[str | None, typer.Option("--group", metavar="G", help="Look at this group only.")] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, max=SECONDS_MAX, help="How long to watch, at least.")
+    ] = SECONDS,
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Say why consumption of a topic stalls: one verdict, its evidence, the next step. Exit 1 unless it is healthy."""
+    note(f"watching {topic} for {seconds:g} s, or a little longer where a consumer stands still")
+    diagnosis = asyncio.run(diagnose(parse_bootstrap(bootstrap), topic, group, seconds))
+    if as_json:
+        print_json(diagnosis.to_json())
+    else:
+        show(diagnosis)
+    if diagnosis.verdict != HEALTHY:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def show(diagnosis: Diagnosis) -> None:
+    """For people: the verdict first, then what it rests on."""
+    print(f"{diagnosis.verdict}: {diagnosis.summary}.")
+    for item in diagnosis.evidence:
+        since = f" (for {item.since_s:g} s)" if item.since_s else ""
+        print(f"  - {item.text}{since}")
+    if diagnosis.also:
+        print(f"  also: {', '.join(diagnosis.also)}")
+    for text in diagnosis.notes:
+        print(f"  note: {text}")
+    print(f"next: {diagnosis.next_step}")
+    columns = ("partition", "leader", "isr", "replicas", "start", "watermark", "end", "slowest fetch ms", "groups")
+    rows = [
+        (
+            view.partition,
+            view.leader,
+            ",".join(map(str, view.isr)),
+            ",".join(map(str, view.replicas)),
+            view.log_start_offset,
+            view.high_watermark,
+            view.log_end_offset,
+            view.fetch_ms,
+            ", ".join(f"{group} at {at['committed']} lag {at['lag']}" for group, at in view.groups.items()) or "-",
+        )
+        for view in diagnosis.partitions
+    ]
+    print_table("", columns, rows, columns[:2] + columns[4:8])

@@ -1,0 +1,179 @@
+"""`chronik trace`: switch a topic's traces on and off, and watch them live."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from chronik.cli.errors import CliError, say
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, with_cluster
+from chronik.client.cluster import Cluster
+from chronik.client.topics import Topics
+from chronik.doctor.brokers import FIRST_TIMEOUT_S, Brokers
+from chronik.doctor.chronik_nodes import TracePages, all_http_addresses
+from chronik.observe.traces import (
+    DataAvailable,
+    FetchServed,
+    FetchStarted,
+    IsrChanged,
+    NoData,
+    ProduceAcknowledged,
+    ProduceAppended,
+    ProduceForwarded,
+    ProduceRejected,
+    Trace,
+    WatermarkSeen,
+    WatermarkUpdated,
+    encode_trace,
+)
+from chronik.wire.errors import ErrorCode, KafkaError
+
+app = typer.Typer(no_args_is_help=True, help="Fetch, produce and watermark traces of a topic.")
+
+TRACE = "chronik.trace"
+INTERVAL_S = 0.3
+NODES_ASKED_EVERY_S = 5.0
+EVENTS_SHOWN_BEFORE = 10
+"""Of each node, of what happened before."""
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+
+
+@app.command()
+def on(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """Trace a topic from now on; costs a few per cent while it is on."""
+    with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "true"}))
+    say(f"{topic} is traced: see chronik trace tail {topic}")
+
+
+@app.command()
+def off(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """Trace a topic no more; what was traced stays in the rings and in __chronik_traces."""
+    with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "false"}))
+    say(f"{topic} is not traced any more")
+
+
+@app.command()
+def tail(
+    topic: Topic,
+    partition: Annotated[int | None, typer.Option("--partition", min=0, help="This partition only.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Show a topic's traces as they happen, from all nodes; Ctrl-C ends it."""
+    if with_cluster(bootstrap, lambda cluster: _is_off(cluster, topic)):
+        say(f"{topic} is not traced now: chronik trace on {topic} begins it")
+    show = _print_json if as_json else _print_line
+    try:
+        asyncio.run(follow(bootstrap, topic, partition, show))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _is_off(cluster: Cluster, topic: str) -> bool:
+    configs = {entry.name: entry.value for entry in await Topics(cluster).configs(topic)}
+    if TRACE not in configs:
+        raise CliError("this cluster is none of Chronik's: its brokers keep no traces")
+    return configs[TRACE] != "true"
+
+
+async def follow(
+    bootstrap: str,
+    topic: str,
+    partition: int | None,
+    show: Callable[[Trace], None],
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Shows events in the order of their time as far as that is known; a node that is down is asked again later."""
+    addresses = await _addresses(bootstrap, topic)
+    if not addresses:
+        raise CliError("no node told its HTTP address: is this a Chronik cluster, and its HTTP within reach?")
+    pages = {node: TracePages(address, topic, partition) for node, address in addresses.items()}
+    asked_s = 0.0
+    await asyncio.gather(*(page.skip(EVENTS_SHOWN_BEFORE) for page in pages.values()))
+    while True:
+        found = await asyncio.gather(*(page.next() for page in pages.values()))
+        for event in sorted((event for events in found for event in events), key=lambda event: event.time_ms):
+            show(event)
+        sys.stdout.flush()
+        for node, page in pages.items():
+            if page.has_changed:
+                say(f"node {node} {'answers again' if page.answers else 'does not answer: ' + page.reason}")
+        await pause(INTERVAL_S)
+        asked_s += INTERVAL_S
+        if asked_s >= NODES_ASKED_EVERY_S:
+            asked_s = 0.0
+            for node, address in (await _more_addresses(pages)).items():
+                pages.setdefault(node, TracePages(address, topic, partition))
+
+
+async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
+    brokers = Brokers(parse_bootstrap(bootstrap))
+    try:
+        layout = await brokers.layout(topic, FIRST_TIMEOUT_S)
+        found = layout.topics.get(topic)
+        if found is None or found.error is ErrorCode.unknown_topic_or_partition:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} does not exist")
+        return await all_http_addresses(await brokers.http_addresses())
+    finally:
+        brokers.close()
+
+
+async def _more_addresses(pages: dict[int, TracePages]) -> dict[int, str]:
+    """Nodes that joined since."""
+    return await all_http_addresses({node: page.address for node, page in pages.items() if page.answers})
+
+
+def _print_json(event: Trace) -> None:
+    print(encode_trace(event).decode())
+
+
+def _print_line(event: Trace) -> None:
+    print(line_of(event))
+
+
+def line_of(event: Trace) -> str:
+    """`12:00:01.250 node 1 orders-0 fetch-served ...`: the same columns for each kind, then what it is about."""
+    at = datetime.fromtimestamp(event.time_ms / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    return f"{at} node {event.node} {event.topic}-{event.partition} {event.kind:<20} {_about(event)}".rstrip()
+
+
+def _about(event: Trace) -> str:
+    match event:
+        case FetchStarted():
+            return (
+                f"#{event.fetch} {event.client_id} from {event.offset}, waits up to {event.max_wait_ms} ms for "
+                f"{event.min_bytes} bytes"
+            )
+        case WatermarkSeen():
+            return f"#{event.fetch} watermark {event.high_watermark}, log end {event.log_end_offset}"
+        case NoData():
+            return f"#{event.fetch} waits"
+        case DataAvailable():
+            return f"#{event.fetch} {event.bytes} bytes"
+        case FetchServed():
+            outcome = event.error or f"{event.bytes} bytes, watermark {event.high_watermark}"
+            return f"#{event.fetch} {event.client_id} from {event.offset}: {outcome} after {event.elapsed_ms:.1f} ms"
+        case ProduceAppended():
+            span = f"{event.base_offset} to {event.last_offset}"
+            return f"{event.client_id} {span}, {event.bytes} bytes, acks={event.acks}"
+        case ProduceAcknowledged():
+            span = f"{event.base_offset} to {event.last_offset}"
+            return f"{event.client_id} {span}, acks={event.acks}, after {event.elapsed_ms:.1f} ms"
+        case ProduceForwarded():
+            return f"{event.client_id} to node {event.to}, {event.bytes} bytes"
+        case ProduceRejected():
+            return f"{event.client_id} {event.error}: {event.reason}"
+        case WatermarkUpdated():
+            acks = "" if event.acks is None else f", acks={event.acks}"
+            return f"{event.old} to {event.new} by {event.why}{acks}"
+        case IsrChanged():
+            return (
+                f"{', '.join(map(str, event.old))} to {', '.join(map(str, event.new))}, leader {event.leader} in epoch "
+                f"{event.leader_epoch}"
+            )

@@ -1,0 +1,169 @@
+"""What Chronik's own nodes tell over HTTP: whom they refused, how far each replica is, and the traces."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chronik.doctor.node_http import TIMEOUT_S, HttpError, get, get_json
+from chronik.doctor.observations import Observations, RejectionSample
+from chronik.observe.traces import Trace, decode_page
+
+REJECTIONS = "chronik_leadership_rejections_total"
+LAG_AGE = "chronik_watermark_lag_seconds"
+TRACES_AT_ONCE = 1_000
+PAGES_MAX = 25
+SILENT_TIMEOUT_S = 0.3
+TRACES_KEPT_MAX = 5_000
+
+_SAMPLE = re.compile(rf"^({REJECTIONS}|{LAG_AGE})\{{(.*)\}} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+async def all_http_addresses(known: Mapping[int, str]) -> dict[int, str]:
+    """Those of all nodes, from any that tells: a node that is down cannot tell its own."""
+    for address in known.values():
+        try:
+            view = await get_json(address, "/api/cluster", 1.0)
+        except HttpError:
+            continue
+        nodes = view.get("nodes", [])
+        return {**{int(node["id"]): str(node["http"]) for node in nodes if node.get("http")}, **known}
+    return dict(known)
+
+
+class ChronikNodes:
+    """The nodes' HTTP, each asked side by side; one that does not answer is left out."""
+
+    def __init__(self, addresses: Mapping[int, str], topic: str) -> None:
+        self.addresses = dict(addresses)
+        self._topic = topic
+        self._silent: set[int] = set()
+
+    async def read_metrics(self, seen: Observations, at_s: float) -> None:
+        """Who was refused until now, and how old each watermark's lag is."""
+        texts = await asyncio.gather(*(self._metrics(node) for node in self.addresses))
+        counts: dict[tuple[int, int], int] = {}
+        ages: dict[int, float] = {}
+        for node, text in zip(self.addresses, texts, strict=True):
+            for name, partition, value in _samples(text, self._topic):
+                if name == REJECTIONS:
+                    counts[(node, partition)] = int(value)
+                else:
+                    ages[partition] = max(value, ages.get(partition, 0.0))
+        known = seen.rejections[-1].counts if seen.rejections else {}
+        # A node that is silent now still counts as it did.
+        seen.rejections.append(RejectionSample(at_s, {**known, **counts}))
+        seen.watermark_age_s = ages
+
+    async def read_replicas(self, seen: Observations) -> None:
+        """How far each node's own copy goes."""
+        views = await asyncio.gather(*(self._topic_view(node) for node in self.addresses))
+        ends: dict[int, dict[int, int]] = {}
+        for node, view in zip(self.addresses, views, strict=True):
+            for partition in view.get("partitions", []):
+                end = partition.get("log_end_offset")
+                if isinstance(end, int):
+                    ends.setdefault(int(partition["partition"]), {})[node] = end
+        seen.replica_ends = ends
+
+    async def read_traces(self, seen: Observations) -> None:
+        rings = await asyncio.gather(*(self._ring(node) for node in self.addresses))
+        clocks: dict[int, float] = {}
+        traces: list[Trace] = []
+        for node, (events, clock_ms) in zip(self.addresses, rings, strict=True):
+            clocks[node] = clock_ms
+            traces += events
+        seen.traces = traces
+        seen.node_clocks_ms = clocks
+
+    async def _metrics(self, node: int) -> str:
+        try:
+            text = (await get(self.addresses[node], "/metrics", self._timeout_s(node))).body
+        except HttpError:
+            self._silent.add(node)
+            return ""
+        self._silent.discard(node)
+        return text.decode("utf-8", "replace")
+
+    async def _topic_view(self, node: int) -> dict[str, Any]:
+        try:
+            return await get_json(self.addresses[node], f"/api/topics/{self._topic}", self._timeout_s(node))
+        except HttpError:
+            return {}
+
+    def _timeout_s(self, node: int) -> float:
+        """One that was silent the last time gets less: all others wait for it."""
+        return SILENT_TIMEOUT_S if node in self._silent else TIMEOUT_S
+
+    async def _ring(self, node: int) -> tuple[list[Trace], float]:
+        """The latest of one node's events, and its clock."""
+        pages = TracePages(self.addresses[node], self._topic, timeout_s=self._timeout_s(node))
+        events: list[Trace] = []
+        for _ in range(PAGES_MAX):
+            page = await pages.next()
+            events = [*events, *page][-TRACES_KEPT_MAX:]
+            if len(page) < TRACES_AT_ONCE:
+                break
+        return events, pages.clock_ms
+
+
+class TracePages:
+    """A node's ring, page by page. A node that does not answer, or began anew, is gone on with when it does."""
+
+    def __init__(self, address: str, topic: str, partition: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self.address = address
+        self.answers = True
+        self.has_changed = False
+        """Whether the last page told that the node went, or came back."""
+        self.reason = ""
+        self.clock_ms = 0.0
+        self._topic = topic
+        self._partition = partition
+        self._after = 0
+
+    async def skip(self, keep: int) -> None:
+        """Goes to the end, less the last `keep` events."""
+        numbers: list[int] = []
+        for _ in range(PAGES_MAX):
+            page = await self.next()
+            numbers = [*numbers, *(event.n for event in page)][-keep - 1 :]
+            if len(page) < TRACES_AT_ONCE:
+                break
+        if numbers:
+            self._after = numbers[0] if len(numbers) > keep else numbers[0] - 1
+
+    async def next(self) -> Sequence[Trace]:
+        before = self.answers
+        try:
+            answer = await get(
+                self.address,
+                "/api/traces",
+                self._timeout_s,
+                after=self._after,
+                topic=self._topic,
+                partition=self._partition,
+                limit=TRACES_AT_ONCE,
+            )
+            page = decode_page(answer.body)
+        except (HttpError, ValueError) as error:
+            self.answers, self.reason = False, str(error)
+            self.has_changed = before
+            return ()
+        self._after, self.clock_ms = page.next, answer.clock_ms
+        self.answers = True
+        self.has_changed = not before
+        return page.events
+
+
+def _samples(text: str, topic: str) -> list[tuple[str, int, float]]:
+    """Name, partition and value of the topic's samples."""
+    found: list[tuple[str, int, float]] = []
+    for name, labels, value in _SAMPLE.findall(text):
+        by_name = dict(_LABEL.findall(labels))
+        if by_name.get("topic") == topic and by_name.get("partition", "").isdigit():
+            found.append((name, int(by_name["partition"]), float(value)))
+    return found

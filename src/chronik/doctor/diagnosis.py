@@ -1,0 +1,69 @@
+"""What the doctor says: one verdict, what it rests on, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Verdict: TypeAlias = Literal[
+    "healthy",
+    "no-leader",
+    "under-replicated",
+    "watermark-not-advancing",
+    "fetch-hang",
+    "leadership-rejections",
+    "consumer-stopped",
+    "partition-imbalance",
+]
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One fact. `text` says it all; the other fields are for programs, and missing where they do not apply."""
+
+    text: str
+    partition: int | None = None
+    node: int | None = None
+    group: str | None = None
+    client: str | None = None
+    since_s: float | None = None
+    """How long it has been so, as far as is known."""
+    numbers: dict[str, float] = {}
+
+
+class PartitionView(msgspec.Struct, frozen=True):
+    """One partition at the end of the examination; null is what nobody could tell."""
+
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    log_start_offset: int | None
+    high_watermark: int | None
+    log_end_offset: int | None
+    watermark_lag: int | None
+    fetch_ms: float | None
+    """The slowest of the doctor's own fetches."""
+    groups: dict[str, dict[str, int | None]]
+    """By group: `committed` and `lag`."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The verdict. `also` are those that hold too, and come later in the order of precedence."""
+
+    topic: str
+    verdict: Verdict
+    summary: str
+    next_step: str
+    evidence: tuple[Evidence, ...]
+    partitions: tuple[PartitionView, ...]
+    also: tuple[Verdict, ...] = ()
+    group: str | None = None
+    seconds: float = 0.0
+    """How long was watched."""
+    notes: tuple[str, ...] = ()
+    """What could not be asked, so that it is not taken for well."""
+
+    def to_json(self) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built

@@ -1,0 +1,276 @@
+"""Watches a topic for some seconds. Every question has a deadline, so that nodes that are down or paused show as that.
+
+Two things go on side by side: a look at metadata, offsets and groups about every second, and for each partition a fetch
+after the other, as a consumer would send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from chronik.client.cluster import Cluster
+from chronik.client.errors import ClientError, Unreachable
+from chronik.client.groups import Groups
+from chronik.client.layout import TopicLayout
+from chronik.client.topics import Topics
+from chronik.doctor.brokers import FIRST_TIMEOUT_S, Address, Brokers
+from chronik.doctor.chronik_nodes import ChronikNodes, all_http_addresses
+from chronik.doctor.consumption import COMMITS_S, needs_longer
+from chronik.doctor.diagnosis import Diagnosis
+from chronik.doctor.observations import (
+    DOCTOR_CLIENT_ID,
+    FetchProbe,
+    GroupSample,
+    Member,
+    Observations,
+    PartitionSample,
+)
+from chronik.doctor.rules import judge
+from chronik.wire.errors import ErrorCode, KafkaError
+
+SECONDS = 5.0
+SECONDS_MAX = 300.0
+SAMPLE_INTERVAL_S = 0.8
+PROBE_INTERVAL_S = 1.0
+PROBE_TIMEOUT_S = 10.0
+PROBED_PARTITIONS_MAX = 12
+GROUPS_MAX = 10
+GROUP_TIMEOUT_S = 2.0
+MIN_INSYNC = "min.insync.replicas"
+
+
+async def diagnose(
+    bootstrap: Sequence[Address], topic: str, group: str | None = None, seconds: float = SECONDS
+) -> Diagnosis:
+    """Examines a topic, and the group where one is named, else all groups that consume it.
+
+    Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError where no broker can be reached.
+    """
+    examination = Examination(bootstrap, topic, group)
+    try:
+        await examination.run(min(seconds, SECONDS_MAX))
+    finally:
+        await examination.close()
+    return judge(examination.seen)
+
+
+class Examination:
+    """One examination. Owned by its loop; `close` ends what still runs."""
+
+    def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None) -> None:
+        self.seen = Observations(topic, group)
+        self._topic = topic
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time()
+        self._brokers = Brokers(bootstrap)
+        self._cluster: Cluster | None = None
+        self._groups: tuple[str, ...] = () if group is None else (group,)
+        self._nodes: ChronikNodes | None = None
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._open_probes: dict[int, FetchProbe] = {}
+
+    @property
+    def _now_s(self) -> float:
+        return self._loop.time() - self._began_s
+
+    async def close(self) -> None:
+        for task in self._probes.values():
+            task.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        self._brokers.close()
+        if self._cluster is not None:
+            await self._cluster.close()
+
+    async def run(self, seconds: float) -> None:
+        await self._begin()
+        has_read_halfway = False
+        began_s = self._now_s
+        while True:
+            elapsed_s = self._now_s - began_s
+            if self._nodes is not None and not has_read_halfway and elapsed_s >= seconds / 2:
+                has_read_halfway = True
+                await self._nodes.read_metrics(self.seen, self._now_s)
+            if elapsed_s >= seconds and not needs_longer(self.seen):
+                break
+            if elapsed_s >= seconds + COMMITS_S + 2 * GROUP_TIMEOUT_S:
+                break
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            await self._look()
+        await self._finish()
+
+    async def _begin(self) -> None:
+        """What is asked once. A topic or a group that does not exist is found out here."""
+        layout = await self._brokers.layout(self._topic, FIRST_TIMEOUT_S)
+        self._take_topic(layout.topics.get(self._topic))
+        reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
+        self._cluster = Cluster(reachable, client_id=DOCTOR_CLIENT_ID, timeout_s=GROUP_TIMEOUT_S)
+        addresses = await all_http_addresses(await self._brokers.http_addresses())
+        if addresses:
+            self._nodes = ChronikNodes(addresses, self._topic)
+        else:
+            self.seen.note("no Chronik node told its HTTP address: verdicts rest on the Kafka protocol alone")
+        await asyncio.gather(self._read_min_insync(), self._find_groups())
+        if self._nodes is not None:
+            await self._nodes.read_metrics(self.seen, self._now_s)
+        await self._look(is_first=True)
+
+    def _take_topic(self, topic: TopicLayout | None) -> TopicLayout:
+        if topic is None or topic.error is ErrorCode.unknown_topic_or_partition or not topic.partitions:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {self._topic} does not exist")
+        return topic
+
+    async def _read_min_insync(self) -> None:
+        assert self._cluster is not None
+        try:
+            configs = await Topics(self._cluster).configs(self._topic)
+        except (KafkaError, ClientError) as error:
+            self.seen.note(f"the topic's settings could not be read: {error}")
+            return
+        value = next((config.value for config in configs if config.name == MIN_INSYNC), None)
+        self.seen.min_insync_replicas = int(value) if value is not None and value.isdigit() else None
+
+    async def _find_groups(self) -> None:
+        """The groups that have committed offsets of the topic, where none was named."""
+        assert self._cluster is not None
+        if self._groups:
+            return
+        groups = Groups(self._cluster)
+        found: list[str] = []
+        try:
+            for name in (await self._brokers.groups())[: 10 * GROUPS_MAX]:
+                if any(topic == self._topic for topic, _ in await groups.committed(name)):
+                    found.append(name)
+        except (KafkaError, ClientError) as error:
+            self.seen.note(f"the groups could not be looked through: {error}")
+        self._groups = tuple(found[:GROUPS_MAX])
+        if len(found) > GROUPS_MAX:
+            self.seen.note(f"{len(found)} groups consume the topic, {GROUPS_MAX} were looked at: name one with --group")
+
+    # -- a look --------------------------------------------------------------------------------------------------------
+
+    async def _look(self, *, is_first: bool = False) -> None:
+        await asyncio.gather(self._look_at_partitions(), *(self._look_at_group(g, is_first) for g in self._groups))
+        self.seen.seconds = self._now_s
+
+    async def _look_at_partitions(self) -> None:
+        try:
+            layout = await self._brokers.layout(self._topic)
+        except ClientError as error:
+            self._nobody_answers(error)
+            return
+        topic = layout.topics.get(self._topic)
+        if topic is None or not topic.partitions:
+            self.seen.note(f"at {self._now_s:.0f} s the topic was gone")
+            return
+        self.seen.silent_nodes = dict(self._brokers.silent)
+        leaders = {partition.partition: partition.leader for partition in topic.partitions}
+        told = await self._brokers.offsets(self._topic, leaders)
+        at_s = self._now_s
+        for partition in topic.partitions:
+            answer = told[partition.partition]
+            samples = self.seen.partitions.setdefault(partition.partition, [])
+            samples.append(
+                PartitionSample(
+                    at_s,
+                    partition.leader,
+                    partition.replicas,
+                    partition.isr,
+                    answer.log_start_offset,
+                    answer.high_watermark,
+                    answer.log_end_offset,
+                    answer.error,
+                    answer.answer_ms,
+                )
+            )
+            index = partition.partition
+            if index not in self._probes and len(self._probes) < PROBED_PARTITIONS_MAX:
+                self._probes[index] = self._loop.create_task(self._probe(index), name=f"probe-{index}")
+
+    def _nobody_answers(self, error: ClientError) -> None:
+        """What was seen before holds no more: each partition is without a leader that could be asked."""
+        self.seen.note(f"at {self._now_s:.0f} s no broker told the metadata: {error}")
+        self.seen.silent_nodes = dict.fromkeys(self._brokers.addresses, str(error))
+        for samples in self.seen.partitions.values():
+            known = samples[-1]
+            samples.append(
+                PartitionSample(self._now_s, known.leader, known.replicas, known.isr, error="no broker answers")
+            )
+
+    async def _look_at_group(self, group: str, is_first: bool) -> None:
+        assert self._cluster is not None
+        groups = Groups(self._cluster)
+        try:
+            description = await groups.describe(group)
+            committed = await groups.committed(group)
+        except (KafkaError, ClientError) as error:
+            self.seen.note(f"group {group} could not be asked: {error}")
+            return
+        if is_first and description.state == "Dead" and not committed:
+            raise KafkaError(ErrorCode.group_id_not_found, f"group {group} does not exist")
+        members = tuple(
+            Member(
+                member.member_id,
+                member.client_id,
+                member.client_host.removeprefix("/"),
+                tuple(index for topic, index in member.partitions if topic == self._topic),
+            )
+            for member in description.members
+        )
+        here = {index: offset for (topic, index), offset in committed.items() if topic == self._topic and offset >= 0}
+        sample = GroupSample(self._now_s, description.state, members, here)
+        self.seen.groups.setdefault(group, []).append(sample)
+
+    # -- fetches -------------------------------------------------------------------------------------------------------
+
+    async def _probe(self, partition: int) -> None:
+        """One fetch after the other. Errors are no evidence here: the look at the partitions shows them."""
+        while True:
+            sample = self.seen.partitions[partition][-1]
+            offset = self._probe_offset(partition, sample)
+            if offset is not None and sample.leader in self._brokers.addresses:
+                began_s = self._now_s
+                self._open_probes[partition] = FetchProbe(began_s, partition, sample.leader, offset, 0.0, is_over=False)
+                try:
+                    await self._brokers.fetch(sample.leader, self._topic, partition, offset, PROBE_TIMEOUT_S)
+                    elapsed_ms = (self._now_s - began_s) * 1000
+                    self.seen.fetches.append(FetchProbe(began_s, partition, sample.leader, offset, elapsed_ms))
+                except (ClientError, KafkaError):
+                    elapsed_ms = (self._now_s - began_s) * 1000
+                    if elapsed_ms >= PROBE_TIMEOUT_S * 1000:
+                        self.seen.fetches.append(
+                            FetchProbe(began_s, partition, sample.leader, offset, elapsed_ms, is_over=False)
+                        )
+                del self._open_probes[partition]
+            await asyncio.sleep(PROBE_INTERVAL_S)
+
+    def _probe_offset(self, partition: int, sample: PartitionSample) -> int | None:
+        """Where a group waits, or the log's start; None where there is nothing to fetch."""
+        start, end = sample.log_start_offset, sample.high_watermark
+        if start is None or end is None or start >= end:
+            return None
+        for samples in self.seen.groups.values():
+            committed = samples[-1].committed.get(partition)
+            if committed is not None and start <= committed < end:
+                return committed
+        return start
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        if not self.seen.partitions:
+            raise Unreachable(f"no broker tells where the partitions of {self._topic} are")
+        now_s = self._now_s
+        for probe in self._open_probes.values():
+            elapsed_ms = (now_s - probe.at_s) * 1000
+            self.seen.fetches.append(
+                FetchProbe(probe.at_s, probe.partition, probe.node, probe.offset, elapsed_ms, is_over=False)
+            )
+        if self._nodes is not None:
+            work: list[Coroutine[Any, Any, None]] = [
+                self._nodes.read_metrics(self.seen, now_s),
+                self._nodes.read_replicas(self.seen),
+                self._nodes.read_traces(self.seen),
+            ]
+            await asyncio.gather(*work)

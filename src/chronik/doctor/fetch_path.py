@@ -1,0 +1,112 @@
+"""Fetches that hang: records are there, their leader answers everything else, and a fetch of them does not come back.
+
+Measured by the doctor's own fetches, and by those of real consumers where the topic is traced. A machine that is slow
+altogether is no hang: a fetch counts where it takes a second, and several times what the leader takes for an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from chronik.doctor.diagnosis import Evidence
+from chronik.doctor.findings import Finding, join, listed
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations
+from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
+
+HANG_MS = 1_000.0
+TIMES_SLOWER = 4
+SLOW_MIN = 2
+"""One may have bad luck."""
+SMOOTH_MS = 100.0
+
+
+class SlowFetch(NamedTuple):
+    partition: int
+    node: int
+    offset: int
+    elapsed_ms: float
+    is_over: bool
+    client: str
+
+
+def fetch_hang(seen: Observations) -> Finding | None:
+    by_partition: dict[int, list[SlowFetch]] = {}
+    for slow in (*_slow_probes(seen), *_slow_traced(seen)):
+        by_partition.setdefault(slow.partition, []).append(slow)
+    evidence: list[Evidence] = []
+    for partition, fetches in sorted(by_partition.items()):
+        if len(fetches) < SLOW_MIN:
+            continue
+        worst = max(fetches, key=lambda fetch: fetch.elapsed_ms)
+        clients = sorted({fetch.client for fetch in fetches})
+        open_now = sum(not fetch.is_over for fetch in fetches)
+        still = f", {open_now} of them without an answer yet" if open_now else ""
+        evidence.append(
+            Evidence(
+                f"partition {partition} at node {worst.node}: {len(fetches)} fetches of records that are there took "
+                f"over {HANG_MS / 1000:g} s, the longest {worst.elapsed_ms / 1000:.1f} s at offset {worst.offset}"
+                f"{still} (by {join(clients)})",
+                partition,
+                worst.node,
+                client=clients[0],
+                numbers={"fetches": len(fetches), "longest_ms": round(worst.elapsed_ms, 1)},
+            )
+        )
+    if not evidence:
+        return None
+    nodes = sorted({node for item in evidence if (node := item.node) is not None})
+    return Finding(
+        "fetch-hang",
+        f"fetches of partition {listed(e.partition for e in evidence)} of {seen.topic} hang although records are "
+        f"there: healthy ones take less than {SMOOTH_MS:g} ms",
+        f"Look at the disk of node {listed(nodes)} (iostat, smartctl, chronik_fsync_seconds); restarting the node "
+        "moves its leaderships to others meanwhile.",
+        evidence,
+    )
+
+
+def _slow_probes(seen: Observations) -> Iterator[SlowFetch]:
+    for probe in seen.fetches:
+        if probe.elapsed_ms < max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, probe.partition)):
+            continue
+        yield SlowFetch(probe.partition, probe.node, probe.offset, probe.elapsed_ms, probe.is_over, "the doctor itself")
+
+
+def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
+    """Consumers' own fetches that found records at once, and took long to bring them."""
+    started: dict[tuple[int, int, int], FetchStarted] = {}
+    had_records: set[tuple[int, int, int]] = set()
+    for event in seen.traces:
+        if isinstance(event, FetchStarted) and event.client_id != DOCTOR_CLIENT_ID:
+            started[(event.node, event.fetch, event.partition)] = event
+        elif isinstance(event, WatermarkSeen):
+            key = (event.node, event.fetch, event.partition)
+            begun = started.get(key)
+            # Only the first look: a fetch that waited has found none then.
+            is_first = begun is not None and event.time_ms - begun.time_ms < SMOOTH_MS
+            if begun is not None and is_first and event.high_watermark > begun.offset:
+                had_records.add(key)
+        elif isinstance(event, FetchServed):
+            key = (event.node, event.fetch, event.partition)
+            begun = started.pop(key, None)
+            if begun is not None and key in had_records and event.elapsed_ms >= _hang_ms(seen, event.partition):
+                yield _traced(begun, event.elapsed_ms, is_over=True)
+    for key, begun in started.items():
+        elapsed_ms = seen.ago_s(begun) * 1000
+        if key in had_records and elapsed_ms >= _hang_ms(seen, begun.partition):
+            yield _traced(begun, elapsed_ms, is_over=False)
+
+
+def _traced(begun: FetchStarted, elapsed_ms: float, *, is_over: bool) -> SlowFetch:
+    client = begun.client_id or "a client without a name"
+    return SlowFetch(begun.partition, begun.node, begun.offset, elapsed_ms, is_over, client)
+
+
+def _hang_ms(seen: Observations, partition: int) -> float:
+    return max(HANG_MS, TIMES_SLOWER * _answer_ms(seen, partition))
+
+
+def _answer_ms(seen: Observations, partition: int) -> float:
+    """How long the partition's leader took for an offset, which needs no disk, at the slowest."""
+    return max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)

@@ -1,0 +1,304 @@
+"""From what was seen to one verdict. Pure: no clock, no network.
+
+Each rule says what it found, or nothing. Where several found something, the first in the order of precedence is the
+verdict: it is nearest to the cause, since each of them makes those behind it happen too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from chronik.doctor.consumption import consumer_stopped, partition_imbalance
+from chronik.doctor.diagnosis import Diagnosis, Evidence, PartitionView, Verdict
+from chronik.doctor.fetch_path import fetch_hang
+from chronik.doctor.findings import Finding, join, last, listed, standing_s
+from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, PartitionSample
+from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
+
+LEADERLESS_S = 2.0
+"""An election takes less: who answers for nothing so long does not lead."""
+WATERMARK_STANDS_S = 3.0
+REJECTIONS_MIN = 5
+"""Clients look again after one; a moved leader costs each of them one or two."""
+REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
+
+
+def no_leader(seen: Observations) -> Finding | None:
+    evidence: list[Evidence] = []
+    for partition, samples in seen.partitions.items():
+        since_s = standing_s(samples, lambda sample: not sample.has_leader)
+        # The metadata may say so itself; else who answers decides, for a little longer than an election takes.
+        at_once = len(samples) > 1 and samples[-1].leader < 0 and samples[-2].leader < 0
+        if since_s is None or not (at_once or since_s >= LEADERLESS_S):
+            continue
+        evidence.append(_leaderless(seen, partition, samples[-1], since_s))
+    if not evidence:
+        return None
+    named = listed(item.partition for item in evidence)
+    missing = sorted(seen.silent_nodes)
+    start = f"Start node{'s' if len(missing) > 1 else ''} {listed(missing)}" if missing else "Start the missing nodes"
+    return Finding(
+        "no-leader",
+        f"partition{'s' if len(evidence) > 1 else ''} {named} of {seen.topic} {_have(evidence)} no leader: "
+        "nothing is produced or consumed there",
+        f"{start}; chronik cluster status shows who is missing. Most of the nodes must run for a leader to be elected.",
+        evidence,
+    )
+
+
+def _leaderless(seen: Observations, partition: int, sample: PartitionSample, since_s: float) -> Evidence:
+    silent = [node for node in sample.replicas if node in seen.silent_nodes]
+    gone = f"; of its replicas {listed(sample.replicas)}, {listed(silent)} did not answer" if silent else ""
+    if sample.leader < 0:
+        text = f"the metadata names no leader of partition {partition} (in sync: {listed(sample.isr)}){gone}"
+    elif sample.leader in seen.silent_nodes:
+        reason = seen.silent_nodes[sample.leader]
+        text = (
+            f"the metadata still names node {sample.leader} for partition {partition}, which is silent: {reason}{gone}"
+        )
+    else:
+        text = f"node {sample.leader}, named by the metadata, does not lead partition {partition}: {sample.error}{gone}"
+    node = sample.leader if sample.leader >= 0 else None
+    return Evidence(text, partition, node, since_s=round(since_s, 1))
+
+
+def watermark_not_advancing(seen: Observations) -> Finding | None:
+    evidence: list[Evidence] = []
+    for partition, samples in seen.partitions.items():
+        current = samples[-1]
+        end = current.log_end_offset
+        if end is None:
+            continue
+        stood_s = standing_s(samples, partial(_waits_behind, watermark=current.high_watermark))
+        if stood_s is None or stood_s < WATERMARK_STANDS_S:
+            continue
+        since_s = max(stood_s, _watermark_age_s(seen, partition))
+        evidence.append(_standing_watermark(seen, partition, current, since_s))
+    if not evidence:
+        return None
+    behind = sorted({node for item in evidence if (node := item.node) is not None})
+    step = (
+        f"Look at node{'s' if len(behind) > 1 else ''} {listed(behind)}: start or resume what is down or paused"
+        if behind
+        else "Look at the leader's disk (chronik_fsync_seconds) and at its followers' logs"
+    )
+    return Finding(
+        "watermark-not-advancing",
+        f"the high watermark of partition{'s' if len(evidence) > 1 else ''} {listed(e.partition for e in evidence)} of "
+        f"{seen.topic} stands still while records wait behind it: consumers cannot see them",
+        f"{step}; or, if fewer copies are acceptable, lower min.insync.replicas of the topic.",
+        evidence,
+    )
+
+
+def _waits_behind(sample: PartitionSample, watermark: int | None) -> bool:
+    """Whether records lay behind this watermark, or behind one that the leader does not tell yet."""
+    end = sample.log_end_offset
+    return end is not None and sample.high_watermark == watermark and (watermark is None or end > watermark)
+
+
+def _standing_watermark(seen: Observations, partition: int, sample: PartitionSample, since_s: float) -> Evidence:
+    end, watermark = sample.log_end_offset or 0, sample.high_watermark
+    needed = seen.min_insync_replicas
+    missing = [node for node in sample.replicas if node not in sample.isr]
+    ends = seen.replica_ends.get(partition, {})
+    late = [node for node in sample.isr if node != sample.leader and ends.get(node, end) < end]
+    silent = [node for node in sample.isr if node in seen.silent_nodes]
+    parts = [
+        f"partition {partition}: watermark {'not told' if watermark is None else watermark}, log end {end} on node "
+        f"{sample.leader}, in sync {listed(sample.isr)} of {listed(sample.replicas)}"
+    ]
+    if needed is not None and len(sample.isr) < needed:
+        parts.append(f"min.insync.replicas={needed} needs {needed - len(sample.isr)} more")
+    if missing:
+        parts.append(f"node {listed(missing)} left the in-sync replicas")
+    if silent:
+        parts.append(f"node {listed(silent)} is in sync by the metadata and does not answer")
+    elif late:
+        parts.append(f"node {listed(late)} is in sync and behind at {listed(ends[node] for node in late)}")
+    culprits = missing or silent or late
+    numbers: dict[str, float] = {"log_end_offset": end}
+    if watermark is not None:
+        numbers |= {"high_watermark": watermark, "lag": end - watermark}
+    return Evidence(
+        "; ".join(parts), partition, culprits[0] if culprits else None, since_s=round(since_s, 1), numbers=numbers
+    )
+
+
+def _watermark_age_s(seen: Observations, partition: int) -> float:
+    """By the leader's own watch, or by the last time that it rose."""
+    rises = [e for e in seen.traces if isinstance(e, WatermarkUpdated) and e.partition == partition]
+    traced_s = seen.ago_s(rises[-1]) if rises else 0.0
+    return max(seen.watermark_age_s.get(partition, 0.0), traced_s)
+
+
+def leadership_rejections(seen: Observations) -> Finding | None:
+    """Nodes refuse what they do not lead, over and over: somebody does not learn where the leader is."""
+    readings = seen.rejections
+    if len(readings) < 3:
+        return None
+    first, middle, final = readings[0], readings[len(readings) // 2], readings[-1]
+    evidence: list[Evidence] = []
+    for key, count in sorted(final.counts.items()):
+        node, partition = key
+        before, halfway = first.counts.get(key, 0), middle.counts.get(key, 0)
+        if count - before < REJECTIONS_MIN or not before < halfway < count:
+            continue
+        leader = last(seen.partitions.get(partition, ())).leader if partition in seen.partitions else -1
+        clients = _rejected_clients(seen, node, partition)
+        who = f" of {join(clients)}" if clients else ""
+        evidence.append(
+            Evidence(
+                f"node {node} refused {count - before} requests{who} for partition {partition} within "
+                f"{final.at_s - first.at_s:.0f} s, since it does not lead it: node {leader} does",
+                partition,
+                node,
+                client=clients[0] if clients else None,
+                since_s=round(final.at_s - first.at_s, 1),
+                numbers={"rejections": count - before},
+            )
+        )
+    if not evidence:
+        return None
+    known = sorted({item.client for item in evidence if item.client})
+    who = f"Have {join(known)}" if known else f"Find the client (chronik trace on {seen.topic} shows it), and have it"
+    return Finding(
+        "leadership-rejections",
+        f"requests for {seen.topic} keep coming to nodes that do not lead it, and are refused",
+        f"{who} look up the leaders again (a shorter metadata.max.age, or a restart), and set forwarding = true on the "
+        "nodes, so that produce requests are passed on.",
+        evidence,
+    )
+
+
+def _rejected_clients(seen: Observations, node: int, partition: int) -> list[str]:
+    return sorted(
+        {
+            event.client_id or "a client without a name"
+            for event in seen.traces
+            if isinstance(event, ProduceRejected | FetchServed)
+            and (event.node, event.partition) == (node, partition)
+            and event.error in REJECTION_ERRORS
+            and event.client_id != DOCTOR_CLIENT_ID
+        }
+    )
+
+
+def under_replicated(seen: Observations) -> Finding | None:
+    evidence: list[Evidence] = []
+    for partition, samples in seen.partitions.items():
+        since_s = standing_s(samples, lambda sample: len(sample.isr) < len(sample.replicas))
+        if since_s is None or (len(samples) > 1 and since_s == 0):
+            continue
+        sample = samples[-1]
+        missing = [node for node in sample.replicas if node not in sample.isr]
+        changes = [e for e in seen.traces if isinstance(e, IsrChanged) and e.partition == partition]
+        if changes:
+            since_s = max(since_s, seen.ago_s(changes[-1]))
+        reasons = [f"node {node}: {seen.silent_nodes[node]}" for node in missing if node in seen.silent_nodes]
+        why = f" ({join(reasons)})" if reasons else ""
+        evidence.append(
+            Evidence(
+                f"partition {partition}: in sync {listed(sample.isr)} of {listed(sample.replicas)}, without "
+                f"{listed(missing)}{why}",
+                partition,
+                missing[0],
+                since_s=round(since_s, 1),
+            )
+        )
+    if not evidence:
+        return None
+    nodes = sorted({node for item in evidence if (node := item.node) is not None})
+    return Finding(
+        "under-replicated",
+        f"{len(evidence)} of {len(seen.partitions)} partitions of {seen.topic} have fewer replicas in sync than they "
+        "should: nothing is lost, but fewer further failures can be survived",
+        f"Start node {listed(nodes)}, or wait if it is catching up; chronik cluster status shows the rest.",
+        evidence,
+    )
+
+
+class Rule(NamedTuple):
+    verdict: Verdict
+    find: Callable[[Observations], Finding | None]
+
+
+PRECEDENCE: tuple[Rule, ...] = (
+    Rule("no-leader", no_leader),
+    Rule("watermark-not-advancing", watermark_not_advancing),
+    Rule("fetch-hang", fetch_hang),
+    Rule("leadership-rejections", leadership_rejections),
+    Rule("consumer-stopped", consumer_stopped),
+    Rule("partition-imbalance", partition_imbalance),
+    Rule("under-replicated", under_replicated),
+)
+
+
+def judge(seen: Observations) -> Diagnosis:
+    """The verdict of all that was seen."""
+    found = [finding for rule in PRECEDENCE if (finding := rule.find(seen)) is not None]
+    views = tuple(_view(seen, partition, samples) for partition, samples in sorted(seen.partitions.items()))
+    finding = found[0] if found else _healthy(seen)
+    return Diagnosis(
+        seen.topic,
+        finding.verdict,
+        finding.summary,
+        finding.next_step,
+        tuple(finding.evidence),
+        views,
+        also=tuple(other.verdict for other in found[1:]),
+        group=seen.asked_group,
+        seconds=round(seen.seconds, 1),
+        notes=tuple(seen.notes),
+    )
+
+
+def _healthy(seen: Observations) -> Finding:
+    count = len(seen.partitions)
+    slowest_ms = max((probe.elapsed_ms for probe in seen.fetches), default=None)
+    fetches = "" if slowest_ms is None else f", fetches were answered within {slowest_ms:.0f} ms"
+    evidence = [Evidence(f"all {count} partitions have a leader, and all their replicas in sync{fetches}")]
+    for group, samples in sorted(seen.groups.items()):
+        lag = sum(view["lag"] or 0 for view in _lags(seen, group).values())
+        evidence.append(
+            Evidence(
+                f"group {group} is {samples[-1].state} with {len(samples[-1].members)} members, lag {lag}",
+                group=group,
+                numbers={"lag": lag},
+            )
+        )
+    return Finding("healthy", f"{seen.topic} is well: what is produced can be consumed", "Nothing to do.", evidence)
+
+
+def _view(seen: Observations, partition: int, samples: list[PartitionSample]) -> PartitionView:
+    sample = samples[-1]
+    end, watermark = sample.log_end_offset, sample.high_watermark
+    times = [probe.elapsed_ms for probe in seen.fetches if probe.partition == partition]
+    return PartitionView(
+        partition,
+        sample.leader,
+        sample.replicas,
+        sample.isr,
+        sample.log_start_offset,
+        watermark,
+        end,
+        None if end is None or watermark is None else max(0, end - watermark),
+        round(max(times), 1) if times else None,
+        {group: lags[partition] for group in seen.groups if partition in (lags := _lags(seen, group))},
+    )
+
+
+def _lags(seen: Observations, group: str) -> Mapping[int, dict[str, int | None]]:
+    found: dict[int, dict[str, int | None]] = {}
+    for partition, committed in seen.groups[group][-1].committed.items():
+        samples = seen.partitions.get(partition)
+        watermark = samples[-1].high_watermark if samples else None
+        lag = None if watermark is None else max(0, watermark - committed)
+        found[partition] = {"committed": committed, "lag": lag}
+    return found
+
+
+def _have(evidence: list[Evidence]) -> str:
+    return "have" if len(evidence) > 1 else "has"

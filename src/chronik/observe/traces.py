@@ -1,0 +1,350 @@
+"""Traces: what happened to the fetches, produces and watermarks of a topic, step by step.
+
+Off unless a topic's config `chronik.trace` is true. An event is a struct tagged by `kind`; its JSON is the same over
+HTTP, in the topic `__chronik_traces` and in the pipeline. Fields may be added, never renamed. Every event has the
+running number `n` on its node, the wall time `time_ms`, the node, the topic and the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from chronik.wire.errors import ErrorCode
+
+Why: TypeAlias = Literal["append", "sync", "replica-fetch", "isr-change", "leader"]
+"""What raised a watermark; `leader` for a follower that was told."""
+
+
+class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
+    """What every event has."""
+
+    kind: ClassVar[str]
+    n: int
+    time_ms: float
+    node: int
+    topic: str
+    partition: int
+
+
+class FetchStarted(TraceEvent, frozen=True, gc=False, tag="fetch-started"):
+    """A consumer asks from `offset`. `fetch` is the number of the fetch on this node; its other events bear it too."""
+
+    kind = "fetch-started"
+    fetch: int
+    client_id: str | None
+    offset: int
+    max_wait_ms: int
+    min_bytes: int
+
+
+class WatermarkSeen(TraceEvent, frozen=True, gc=False, tag="watermark-seen"):
+    """How far the partition went when the fetch looked."""
+
+    kind = "watermark-seen"
+    fetch: int
+    high_watermark: int
+    log_end_offset: int
+
+
+class NoData(TraceEvent, frozen=True, gc=False, tag="no-data"):
+    """There was not enough: the fetch waits."""
+
+    kind = "no-data"
+    fetch: int
+
+
+class DataAvailable(TraceEvent, frozen=True, gc=False, tag="data-available"):
+    kind = "data-available"
+    fetch: int
+    bytes: int
+
+
+class FetchServed(TraceEvent, frozen=True, gc=False, tag="fetch-served"):
+    """The fetch's answer, after `elapsed_ms`. `error` is Kafka's name of it, null where there was none."""
+
+    kind = "fetch-served"
+    fetch: int
+    client_id: str | None
+    offset: int
+    bytes: int
+    high_watermark: int
+    error: str | None
+    elapsed_ms: float
+
+
+class ProduceAppended(TraceEvent, frozen=True, gc=False, tag="produce-appended"):
+    kind = "produce-appended"
+    client_id: str | None
+    base_offset: int
+    last_offset: int
+    bytes: int
+    acks: int
+
+
+class ProduceAcknowledged(TraceEvent, frozen=True, gc=False, tag="produce-acknowledged"):
+    kind = "produce-acknowledged"
+    client_id: str | None
+    base_offset: int
+    last_offset: int
+    acks: int
+    elapsed_ms: float
+
+
+class ProduceForwarded(TraceEvent, frozen=True, gc=False, tag="produce-forwarded"):
+    """A batch that came to a node that does not lead, on its way to node `to`."""
+
+    kind = "produce-forwarded"
+    client_id: str | None
+    to: int
+    bytes: int
+
+
+class ProduceRejected(TraceEvent, frozen=True, gc=False, tag="produce-rejected"):
+    kind = "produce-rejected"
+    client_id: str | None
+    error: str
+    reason: str
+
+
+class WatermarkUpdated(TraceEvent, frozen=True, gc=False, tag="watermark-updated"):
+    """`acks` is that of the last produce that this leader appended; null on a follower, or where there was none."""
+
+    kind = "watermark-updated"
+    old: int
+    new: int
+    acks: int | None
+    why: Why
+
+
+class IsrChanged(TraceEvent, frozen=True, gc=False, tag="isr-changed"):
+    kind = "isr-changed"
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+
+
+Trace: TypeAlias = (
+    FetchStarted
+    | WatermarkSeen
+    | NoData
+    | DataAvailable
+    | FetchServed
+    | ProduceAppended
+    | ProduceAcknowledged
+    | ProduceForwarded
+    | ProduceRejected
+    | WatermarkUpdated
+    | IsrChanged
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Trace] = msgspec.json.Decoder(Trace)
+
+
+def encode_trace(trace: Trace) -> bytes:
+    return _encoder.encode(trace)
+
+
+def decode_trace(data: bytes | str) -> Trace:
+    """The event of `encode_trace`; ValueError where the text is none."""
+    return _decoder.decode(data)
+
+
+class TracePage(msgspec.Struct, frozen=True):
+    """What `/api/traces` answers, as far as readers need it. `next` is the `after` of the next question."""
+
+    events: tuple[Trace, ...]
+    next: int
+    node: int = -1
+    dropped: int = 0
+
+
+_page_decoder = msgspec.json.Decoder(TracePage)
+
+
+def decode_page(data: bytes) -> TracePage:
+    """ValueError where the text is none."""
+    return _page_decoder.decode(data)
+
+
+class DropCounter(Protocol):
+    """Where lost events are counted: the node's metrics."""
+
+    traces_dropped: int
+
+
+class TraceRing:
+    """The latest events of one node, bounded: the oldest make room for new ones. Owned by the loop.
+
+    Invariant: `_events[(n - 1) % capacity]` is event n for the last `capacity` numbers. `taken` is the number of the
+    last event that found its way to the topic, or was given up; an event that is overwritten beyond it is counted.
+    """
+
+    def __init__(self, node_id: int, capacity: int, wall_ms: Callable[[], float], counter: DropCounter) -> None:
+        self.node_id = node_id
+        self.topics: frozenset[str] = frozenset()
+        """The traced topics, so that one look tells whether there is anything to trace."""
+        self.taken = 0
+        self.last_n = 0
+        self._capacity = capacity
+        self._wall_ms = wall_ms
+        self._counter = counter
+        self._events: list[Trace] = []
+        self._fetches = 0
+
+    def next_fetch(self) -> int:
+        self._fetches += 1
+        return self._fetches
+
+    def stamp(self) -> tuple[int, float, int]:
+        """Number, time and node of the next event, which has to be added at once."""
+        return self.last_n + 1, float(self._wall_ms()), self.node_id
+
+    def add(self, event: Trace) -> None:
+        events = self._events
+        self.last_n = n = event.n
+        if len(events) < self._capacity:
+            events.append(event)
+            return
+        if n - self._capacity > self.taken:
+            self.taken = n - self._capacity
+            self._counter.traces_dropped += 1
+        events[(n - 1) % self._capacity] = event
+
+    def read(
+        self, after: int, limit: int, topic: str | None = None, partition: int | None = None
+    ) -> tuple[list[Trace], int]:
+        """Up to `limit` events with a number above `after`, oldest first, and the `after` of the next call.
+
+        A number above the last one is of a former process: then it begins anew.
+        """
+        oldest = self.last_n - len(self._events)
+        at = oldest if after > self.last_n else max(after, oldest)
+        found: list[Trace] = []
+        while at < self.last_n and len(found) < limit:
+            event = self._events[at % self._capacity]
+            at += 1
+            if (topic is None or event.topic == topic) and (partition is None or event.partition == partition):
+                found.append(event)
+        return found, at
+
+    def take(self, limit: int) -> list[Trace]:
+        """The next events for the topic; they count as taken."""
+        found, self.taken = self.read(self.taken, limit)
+        return found
+
+    def drop(self, count: int) -> None:
+        """Events that were taken and could not be brought anywhere."""
+        self._counter.traces_dropped += count
+
+
+class PartitionTrace:
+    """The hooks of one traced partition. An untraced one has none, which is all that is asked where requests run."""
+
+    __slots__ = ("_ring", "acks", "partition", "topic")
+
+    def __init__(self, ring: TraceRing, topic: str, partition: int) -> None:
+        self._ring = ring
+        self.topic = topic
+        self.partition = partition
+        self.acks: int | None = None
+        """Of the last produce."""
+
+    # -- produce -------------------------------------------------------------------------------------------------------
+
+    def appended(self, client_id: str | None, base_offset: int, last_offset: int, size_bytes: int, acks: int) -> None:
+        self._ring.add(
+            ProduceAppended(
+                *self._ring.stamp(), self.topic, self.partition, client_id, base_offset, last_offset, size_bytes, acks
+            )
+        )
+
+    def acknowledged(
+        self, client_id: str | None, base_offset: int, last_offset: int, acks: int, elapsed_s: float
+    ) -> None:
+        self._ring.add(
+            ProduceAcknowledged(
+                *self._ring.stamp(),
+                self.topic,
+                self.partition,
+                client_id,
+                base_offset,
+                last_offset,
+                acks,
+                milliseconds(elapsed_s),
+            )
+        )
+
+    def forwarded(self, client_id: str | None, to: int, size_bytes: int) -> None:
+        self._ring.add(ProduceForwarded(*self._ring.stamp(), self.topic, self.partition, client_id, to, size_bytes))
+
+    def rejected(self, client_id: str | None, error: str, reason: str) -> None:
+        self._ring.add(ProduceRejected(*self._ring.stamp(), self.topic, self.partition, client_id, error, reason))
+
+    # -- fetch ---------------------------------------------------------------------------------------------------------
+
+    def fetch_started(self, fetch: int, client_id: str | None, offset: int, max_wait_ms: int, min_bytes: int) -> None:
+        self._ring.add(
+            FetchStarted(
+                *self._ring.stamp(), self.topic, self.partition, fetch, client_id, offset, max_wait_ms, min_bytes
+            )
+        )
+
+    def watermark_seen(self, fetch: int, high_watermark: int, log_end_offset: int) -> None:
+        self._ring.add(
+            WatermarkSeen(*self._ring.stamp(), self.topic, self.partition, fetch, high_watermark, log_end_offset)
+        )
+
+    def no_data(self, fetch: int) -> None:
+        self._ring.add(NoData(*self._ring.stamp(), self.topic, self.partition, fetch))
+
+    def data_available(self, fetch: int, size_bytes: int) -> None:
+        self._ring.add(DataAvailable(*self._ring.stamp(), self.topic, self.partition, fetch, size_bytes))
+
+    def fetch_served(
+        self,
+        fetch: int,
+        client_id: str | None,
+        offset: int,
+        size_bytes: int,
+        high_watermark: int,
+        error: str | None,
+        elapsed_s: float,
+    ) -> None:
+        self._ring.add(
+            FetchServed(
+                *self._ring.stamp(),
+                self.topic,
+                self.partition,
+                fetch,
+                client_id,
+                offset,
+                size_bytes,
+                high_watermark,
+                error,
+                milliseconds(elapsed_s),
+            )
+        )
+
+    # -- the partition itself ------------------------------------------------------------------------------------------
+
+    def watermark_updated(self, old: int, new: int, why: Why) -> None:
+        acks = None if why == "leader" else self.acks
+        self._ring.add(WatermarkUpdated(*self._ring.stamp(), self.topic, self.partition, old, new, acks, why))
+
+    def isr_changed(self, old: tuple[int, ...], new: tuple[int, ...], leader: int, leader_epoch: int) -> None:
+        self._ring.add(IsrChanged(*self._ring.stamp(), self.topic, self.partition, old, new, leader, leader_epoch))
+
+
+def error_name(code: int) -> str:
+    """Kafka's own spelling, NOT_LEADER_OR_FOLLOWER."""
+    return ErrorCode(code).name.upper()
+
+
+def milliseconds(seconds: float) -> float:
+    """To the microsecond: more would only be noise in the JSON."""
+    return round(seconds * 1000, 3)

@@ -1,0 +1,142 @@
+"""/api/events: a node's view of its cluster as server-sent events.
+
+    cluster   always: when it changes, and every few seconds
+    topics    ?topics=1: one line for each topic, every second
+    topic     ?topic=NAME: its partitions with offsets, lag and rate, every 500 ms
+    groups    ?groups=1: one line for each consumer group, every 2 s
+    group     ?group=NAME: its members and its lag per partition, every second
+    traces    ?traces=1: what the nodes traced since, of the topic where one is named
+
+Each is computed once for all who listen, and not at all when nobody does. Their number is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chronik.web.answers import Parameters, Refusal
+from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, TopicFeed, TopicsFeed
+from chronik.web.listeners import Listener
+from chronik.web.served import ServedNode
+from chronik.web.traces import TracesFeed
+
+PARAMETERS = ("topics", "topic", "groups", "group", "traces")
+LISTENERS_MAX = 64
+EVENT_STREAM = "text/event-stream"
+RECONNECT_MS = 1000
+NAME_CHARACTERS_MAX = 1000
+
+FeedKey = tuple[str, str]
+
+
+class EventHub:
+    """The feeds that somebody listens to. Owned by the loop."""
+
+    def __init__(self, node: ServedNode) -> None:
+        self._node = node
+        self._feeds: dict[FeedKey, Feed] = {}
+        self._listeners: dict[Listener, list[FeedKey]] = {}
+
+    def open(self, request: Request) -> EventStream:
+        """A stream for one request. Refuses what it does not know, and one listener too many."""
+        parameters = Parameters(request, PARAMETERS)
+        wanted = self._wanted(parameters)
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise Refusal(503, f"{LISTENERS_MAX} listeners are here already: close a page, or ask another node")
+        return EventStream(self, wanted)
+
+    def listen(self, wanted: dict[FeedKey, Callable[[], Feed]]) -> Listener:
+        listener = Listener()
+        self._listeners[listener] = list(wanted)
+        for key, make in wanted.items():
+            feed = self._feeds.get(key)
+            if feed is None:
+                feed = self._feeds[key] = make()
+                feed.start()
+            feed.add(listener)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        for key in self._listeners.pop(listener, ()):
+            feed = self._feeds[key]
+            feed.remove(listener)
+            if feed.is_unheard:
+                del self._feeds[key]
+                feed.stop()
+
+    async def close(self) -> None:
+        """Ends every stream: the node stops."""
+        feeds = list(self._feeds.values())
+        for listener in list(self._listeners):
+            listener.close()
+            self.leave(listener)
+        await asyncio.gather(*(feed.stopped() for feed in feeds))
+
+    def _wanted(self, parameters: Parameters) -> dict[FeedKey, Callable[[], Feed]]:
+        node = self._node
+        topic, group = parameters.text("topic"), parameters.text("group")
+        for name in (topic, group):
+            if name is not None and len(name) > NAME_CHARACTERS_MAX:
+                raise Refusal(400, f"a name of {len(name)} characters is none: see /api/topics and /api/groups")
+        wanted: dict[FeedKey, Callable[[], Feed]] = {("cluster", ""): lambda: ClusterFeed(node)}
+        if parameters.flag("topics"):
+            wanted["topics", ""] = lambda: TopicsFeed(node)
+        if topic is not None:
+            wanted["topic", topic] = lambda: TopicFeed(node, topic)
+        if parameters.flag("groups"):
+            wanted["groups", ""] = lambda: GroupsFeed(node)
+        if group is not None:
+            wanted["group", group] = lambda: GroupFeed(node, group)
+        if parameters.flag("traces"):
+            wanted["traces", topic or ""] = lambda: TracesFeed(node, topic)
+        return wanted
+
+
+class EventStream(Response):
+    """The answer: runs until the reader goes, or the node stops."""
+
+    def __init__(self, hub: EventHub, wanted: dict[FeedKey, Callable[[], Feed]]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=EVENT_STREAM)
+        self._hub = hub
+        self._wanted = wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(_body(b"retry: %d\n\n" % RECONNECT_MS))
+        listener = self._hub.listen(self._wanted)
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            while (lines := await _unless(gone, listener)) is not None:
+                await send(_body(lines))
+            if not gone.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            self._hub.leave(listener)
+
+
+async def _unless(gone: asyncio.Future[None], listener: Listener) -> bytes | None:
+    """What waits for the listener; None where the reader went first."""
+    taking = asyncio.ensure_future(listener.take())
+    either: list[asyncio.Future[Any]] = [gone, taking]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        taking.cancel()
+        return None
+    return await taking
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -1,0 +1,115 @@
+"""Offsets of partitions all over the cluster, sampled: of this node's own, and of each other's leader.
+
+A leader that does not answer holds up nobody: what it last told stands, with its age, and it is asked again once its
+question has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chronik.client.errors import ClientError
+from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.web.asked_brokers import AskedBrokers, Bounds, PartitionName
+from chronik.web.served import ServedNode, led_here
+from chronik.wire.errors import KafkaError
+
+ANSWER_WAIT_S = 0.4
+"""How long a sample waits for the others."""
+STALE_S = 2.5
+"""Older than this, a leader's word gives way to what this node's own copy knows."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """One partition's offsets, who told them and when (the loop's clock), and how they move."""
+
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    node: int
+    at_s: float
+    rate: float = 0.0
+    """Records per second, appended since the sample before."""
+    stands_since_s: float | None = None
+    """Since when the watermark has not moved although the log ends behind it; None where nothing waits."""
+
+    @property
+    def lag(self) -> int:
+        return self.log_end_offset - self.high_watermark
+
+
+class OffsetSampler:
+    """Samples of some topics, kept between one sample and the next. Owned by the loop; close it when done."""
+
+    def __init__(self, node: ServedNode) -> None:
+        self.samples: dict[PartitionName, Sample] = {}
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+        self._brokers = AskedBrokers()
+        self._asking: dict[int, asyncio.Task[dict[PartitionName, Bounds]]] = {}
+
+    async def close(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await self._brokers.close()
+
+    async def sample(self, image: ClusterImage, topics: Iterable[TopicImage]) -> None:
+        """Brings `samples` up to date; partitions that are not asked for are forgotten."""
+        wanted: set[PartitionName] = set()
+        led: dict[int, list[PartitionName]] = {}
+        for topic in topics:
+            for partition in topic.partitions:
+                name = (topic.name, partition.partition)
+                wanted.add(name)
+                self._sample_own(name, partition, led)
+        for name in self.samples.keys() - wanted:
+            del self.samples[name]
+        for leader, names in led.items():
+            broker = image.brokers.get(leader)
+            if broker is not None and leader not in self._asking:
+                self._asking[leader] = self._loop.create_task(self._brokers.bounds(broker, names))
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=ANSWER_WAIT_S)
+        for leader, task in list(self._asking.items()):
+            if task.done():
+                del self._asking[leader]
+                self._take(leader, task, wanted)
+
+    def _sample_own(self, name: PartitionName, partition: PartitionImage, led: dict[int, list[PartitionName]]) -> None:
+        node = self._node
+        hosted = led_here(node, *name)
+        if hosted is not None:
+            bounds = (hosted.log_start_offset, hosted.visible_end_offset, hosted.log_end_offset)
+            self._note(name, bounds, node.node_id)
+            return
+        if partition.leader >= 0 and partition.leader != node.node_id:
+            led.setdefault(partition.leader, []).append(name)
+        known = self.samples.get(name)
+        copy = node.partition(*name)
+        if copy is not None and (known is None or self._loop.time() - known.at_s > STALE_S):
+            self._note(name, (copy.log_start_offset, copy.high_watermark, copy.log_end_offset), node.node_id)
+
+    def _take(self, leader: int, task: asyncio.Task[dict[PartitionName, Bounds]], wanted: set[PartitionName]) -> None:
+        try:
+            answered = task.result()
+        except (ClientError, KafkaError):
+            return
+        for name, bounds in answered.items():
+            if name in wanted:
+                self._note(name, bounds, leader)
+
+    def _note(self, name: PartitionName, bounds: Bounds, node: int) -> None:
+        now_s = self._loop.time()
+        start, visible, end = bounds
+        fresh = Sample(start, visible, end, node, now_s)
+        before = self.samples.get(name)
+        if before is not None and before.node == node:
+            fresh.rate = max(0.0, end - before.log_end_offset) / max(0.001, now_s - before.at_s)
+        if fresh.lag > 0:
+            stands = before is not None and before.lag > 0 and visible <= before.high_watermark
+            fresh.stands_since_s = before.stands_since_s if stands and before is not None else now_s
+        self.samples[name] = fresh

@@ -1,0 +1,60 @@
+"""A partition's log as this node has it, read in the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from chronik.node.partition import Partition
+from chronik.web.answers import Refusal
+from chronik.web.served import ServedNode
+from chronik.wire.errors import ErrorCode, KafkaError
+
+T = TypeVar("T")
+
+READ_BYTES_MAX = 1024 * 1024
+
+
+class OwnLog:
+    """One partition that this node leads, or has a copy of: then up to the watermark that it knows."""
+
+    def __init__(self, node: ServedNode, partition: Partition) -> None:
+        self._node = node
+        self._partition = partition
+        self._name = f"{partition.topic}-{partition.index}"
+        self._generation = partition.generation
+
+    async def bounds(self) -> tuple[int, int]:
+        """The first offset, and the first that consumers do not see."""
+        return self._partition.log_start_offset, self._partition.visible_end_offset
+
+    async def offset_at(self, time_ms: int) -> int | None:
+        """The first record that is not older; None without any."""
+        partition = self._partition
+        upto = partition.visible_end_offset
+        found = await self.run(lambda: partition.log.offset_for_timestamp_job(time_ms, upto))
+        return None if found is None or found.offset >= upto else found.offset
+
+    async def read(self, offset: int) -> memoryview:
+        """Whole batches from the one with `offset` on; nothing where there is none yet."""
+        partition = self._partition
+        upto = partition.visible_end_offset
+        return memoryview(await self.run(lambda: partition.log.read_job(offset, READ_BYTES_MAX, upto)))
+
+    async def run(self, plan: Callable[[], Callable[[], T]]) -> T:
+        """Plans a job of the log here and runs it in the executor; a truncation waits for it."""
+        partition = self._partition
+        if partition.is_closed or not partition.jobs.begin():
+            raise Refusal(503, f"the log of {self._name} is being cut or closed: ask again")
+        with partition.jobs.running():
+            try:
+                found = await self._node.run_blocking(plan())
+            except KafkaError as error:
+                if error.code is ErrorCode.offset_out_of_range:
+                    raise Refusal(503, f"{self._name}: {error.message} any more: ask again") from None
+                raise Refusal(500, f"the log of {self._name} cannot be read: {error}; see the node's log") from None
+            except OSError as error:
+                raise Refusal(500, f"the log of {self._name} cannot be read: {error}; see the node's log") from None
+        if partition.generation != self._generation:
+            raise Refusal(503, f"the leader of {self._name} changed meanwhile: ask again")
+        return found

@@ -1,0 +1,140 @@
+// The page of one node: what it hears goes into `state`, and each view shows what it needs of that.
+
+import { h, show } from "./dom.js";
+import { clock } from "./format.js";
+import { note } from "./history.js";
+import { Live } from "./live.js";
+import { noteSample } from "./stalls.js";
+import { overview } from "./overview.js";
+import { topic } from "./topic.js";
+import { group, groups } from "./groups.js";
+
+const TRACES_MAX = 8000;
+
+const state = {
+  isConnected: null, // null: not yet
+  heardAt: null,
+  cluster: null,
+  topics: null,
+  topic: null,
+  groups: null,
+  group: null,
+  traces: { events: [], traced: [], silent: [] },
+};
+
+let view = null;
+let isDrawing = false;
+
+// -- where we are: #/topics/NAME/messages and the like ------------------------------------------------------------------
+
+function place() {
+  const [path] = location.hash.replace(/^#\/?/, "").split("?");
+  return path.split("/").filter(Boolean).map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+}
+
+function go() {
+  const [room, name, tab] = place();
+  if (room === "topics" && name) view = topic(name, tab ?? "partitions", draw);
+  else if (room === "groups" && name) view = group(name);
+  else if (room === "groups") view = groups();
+  else view = overview();
+  if (state.topic?.name !== name) state.topic = null;
+  state.group = null;
+  state.traces = { events: [], traced: [], silent: [] };
+  document.title = `${view.title} · Chronik`;
+  live.listen(view.query);
+  draw();
+}
+
+// -- what we hear -------------------------------------------------------------------------------------------------------
+
+function heard(event, data) {
+  state.heardAt = Date.now();
+  if (event === "traces") {
+    const { events } = state.traces;
+    events.push(...(data.events ?? []));
+    events.splice(0, Math.max(0, events.length - TRACES_MAX));
+    Object.assign(state.traces, { traced: data.traced_topics ?? [], silent: data.silent_nodes ?? [] });
+  } else {
+    state[event] = data;
+  }
+  if (event === "topics" && data.topics) {
+    note("rate", data.topics.reduce((sum, line) => sum + (line.rate ?? 0), 0));
+    note("lag", data.topics.reduce((most, line) => Math.max(most, line.lag ?? 0), 0));
+    for (const line of data.topics) note(`topic ${line.name} rate`, line.rate);
+  } else if (event === "topic" && data.partitions) {
+    for (const line of data.partitions) {
+      note(`partition ${data.name} ${line.partition} rate`, line.rate);
+      note(`partition ${data.name} ${line.partition} lag`, line.lag);
+      noteSample(data.name, line);
+    }
+  } else if (event === "groups" && data.groups) {
+    for (const line of data.groups) note(`group ${line.group} lag`, line.lag);
+  } else if (event === "group" && data.partitions) {
+    note(`group ${data.group} lag`, data.lag);
+    for (const line of data.partitions) note(`group ${data.group} ${line.topic} ${line.partition} lag`, line.lag);
+  }
+  view?.heard?.(event, data, state);
+  draw();
+}
+
+function connected(isConnected) {
+  if (state.isConnected === isConnected) return;
+  state.isConnected = isConnected;
+  draw();
+}
+
+// -- what is shown ------------------------------------------------------------------------------------------------------
+
+function draw() {
+  if (isDrawing) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    show(document.getElementById("top"), top());
+    show(document.getElementById("notice"), notice());
+    const main = document.getElementById("main");
+    main.classList.toggle("old", state.isConnected === false);
+    show(main, h("div", { class: "view", "data-key": location.hash.split("?")[0] || "#/" }, view.draw(state)));
+  });
+}
+
+function top() {
+  const [room] = place();
+  const { cluster } = state;
+  const link = (href, text, isHere) => h("a", { href, "aria-current": isHere ? "page" : null }, text);
+  const said = state.isConnected === null ? "connecting" : state.isConnected ? "live" : "not connected";
+  return [
+    h("a", { class: "brand", href: "#/" }, h("img", { src: "/page/icon.svg", alt: "", width: 20, height: 20 }), "Chronik"),
+    h("nav", { "aria-label": "Pages" }, link("#/", "Cluster", !room || room === "topics"), link("#/groups", "Groups", room === "groups")),
+    h(
+      "p",
+      { class: "whom", id: "connection" },
+      cluster?.node_id !== undefined && h("span", { class: "node" }, `node ${cluster.node_id}`),
+      h("span", { class: `dot ${state.isConnected ? "ok" : state.isConnected === null ? "" : "bad"}` }),
+      h("span", null, said),
+    ),
+  ];
+}
+
+function notice() {
+  const { cluster } = state;
+  const who = cluster?.node_id !== undefined ? `node ${cluster.node_id}` : "this node";
+  if (state.isConnected === false) {
+    const since = state.heardAt ? ` What is shown is from ${clock(state.heardAt)}.` : "";
+    return h("p", { class: "notice bad" }, h("strong", null, `Not connected to ${who} at ${location.host}.`), `${since} Trying again every second.`);
+  }
+  if (cluster && cluster.is_ready === false) {
+    return h("p", { class: "notice warn" }, h("strong", null, `${who[0].toUpperCase()}${who.slice(1)} is not serving:`), " it is starting, stopping or cut off from the controller. Another node may know more.");
+  }
+  return null;
+}
+
+const live = new Live(heard, connected);
+document.getElementById("skip").onclick = (event) => {
+  event.preventDefault();
+  document.getElementById("main").focus();
+};
+addEventListener("hashchange", go);
+setInterval(draw, 1000);
+go();

@@ -1,0 +1,59 @@
+// One stream of server-sent events that comes back by itself, whatever happened to the node meanwhile.
+
+const EVENTS = ["cluster", "topics", "topic", "groups", "group", "traces"];
+const SILENCE_MS = 8000; // A node tells something every 3 s: one that is paused keeps its connections and says nothing.
+const RETRY_MS = 1000;
+
+export class Live {
+  constructor(onEvent, onConnection) {
+    this.onEvent = onEvent;
+    this.onConnection = onConnection;
+    this.source = null;
+    this.query = null;
+    this.retry = null;
+    this.heardAt = Date.now();
+    setInterval(() => this.#check(), 1000);
+  }
+
+  // Listens to other things from now on.
+  listen(query) {
+    if (query === this.query) return;
+    this.query = query;
+    this.#open();
+  }
+
+  #open() {
+    clearTimeout(this.retry);
+    this.source?.close();
+    this.heardAt = Date.now();
+    const source = (this.source = new EventSource(`/api/events?${this.query}`));
+    source.onopen = () => this.#heard(source);
+    // The browser would try again after some failures and not after others: here it is always the same.
+    source.onerror = () => source === this.source && this.#lost();
+    for (const name of EVENTS) {
+      source.addEventListener(name, (event) => {
+        if (source !== this.source) return;
+        this.#heard(source);
+        this.onEvent(name, JSON.parse(event.data));
+      });
+    }
+  }
+
+  #heard(source) {
+    if (source !== this.source) return;
+    this.heardAt = Date.now();
+    this.onConnection(true);
+  }
+
+  #lost() {
+    this.source?.close();
+    this.source = null;
+    this.onConnection(false);
+    clearTimeout(this.retry);
+    this.retry = setTimeout(() => this.#open(), RETRY_MS);
+  }
+
+  #check() {
+    if (this.source && Date.now() - this.heardAt > SILENCE_MS) this.#lost();
+  }
+}

@@ -1,0 +1,145 @@
+"""/api/traces: the events of this node's ring, and the feed that gathers those of all nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from chronik.doctor.node_http import HttpError, get_json
+from chronik.observe.traces import Trace, TraceRing
+from chronik.web.answers import Parameters, Refusal
+from chronik.web.feeds import Feed
+from chronik.web.listeners import Listener
+from chronik.web.served import ServedNode, current_image
+
+PARAMETERS = ("after", "last", "topic", "partition", "limit")
+LIMIT = 1_000
+LIMIT_MAX = 5_000
+FEED_EVENTS_MAX = 500
+"""Of one node in one event of the feed; the rest follows in the next."""
+FEED_KEPT_MAX = 1_000
+"""What a new listener is told at first."""
+ANSWER_WAIT_S = 0.4
+
+
+class TracesPage(msgspec.Struct, frozen=True):
+    """`next` is the `after` of the next question. `dropped` are those that never reached their topic."""
+
+    node: int
+    next: int
+    last: int
+    dropped: int
+    traced_topics: list[str]
+    events: list[Trace]
+
+
+async def traces_page(node: ServedNode, parameters: Parameters) -> bytes:
+    """One page of the ring, encoded: oldest first from `after` on, or the `last` ones."""
+    if parameters.has("after") and parameters.has("last"):
+        raise Refusal(400, "after and last were both given: pass one of them")
+    limit = parameters.number("limit", LIMIT, 1, LIMIT_MAX)
+    partition = parameters.number("partition", 0, 0, (1 << 31) - 1) if parameters.has("partition") else None
+    ring = node.traces
+    topic = parameters.text("topic")
+    if parameters.has("last"):
+        wanted = parameters.number("last", 0, 1, LIMIT_MAX)
+        page = _page(node, ring, *latest(ring, wanted, topic, partition))
+    else:
+        page = _page(node, ring, *ring.read(parameters.number("after", 0), limit, topic, partition))
+    return await node.run_blocking(lambda: msgspec.json.encode(page))
+
+
+def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None = None) -> tuple[list[Trace], int]:
+    """The newest events, and the `after` that goes on behind them."""
+    events, following = ring.read(0, ring.last_n, topic, partition) if ring.last_n else ([], 0)
+    return events[-count:], following
+
+
+def _page(node: ServedNode, ring: TraceRing, events: list[Trace], following: int) -> TracesPage:
+    return TracesPage(node.node_id, following, ring.last_n, node.metrics.traces_dropped, sorted(ring.topics), events)
+
+
+class TracesFeed(Feed):
+    """The traces of one topic, or of all, from every node that can be asked, in the order of their times."""
+
+    event = "traces"
+    interval_s = 0.5
+
+    def __init__(self, node: ServedNode, topic: str | None) -> None:
+        super().__init__(node)
+        self._topic = topic
+        self._after: dict[int, int] = {}
+        self._kept: deque[Any] = deque(maxlen=FEED_KEPT_MAX)
+        self._asking: dict[int, asyncio.Task[Any]] = {}
+        self._silent: list[int] = []
+        self._has_told = False
+
+    def add(self, listener: Listener) -> None:
+        self._listeners[listener] = None
+        if self._has_told:
+            listener.tell(self.event, self._encode(list(self._kept)), adds=True)
+
+    async def tick(self) -> None:
+        found = self._own()
+        found += await self._others()
+        found.sort(key=lambda event: (event["time_ms"], event["node"], event["n"]))
+        self._kept.extend(found)
+        if found or not self._has_told:
+            self._has_told = True
+            data = self._encode(found)
+            for listener in self._listeners:
+                listener.tell(self.event, data, adds=True)
+
+    async def close(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+
+    def _encode(self, events: list[Any]) -> bytes:
+        traced = sorted(self._node.traces.topics)
+        return msgspec.json.encode({"events": events, "traced_topics": traced, "silent_nodes": self._silent})
+
+    def _own(self) -> list[Any]:
+        node, ring = self._node, self._node.traces
+        after = self._after.get(node.node_id)
+        if after is None:
+            events, following = latest(ring, FEED_EVENTS_MAX, self._topic)
+        else:
+            events, following = ring.read(after, FEED_EVENTS_MAX, self._topic)
+        self._after[node.node_id] = following
+        return [msgspec.to_builtins(event) for event in events]
+
+    async def _others(self) -> list[Any]:
+        """What the others tell in time; one that does not is asked again when its question has run out."""
+        image = current_image(self._node)
+        brokers = {} if image is None else image.brokers
+        for broker in brokers.values():
+            is_other = broker.id != self._node.node_id and broker.http and not broker.is_fenced
+            if is_other and broker.id not in self._asking:
+                asking = get_json(broker.http, "/api/traces", **self._question(broker.id))
+                self._asking[broker.id] = self._loop.create_task(asking)
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=ANSWER_WAIT_S)
+        found: list[Any] = []
+        silent: list[int] = []
+        for node_id, task in list(self._asking.items()):
+            if not task.done():
+                silent.append(node_id)
+                continue
+            del self._asking[node_id]
+            try:
+                answer = task.result()
+                self._after[node_id] = int(answer["next"])
+                found += answer["events"]
+            except (HttpError, KeyError, TypeError, ValueError):
+                silent.append(node_id)
+        self._silent = sorted(silent)
+        return found
+
+    def _question(self, node_id: int) -> dict[str, Any]:
+        after = self._after.get(node_id)
+        asked = {"last": FEED_EVENTS_MAX} if after is None else {"after": after, "limit": FEED_EVENTS_MAX}
+        return {**asked, "topic": self._topic}

@@ -1,0 +1,374 @@
+"""The doctor's rules: each verdict from what it looks like, their order, and what is no reason for alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from chronik.doctor.consumption import COMMITS_S, needs_longer
+from chronik.doctor.diagnosis import Verdict
+from chronik.doctor.observations import (
+    DOCTOR_CLIENT_ID,
+    FetchProbe,
+    GroupSample,
+    Member,
+    Observations,
+    PartitionSample,
+    RejectionSample,
+)
+from chronik.doctor.rules import PRECEDENCE, judge
+from chronik.observe.traces import PartitionTrace, TraceRing
+
+TIMES_S = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+LONG_S = (0.0, 3.0, 6.0, 9.0, 12.0)
+REPLICAS = (1, 2, 3)
+
+
+def healthy(times_s: Sequence[float] = TIMES_S, partitions: int = 3) -> Observations:
+    """A topic under load: ends and watermarks rise, the watermark always a little behind."""
+    seen = Observations("orders", min_insync_replicas=2, seconds=times_s[-1])
+    for partition in range(partitions):
+        seen.partitions[partition] = [
+            PartitionSample(at_s, partition % 3 + 1, REPLICAS, REPLICAS, 0, int(at_s * 100) + 95, int(at_s * 100) + 100)
+            for at_s in times_s
+        ]
+        seen.fetches += [FetchProbe(at_s, partition, partition % 3 + 1, 0, 3.0) for at_s in times_s]
+    seen.rejections = [RejectionSample(at_s, {}) for at_s in (times_s[0], times_s[-1] / 2, times_s[-1])]
+    return seen
+
+
+def change(seen: Observations, partition: int, **fields: object) -> None:
+    """The same of each sample of a partition."""
+    seen.partitions[partition] = [replace(sample, **fields) for sample in seen.partitions[partition]]  # type: ignore[arg-type]
+
+
+def consumed(seen: Observations, times_s: Sequence[float], positions: Callable[[int, float], int]) -> None:
+    """A group `g` of one member that holds everything."""
+    held = tuple(seen.partitions)
+    member = Member("m-1", "reader", "10.0.0.9", held)
+    seen.groups["g"] = [
+        GroupSample(at_s, "Stable", (member,), {partition: positions(partition, at_s) for partition in held})
+        for at_s in times_s
+    ]
+
+
+# -- healthy -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_topic_with_a_group_that_follows_is_healthy() -> None:
+    seen = healthy()
+    consumed(seen, TIMES_S, lambda partition, at_s: int(at_s * 100))
+    diagnosis = judge(seen)
+    assert (diagnosis.verdict, diagnosis.also) == ("healthy", ())
+    assert "within 3 ms" in diagnosis.evidence[0].text
+    assert diagnosis.partitions[0].groups["g"] == {"committed": 500, "lag": 95}
+
+
+def test_a_topic_in_which_nothing_happens_is_healthy() -> None:
+    seen = healthy()
+    for partition in seen.partitions:
+        change(seen, partition, high_watermark=10, log_end_offset=10)
+    consumed(seen, TIMES_S, lambda partition, at_s: 10)
+    assert judge(seen).verdict == "healthy"
+    assert not needs_longer(seen)
+
+
+# -- no leader ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_without_a_leader_in_the_metadata_is_named() -> None:
+    seen = healthy()
+    change(seen, 1, leader=-1, high_watermark=None, log_end_offset=None, error="no leader is named", isr=(2,))
+    seen.silent_nodes = {2: "refused"}
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "no-leader"
+    assert [item.partition for item in diagnosis.evidence] == [1]
+    assert "node 2" in diagnosis.next_step
+
+
+def test_where_the_metadata_is_frozen_who_answers_decides() -> None:
+    seen = healthy()
+    for partition in seen.partitions:
+        change(seen, partition, high_watermark=None, log_end_offset=None, error="NOT_LEADER_OR_FOLLOWER")
+    change(seen, 1, error="cannot connect")
+    seen.silent_nodes = {2: "cannot connect", 3: "cannot connect"}
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "no-leader"
+    assert [(item.partition, item.node) for item in diagnosis.evidence] == [(0, 1), (1, 2), (2, 3)]
+    assert "does not lead" in diagnosis.evidence[0].text
+    assert "is silent" in diagnosis.evidence[1].text
+
+
+def test_a_leader_that_is_replaced_meanwhile_is_no_missing_leader() -> None:
+    seen = healthy()
+    samples = seen.partitions[0]
+    for at in (2, 3):
+        samples[at] = replace(samples[at], log_end_offset=None, high_watermark=None, error="cannot connect")
+    assert judge(seen).verdict == "healthy"
+    samples[-1] = replace(samples[-1], log_end_offset=None, high_watermark=None, error="cannot connect")
+    assert judge(seen).verdict == "healthy", "one look is not enough to say so"
+
+
+# -- watermarks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_watermark_that_stands_while_records_wait_is_named_with_whom_it_waits_for() -> None:
+    seen = healthy()
+    seen.min_insync_replicas = 3
+    seen.watermark_age_s = {0: 42.0}
+    change(seen, 0, high_watermark=50, isr=(1, 3))
+    diagnosis = judge(seen)
+    assert (diagnosis.verdict, diagnosis.also) == ("watermark-not-advancing", ("under-replicated",))
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.node, item.since_s) == (0, 2, 42.0)
+    assert item.numbers == {"high_watermark": 50, "log_end_offset": 600, "lag": 550}
+    assert "min.insync.replicas=3 needs 1 more" in item.text
+
+
+def test_a_watermark_that_began_to_stand_in_the_middle_counts_from_there() -> None:
+    seen = healthy()
+    samples = seen.partitions[0]
+    for at in range(2, 6):
+        samples[at] = replace(samples[at], high_watermark=250)
+    assert judge(seen).evidence[0].since_s == 3.0
+    samples[2] = replace(samples[2], high_watermark=249)
+    assert judge(seen).verdict == "healthy", "two seconds are too short to say so"
+
+
+def test_a_follower_in_sync_that_is_behind_or_silent_is_named() -> None:
+    seen = healthy()
+    change(seen, 0, high_watermark=50)
+    seen.replica_ends = {0: {1: 600, 2: 600, 3: 50}}
+    item = judge(seen).evidence[0]
+    assert item.node == 3
+    assert "behind at 50" in item.text
+    seen.silent_nodes = {2: "did not answer"}
+    assert judge(seen).evidence[0].node == 2
+
+
+def test_a_leader_that_does_not_tell_its_watermark_has_one_that_stands() -> None:
+    seen = healthy()
+    change(seen, 0, high_watermark=None, error="OFFSET_NOT_AVAILABLE")
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "watermark-not-advancing"
+    assert "not told" in diagnosis.evidence[0].text
+
+
+def test_records_that_no_producer_finished_before_are_no_standing_watermark() -> None:
+    seen = healthy()
+    change(seen, 0, high_watermark=100, log_end_offset=100)
+    seen.partitions[0][-1] = replace(seen.partitions[0][-1], log_end_offset=150)
+    assert judge(seen).verdict == "healthy"
+
+
+# -- fetches -----------------------------------------------------------------------------------------------------------
+
+
+def test_fetches_that_take_seconds_although_records_are_there_hang() -> None:
+    seen = healthy()
+    seen.fetches = [
+        FetchProbe(0, 2, 3, 17, 2_500.0),
+        FetchProbe(3, 2, 3, 17, 1_900.0, is_over=False),
+        FetchProbe(0, 0, 1, 0, 4.0),
+    ]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "fetch-hang"
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.node, item.numbers["longest_ms"]) == (2, 3, 2500.0)
+    assert "1 of them without an answer yet" in item.text
+    assert diagnosis.partitions[2].fetch_ms == 2500.0
+
+
+def test_one_slow_fetch_or_a_machine_that_is_slow_altogether_is_no_hang() -> None:
+    seen = healthy()
+    seen.fetches = [FetchProbe(0, 2, 3, 17, 2_500.0), FetchProbe(1, 2, 3, 17, 90.0)]
+    assert judge(seen).verdict == "healthy"
+    seen.fetches = [FetchProbe(0, 2, 3, 17, 2_500.0), FetchProbe(1, 2, 3, 17, 2_500.0)]
+    change(seen, 2, answer_ms=900.0)
+    assert judge(seen).verdict == "healthy"
+
+
+def traced(node: int = 3) -> tuple[TraceRing, list[float]]:
+    clock_ms = [0.0]
+    return TraceRing(node, 1000, lambda: clock_ms[0], SimpleNamespace(traces_dropped=0)), clock_ms
+
+
+def test_consumers_fetches_that_hang_are_found_in_the_traces_and_long_polls_are_not() -> None:
+    ring, clock_ms = traced()
+    trace = PartitionTrace(ring, "orders", 2)
+    for fetch in (1, 2):
+        trace.fetch_started(fetch, "reader", 10, 500, 1)
+        trace.watermark_seen(fetch, 20, 20)
+    trace.fetch_started(3, "waiter", 20, 60_000, 1)
+    trace.watermark_seen(3, 20, 20)
+    trace.no_data(3)
+    trace.fetch_started(4, DOCTOR_CLIENT_ID, 10, 0, 1)
+    trace.watermark_seen(4, 20, 20)
+    clock_ms[0] = 2_000.0
+    trace.fetch_served(1, "reader", 10, 100, 20, None, 2.0)
+    seen = healthy()
+    seen.traces, seen.node_clocks_ms = ring.read(0, 100)[0], {3: 5_000.0}
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "fetch-hang"
+    (item,) = diagnosis.evidence
+    assert (item.client, item.node, item.partition) == ("reader", 3, 2)
+    assert item.numbers == {"fetches": 2, "longest_ms": 5_000.0}
+    assert "waiter" not in item.text
+
+
+# -- leadership --------------------------------------------------------------------------------------------------------
+
+
+def rejected(seen: Observations, *counts: int) -> None:
+    seen.rejections = [
+        RejectionSample(at_s, {(2, 0): count, (1, 0): 7}) for at_s, count in zip((0, 2.5, 5), counts, strict=True)
+    ]
+
+
+def test_rejections_that_go_on_are_named_with_node_client_and_the_real_leader() -> None:
+    seen = healthy()
+    rejected(seen, 3, 9, 15)
+    ring, _ = traced(node=2)
+    PartitionTrace(ring, "orders", 0).rejected("stale", "NOT_LEADER_OR_FOLLOWER", "node 1 leads")
+    seen.traces = ring.read(0, 10)[0]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "leadership-rejections"
+    (item,) = diagnosis.evidence
+    assert (item.node, item.partition, item.client, item.numbers) == (2, 0, "stale", {"rejections": 12})
+    assert "node 1 does" in item.text
+    assert "stale" in diagnosis.next_step
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (3, 20, 20), (3, 3, 20), (3, 4, 5)])
+def test_rejections_that_are_few_or_over_are_a_leader_that_moved(counts: tuple[int, int, int]) -> None:
+    seen = healthy()
+    rejected(seen, *counts)
+    assert judge(seen).verdict == "healthy"
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_holds_its_partitions_and_commits_nothing_has_stopped() -> None:
+    seen = healthy(LONG_S)
+    consumed(seen, LONG_S, lambda partition, at_s: 40)
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "consumer-stopped"
+    (item,) = diagnosis.evidence
+    assert (item.client, item.group, item.since_s) == ("reader", "g", 12.0)
+    assert item.numbers["lag"] == 3 * (1295 - 40)
+    assert "reader" in diagnosis.next_step
+
+
+def test_nothing_is_said_of_a_group_before_it_had_the_time_to_commit_twice() -> None:
+    seen = healthy()
+    consumed(seen, TIMES_S, lambda partition, at_s: 40)
+    assert judge(seen).verdict == "healthy"
+    assert needs_longer(seen)
+    seen = healthy(LONG_S)
+    consumed(seen, LONG_S, lambda partition, at_s: 40 if at_s < 6 else 600)
+    assert judge(seen).verdict == "healthy"
+    assert LONG_S[-1] > COMMITS_S
+
+
+def test_one_of_two_members_that_stands_has_stopped_though_the_other_moves() -> None:
+    seen = healthy(LONG_S)
+    members = (Member("m-1", "stuck", "h", (0, 1)), Member("m-2", "fine", "h", (2,)))
+    seen.groups["g"] = [GroupSample(at_s, "Stable", members, {0: 40, 1: 40, 2: int(at_s * 100)}) for at_s in LONG_S]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "consumer-stopped"
+    assert [item.client for item in diagnosis.evidence] == ["stuck"]
+
+
+def test_a_group_that_has_ended_is_no_alarm_unless_it_is_asked_for() -> None:
+    seen = healthy(LONG_S)
+    seen.groups["g"] = [GroupSample(at_s, "Empty", (), {0: 40}) for at_s in LONG_S]
+    assert judge(seen).verdict == "healthy"
+    assert not needs_longer(seen)
+    seen.asked_group = "g"
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "consumer-stopped"
+    assert "Start its consumers" in diagnosis.next_step
+
+
+def test_a_partition_that_stands_alone_is_an_imbalance() -> None:
+    seen = healthy(LONG_S)
+    consumed(seen, LONG_S, lambda partition, at_s: 40 if partition == 1 else int(at_s * 100))
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "partition-imbalance"
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.client, item.numbers) == (1, "reader", {"committed": 40, "lag": 1255})
+    assert "partition 0, 2 moved" in item.text
+
+
+def test_a_partition_that_nobody_holds_is_an_imbalance_too() -> None:
+    seen = healthy(LONG_S)
+    consumed(seen, LONG_S, lambda partition, at_s: 40 if partition == 1 else int(at_s * 100))
+    seen.groups["g"] = [replace(sample, members=(Member("m", "reader", "h", (0, 2)),)) for sample in seen.groups["g"]]
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "partition-imbalance"
+    assert "no member holds it" in diagnosis.evidence[0].text
+
+
+# -- replicas, and the order -------------------------------------------------------------------------------------------
+
+
+def test_a_missing_replica_is_named_with_what_is_known_of_it() -> None:
+    seen = healthy()
+    change(seen, 0, isr=(1, 2))
+    seen.silent_nodes = {3: "Connection refused"}
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "under-replicated"
+    (item,) = diagnosis.evidence
+    assert (item.partition, item.node, item.since_s) == (0, 3, 5.0)
+    assert "Connection refused" in item.text
+    seen.partitions[0][-1] = replace(seen.partitions[0][-1], isr=REPLICAS)
+    assert judge(seen).verdict == "healthy"
+
+
+def everything() -> Observations:
+    """All causes at once, each on a partition of its own."""
+    seen = healthy(LONG_S, partitions=8)
+    change(seen, 0, leader=-1, log_end_offset=None, high_watermark=None, error="no leader is named")
+    change(seen, 1, high_watermark=10)
+    seen.fetches = [FetchProbe(0, 2, 3, 0, 5_000.0), FetchProbe(6, 2, 3, 0, 5_000.0)]
+    seen.rejections = [RejectionSample(at_s, {(1, 3): int(at_s) * 10}) for at_s in (0, 6, 12)]
+    members = (Member("a", "stuck", "h", (4,)), Member("b", "uneven", "h", (5, 6)))
+    seen.groups["g"] = [GroupSample(at_s, "Stable", members, {4: 1, 5: 1, 6: int(at_s) * 10}) for at_s in LONG_S]
+    change(seen, 7, isr=(1, 2))
+    return seen
+
+
+CURES: dict[Verdict, Callable[[Observations], object]] = {
+    "no-leader": lambda seen: seen.partitions.pop(0),
+    "watermark-not-advancing": lambda seen: seen.partitions.pop(1),
+    "fetch-hang": lambda seen: seen.fetches.clear(),
+    "leadership-rejections": lambda seen: seen.rejections.clear(),
+    "consumer-stopped": lambda seen: seen.partitions.pop(4),
+    "partition-imbalance": lambda seen: seen.partitions.pop(5),
+    "under-replicated": lambda seen: seen.partitions.pop(7),
+}
+
+
+def test_the_order_of_precedence_is_that_of_the_interface() -> None:
+    order: list[Verdict] = [rule.verdict for rule in PRECEDENCE]
+    assert order == list(CURES)
+    seen = everything()
+    for verdict, after in pairwise([*order, "healthy"]):
+        diagnosis = judge(seen)
+        assert diagnosis.verdict == verdict
+        CURES[verdict](seen)
+        assert judge(seen).verdict == after
+
+
+def test_the_json_has_what_the_interface_promises() -> None:
+    told = judge(everything()).to_json()
+    assert told["verdict"] == "no-leader"
+    assert told["also"][0] == "watermark-not-advancing"
+    assert {"verdict", "summary", "evidence", "partitions", "next_step"} <= told.keys()
+    assert told["partitions"][2]["fetch_ms"] == 5000.0
+    assert isinstance(told["evidence"][0]["text"], str)

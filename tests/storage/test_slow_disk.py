@@ -1,0 +1,47 @@
+"""The disk that can be made slow: only while its switch is there, and never on the loop."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from chronik.storage.slow_disk import SlowReads
+
+
+def test_segments_are_slow_in_threads_while_the_switch_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    wait = Event.wait
+
+    def noted(self: Event, timeout: float | None = None) -> bool:
+        waits.append(timeout)
+        return True if timeout == 1.5 else wait(self, timeout)
+
+    monkeypatch.setattr(Event, "wait", noted)
+    switch = tmp_path / "slow"
+    disk = SlowReads(str(switch))
+    segment = disk.open(str(tmp_path / "0.log"), create=True)
+    index = disk.open(str(tmp_path / "0.index"), create=True)
+    segment.pwrite(b"abc", 0)
+    index.pwrite(b"abc", 0)
+    assert segment.pread_cached(0, 3) == b"abc"
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(segment.pread, 0, 3).result() == b"abc"
+        slept = len(waits)
+        switch.write_text("1500")
+        assert segment.pread_cached(0, 3) is None
+        assert index.pread_cached(0, 3) == b"abc"
+        assert segment.pread(0, 3) == b"abc"
+        assert 1.5 not in waits[slept:], "the loop is never held up"
+        assert executor.submit(segment.pread, 0, 3).result() == b"abc"
+        assert waits.count(1.5) == 1
+        switch.unlink()
+        assert executor.submit(segment.pread, 0, 3).result() == b"abc"
+        assert waits.count(1.5) == 1
+    segment.close()
+    segment.close()
+    index.close()

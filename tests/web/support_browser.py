@@ -1,0 +1,86 @@
+"""A headless browser in a thread of its own.
+
+Playwright's plain interface keeps an event loop running in the thread that it is used in, where no test that comes
+later could run one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+FLAGS = (
+    "--no-sandbox",  # tests may run as root, and look at nothing but their own nodes
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WAIT_MS = 20_000
+PLAIN = (type(None), bool, int, float, str, bytes, dict)
+
+
+class Driven:
+    """One of playwright's objects, used in its thread: what it gives is driven too."""
+
+    def __init__(self, thread: ThreadPoolExecutor, thing: Any) -> None:
+        self._thread = thread
+        self._thing = thing
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._thread.submit(getattr, self._thing, name).result()
+        return self._driven(found)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        plain = [argument._thing if isinstance(argument, Driven) else argument for argument in arguments]
+        return self._driven(self._thread.submit(self._thing, *plain, **named).result())
+
+    def _driven(self, found: Any) -> Any:
+        if isinstance(found, PLAIN):
+            return found
+        if isinstance(found, list):
+            return [self._driven(one) for one in found]
+        return Driven(self._thread, found)
+
+
+class HeadlessBrowser:
+    """Chromium. `open` gives a page; `expect` waits for what should be seen on it."""
+
+    def __init__(self, executable: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="browser")
+        self.expect: Callable[[Any], Any] = Driven(self._thread, self._thread.submit(self._start, executable).result())
+
+    def _start(self, executable: str) -> Any:
+        from playwright.sync_api import expect, sync_playwright
+
+        expect.set_options(timeout=WAIT_MS)
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        return expect
+
+    def open(self, complaints: list[str], *, width: int, takes_console: bool, **context: Any) -> Any:
+        """A page in a context of its own; what goes wrong on it is added to `complaints`."""
+
+        def made() -> Any:
+            page = self._browser.new_context(viewport={"width": width, "height": 850}, **context).new_page()
+            page.set_default_timeout(WAIT_MS)
+            page.on("pageerror", lambda error: complaints.append(f"pageerror: {error}"))
+            page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+            if takes_console:
+                page.on("console", lambda message: self._heard(message, complaints))
+            return page
+
+        return Driven(self._thread, self._thread.submit(made).result())
+
+    @staticmethod
+    def _heard(message: Any, complaints: list[str]) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(f"console: {message.text}")
+
+    def close(self) -> None:
+        self._thread.submit(self._browser.close).result()
+        self._thread.submit(self._playwright.stop).result()
+        self._thread.shutdown()

@@ -1,0 +1,74 @@
+"""/api/doctor of a real cluster; what the doctor finds out is tested beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.web.support_http import batch_of, get, put
+
+from chronik.testing.cluster import TestCluster
+from chronik.web.diagnosis import in_own_thread
+
+
+def test_a_healthy_topic_is_healthy_and_one_topic_is_examined_at_a_time(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=2)
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"x"] * 3))
+    address = chronik_cluster.nodes[0].http
+
+    def ask(_: int) -> tuple[int, Any]:
+        return get(address, f"/api/doctor/{topic}?seconds=1")
+
+    with ThreadPoolExecutor(2) as threads:
+        answers = dict(threads.map(ask, range(2)))
+    assert answers.keys() == {200, 503}
+    assert (answers[200]["verdict"], answers[200]["topic"]) == ("healthy", topic)
+    assert answers[200]["summary"]
+    assert len(answers[200]["partitions"]) == 2
+    assert f"the doctor examines {topic} now" in answers[503]["error"]
+
+
+def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=1)
+    for path, status, says in (
+        ("nothing", 404, "/api/topics"),
+        (f"{topic}?group=nobody&seconds=1", 404, "group nobody does not exist"),
+        (f"{topic}?seconds=0", 400, "1 to 60"),
+        (f"{topic}?second=1", 400, "unknown parameter second"),
+    ):
+        answered, body = get(chronik_cluster.nodes[0].http, f"/api/doctor/{path}")
+        assert (path, answered) == (path, status)
+        assert says in body["error"]
+
+
+def test_work_on_a_loop_of_its_own_gives_its_result_its_error_and_ends_with_who_waits() -> None:
+    async def run() -> None:
+        async def result() -> int:
+            await asyncio.sleep(0)
+            return 7
+
+        async def failure() -> int:
+            raise ValueError("no")
+
+        ended = asyncio.Event()
+        here = asyncio.get_running_loop()
+
+        async def endless() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                here.call_soon_threadsafe(ended.set)
+
+        assert await in_own_thread(result) == 7
+        with pytest.raises(ValueError, match="no"):
+            await in_own_thread(failure)
+        waiting = asyncio.create_task(in_own_thread(endless))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        async with asyncio.timeout(10):
+            await ended.wait()
+        assert waiting.cancelled() or waiting.cancelling()
+
+    asyncio.run(run())

@@ -1,0 +1,181 @@
+"""/api/events and /api/groups of a real cluster, and streams that end with the node."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer
+from tests.conftest import StartNode
+from tests.support.eventually import eventually
+from tests.web.support_http import batch_of, get, put, put_unacknowledged
+
+from chronik.testing.cluster import TestCluster
+from chronik.web.events import LISTENERS_MAX
+
+
+class Events:
+    """A stream, read event by event."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def next(self) -> tuple[str, Any] | None:
+        """The next event; None where the stream is over."""
+        name = ""
+        while line := self._response.readline():
+            if line.startswith(b"event: "):
+                name = line[7:].strip().decode()
+            elif line.startswith(b"data: "):
+                return name, json.loads(line[6:])
+        return None
+
+    def until(self, name: str, *, events_max: int = 100) -> Iterator[Any]:
+        for _ in range(events_max):
+            found = self.next()
+            assert found is not None, "the stream ended"
+            if found[0] == name:
+                yield found[1]
+        raise AssertionError(f"no such {name} among {events_max} events")
+
+
+@contextmanager
+def events(address: str, query: str = "") -> Iterator[Events]:
+    connection = http.client.HTTPConnection(address, timeout=15)
+    try:
+        connection.request("GET", f"/api/events{query}")
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        yield Events(response)
+    finally:
+        connection.close()
+
+
+def test_a_topic_is_told_whole_at_every_node_while_it_grows(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=3)
+    put(chronik_cluster.bootstrap, topic, 1, batch_of([b"x"] * 7))
+    for node in chronik_cluster.nodes:
+        with events(str(node.http), f"?topic={topic}&topics=1") as stream:
+            told = next(
+                told
+                for told in stream.until("topic")
+                if [line["high_watermark"] for line in told["partitions"]] == [0, 7, 0]
+            )
+            assert [line["lag"] for line in told["partitions"]] == [0, 0, 0]
+            assert all(sorted(line["isr"]) == [1, 2, 3] for line in told["partitions"])
+            line = next(
+                line for told in stream.until("topics") for line in told["topics"] if line["records"] is not None
+            )
+            assert (line["name"], line["records"], line["lag"]) == (topic, 7, 0)
+
+
+def test_a_watermark_that_stands_is_told_with_since_when(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="1")
+    leader = chronik_cluster.leader(topic)
+    follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
+    watcher = next(node for node in chronik_cluster.nodes if node.id not in (leader, follower))
+    with events(str(watcher.http), f"?topic={topic}") as stream:
+        next(stream.until("topic"))
+        chronik_cluster.pause(follower)
+        put_unacknowledged(chronik_cluster.bootstrap, topic, 0, batch_of([b"waits"] * 4))
+        stalled = next(told for told in stream.until("topic") if told["partitions"][0]["stands_ms"] > 600)
+        assert stalled["partitions"][0]["lag"] == 4
+        chronik_cluster.resume(follower)
+        next(told for told in stream.until("topic") if told["partitions"][0]["high_watermark"] == 4)
+
+
+def test_groups_are_told_with_their_lag(chronik_cluster: TestCluster) -> None:
+    topic = chronik_cluster.topic(partitions=2)
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"x"] * 5))
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=chronik_cluster.bootstrap, group_id="readers", auto_offset_reset="earliest"
+    )
+    try:
+        eventually(lambda: consumer.poll(timeout_ms=200), 20, "the consumer has its records")
+        consumer.commit()
+        put(chronik_cluster.bootstrap, topic, 0, batch_of([b"y"] * 3))
+        for node in chronik_cluster.nodes:
+            status, listed = get(node.http, "/api/groups")
+            assert status == 200
+            assert [(line["group"], line["state"], line["lag"], line["member_count"]) for line in listed["groups"]] == [
+                ("readers", "Stable", 3, 1)
+            ]
+            status, group = get(node.http, "/api/groups/readers")
+            assert status == 200
+            (member,) = group["members"]
+            assert {held["partition"] for held in member["partitions"]} == {0, 1}
+            first = group["partitions"][0]
+            assert (first["topic"], first["committed"], first["end"], first["lag"]) == (topic, 5, 8, 3)
+            assert first["member"] == member["member"]
+        with events(str(chronik_cluster.nodes[1].http), "?groups=1&group=readers") as stream:
+            assert next(stream.until("group"))["lag"] == 3
+            assert next(stream.until("groups"))["groups"][0]["group"] == "readers"
+    finally:
+        consumer.close()
+
+
+def test_what_is_not_there_is_told_in_words(chronik_cluster: TestCluster) -> None:
+    address = chronik_cluster.nodes[0].http
+    assert get(address, "/api/groups/nobody") == (404, {"error": "group nobody does not exist: see /api/groups"})
+    status, body = get(address, "/api/events?topics=yes")
+    assert (status, body["error"]) == (400, "topics=yes is unknown: pass 0 or 1")
+    assert get(address, "/api/events?everything=1")[0] == 400
+    with events(str(address), "?topic=nothing&group=nobody") as stream:
+        assert next(stream.until("topic")) == {"error": "topic nothing does not exist"}
+        assert "does not exist" in next(stream.until("group"))["error"]
+
+
+def test_streams_end_when_the_node_stops_and_their_number_is_bounded(start_node: StartNode) -> None:
+    node = start_node()
+    address = f"127.0.0.1:{node.http_port}"
+    with events(address) as stream:
+        assert next(stream.until("cluster"))["is_ready"] is True
+        connections = [http.client.HTTPConnection(address, timeout=10) for _ in range(LISTENERS_MAX - 1)]
+        for connection in connections:
+            connection.request("GET", "/api/events")
+            assert connection.getresponse().status == 200
+        status, body = get(address, "/api/events")
+        assert status == 503
+        assert "close a page" in body["error"]
+        connections.pop().close()
+        eventually(lambda: _status(address) == 200, what="a place is free again")
+        node.terminate()
+        while stream.next() is not None:
+            pass
+        assert "Traceback" not in node.log_text()
+        for connection in connections:
+            connection.close()
+
+
+def _status(address: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("GET", "/api/events")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/page/nothing.js", "/api/nothing"])
+def test_every_answer_keeps_other_sites_out(chronik_cluster: TestCluster, path: str) -> None:
+    connection = http.client.HTTPConnection(str(chronik_cluster.nodes[0].http), timeout=10)
+    connection.request("GET", path, headers={"Origin": "http://elsewhere.example"})
+    response = connection.getresponse()
+    body = response.read()
+    assert response.headers["content-security-policy"].startswith("default-src 'self'")
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in response.headers
+    if path == "/":
+        etag = response.headers["etag"]
+        connection.request("GET", path, headers={"If-None-Match": etag})
+        again = connection.getresponse()
+        assert (again.status, again.read()) == (304, b"")
+    else:
+        assert response.status == 404
+        assert "see /" in json.loads(body)["error"]
+    connection.close()

@@ -1,0 +1,174 @@
+"""The page in a real browser, with a real cluster behind it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kafka import KafkaConsumer
+from tests.support.eventually import eventually
+from tests.web.conftest import Expect, OpenPage
+from tests.web.support_http import batch_of, put, put_unacknowledged
+
+from chronik.testing.cluster import TestCluster
+
+SCRIPT = b"<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
+
+
+def test_it_shows_the_cluster_and_a_record_as_soon_as_it_is_produced(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=2)
+    page = open_page(chronik_cluster.nodes[0].http)
+    expect(page).to_have_title("Cluster · Chronik")
+    expect(page.locator("#health")).to_contain_text("Healthy")
+    expect(page.locator("tbody tr[data-key^=node-]")).to_have_count(3)
+    expect(page.locator("#connection")).to_contain_text("live")
+    page.get_by_role("link", name=topic).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(topic)
+    expect(page.locator("tbody tr[data-key^=partition-]")).to_have_count(2)
+    page.get_by_role("link", name="Messages").click()
+    expect(page.get_by_text("There is no record from there on.")).to_be_visible()
+    put(chronik_cluster.bootstrap, topic, 1, batch_of([b'{"order": 12345678901234567890, "items": []}']))
+    row = page.locator("ol.messages li")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("key-0")
+    row.locator("summary").click()
+    expect(row.locator("pre").nth(1)).to_have_text('{\n  "order": 12345678901234567890,\n  "items": []\n}')
+    expect(row).to_contain_text("source")
+
+
+def test_script_in_a_message_is_shown_as_text_and_bytes_as_hex(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=1)
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([SCRIPT, b"\x00\x01\xfe", None]))
+    page = open_page(chronik_cluster.nodes[0].http, f"/#/topics/{topic}/messages")
+    rows = page.locator("ol.messages li")
+    expect(rows).to_have_count(3)
+    script = page.locator("ol.messages li[data-key='0-0']")
+    script.locator("summary").click()
+    expect(script.locator("pre").nth(1)).to_have_text(SCRIPT.decode())
+    binary = page.locator("ol.messages li[data-key='0-1']")
+    binary.locator("summary").click()
+    expect(binary.locator("pre").nth(1)).to_contain_text("000000  00 01 fe")
+    expect(page.locator("ol.messages li[data-key='0-2'] summary")).to_contain_text("null")
+    assert page.evaluate("window.ran") is None
+    page.get_by_label("From", exact=True).select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("2")
+    page.get_by_role("button", name="Read").click()
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Older").click()
+    expect(rows).to_have_count(3)
+
+
+def test_a_watermark_that_stands_is_shown_and_explained_until_it_moves_again(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
+    leader = chronik_cluster.leader(topic)
+    follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
+    watcher = next(node for node in chronik_cluster.nodes if node.id not in (leader, follower))
+    cluster, page = (open_page(watcher.http, path) for path in ("/", f"/#/topics/{topic}"))
+    partition = page.locator("tbody tr[data-key=partition-0]")
+    expect(partition).to_contain_text("ok")
+    expect(cluster.locator("#health")).to_contain_text("Healthy")
+    chronik_cluster.pause(follower)
+    put_unacknowledged(chronik_cluster.bootstrap, topic, 0, batch_of([b"waits"] * 7))
+    expect(partition).to_contain_text("stalled")
+    expect(partition.locator("td[data-label=Lag]")).to_contain_text("7")
+    expect(cluster.locator("#health")).to_contain_text(f"Watermark stands on {topic}")
+    stalls = page.get_by_role("region", name="Stall windows")
+    expect(stalls).to_contain_text("watermark stands at 0, the log ends at 7")
+    page.get_by_role("button", name="Diagnose").click()
+    verdict = page.get_by_role("status", name="Diagnosis")
+    expect(verdict.get_by_role("heading")).to_have_text("watermark-not-advancing")
+    expect(verdict).to_contain_text(f"node {follower}")
+    chronik_cluster.resume(follower)
+    expect(partition.locator("td[data-label=Watermark]")).to_have_text("7")
+    expect(partition).not_to_contain_text("stalled")
+    expect(stalls).not_to_contain_text("still")
+
+
+def test_a_node_that_goes_down_and_comes_back_is_shown_without_a_reload(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=3)
+    down, *others = chronik_cluster.nodes
+    page = open_page(others[0].http)
+    gone = open_page(down.http, f"/#/topics/{topic}", may_fail=True)
+    for one in (page, gone):
+        one.evaluate("window.opened = true")
+    expect(page.locator("#health")).to_contain_text("Healthy")
+    expect(gone.locator("tbody tr[data-key=partition-2]")).to_contain_text("ok")
+    chronik_cluster.kill(down.id)
+    expect(gone.locator("#notice")).to_contain_text(f"Not connected to node {down.id}")
+    expect(gone.locator("#connection")).to_contain_text("not connected")
+    row = page.locator(f"tr[data-key=node-{down.id}]")
+    expect(row).to_contain_text("down")
+    expect(page.locator("#health")).to_contain_text(f"Node {down.id} is down")
+    expect(page.locator(f"tr[data-key='topic-{topic}']")).to_contain_text("under-replicated")
+    chronik_cluster.start(down.id)
+    expect(row).to_contain_text("alive")
+    expect(page.locator("#health")).to_contain_text("Healthy")
+    expect(gone.locator("#connection")).to_contain_text("live")
+    expect(gone.locator("#notice")).to_be_empty()
+    expect(gone.locator("tbody tr[data-key=partition-2]")).to_contain_text("ok")
+    for one in (page, gone):
+        assert one.evaluate("window.opened") is True
+
+
+def test_nothing_is_wider_than_a_phone_and_groups_are_told_with_their_lag(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    topic = chronik_cluster.topic(partitions=2, chronik_trace="true")
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"long " * 2000, SCRIPT, bytes(range(256)) * 8]))
+    group = "readers-with-a-name-that-is-far-too-long-to-fit-into-one-line-of-any-phone-that-there-is"
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=chronik_cluster.bootstrap, group_id=group, auto_offset_reset="earliest"
+    )
+    try:
+        eventually(lambda: consumer.poll(timeout_ms=200), 20, "the consumer has its records")
+        consumer.commit()
+        put(chronik_cluster.bootstrap, topic, 0, batch_of([b"more"] * 4))
+        page = open_page(chronik_cluster.nodes[0].http, width=390, color_scheme="dark")
+        for path, shows in (
+            ("", group),
+            (f"topics/{topic}", "node "),
+            (f"topics/{topic}/messages", "long"),
+            (f"topics/{topic}/traces", "produce appended"),
+            (f"topics/{topic}/settings", "chronik.trace"),
+            ("groups", group),
+            (f"groups/{group}", f"{topic}-0"),
+        ):
+            page.evaluate(f"location.hash = '#/{path}'")
+            expect(page.locator("main")).to_contain_text(shows)
+            for summary in page.locator("ol.messages summary").all()[:6]:
+                summary.click()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        line = page.locator(f"tr[data-key='{topic}-0']")
+        expect(line.locator("td[data-label=Lag]")).to_contain_text("4")
+        expect(line.locator("td[data-label=Committed]")).to_have_text("3")
+    finally:
+        consumer.close()
+
+
+def test_what_does_not_exist_is_said_in_words(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
+    page = open_page(chronik_cluster.nodes[0].http, "/#/topics/nothing")
+    expect(page.get_by_text("topic nothing does not exist")).to_be_visible()
+    page.evaluate("location.hash = '#/groups/nobody'")
+    expect(page.get_by_text(re.compile("group nobody does not exist"))).to_be_visible()
+
+
+def test_the_page_asks_nothing_of_other_hosts_and_is_in_the_wheel() -> None:
+    from chronik.web.page_files import CONTENT_TYPES, FOLDER
+
+    for path in FOLDER.iterdir():
+        assert path.suffix in CONTENT_TYPES, path
+        text = path.read_text()
+        addresses = set(re.findall(r"https?://[^\s\"'`$)]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not addresses, path
+        assert "innerHTML" not in text, path
+    assert Path(FOLDER, "index.html").is_file()
