@@ -56,13 +56,13 @@ $(VENV_STAMP): scripts/find-python
 
 $(RUN_STAMP): pyproject.toml constraints.txt $(VENV_STAMP)
 	@echo "chronik: installing the run time into $(VENV)"
-	@$(BIN)/python -m pip install --quiet -e .
+	@$(BIN)/python -m pip install --quiet -e '.[spark]'
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "chronik: installing what the tests need into $(VENV)"
-	@$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml
 	@bash scripts/test-tools $(TOOLS)

@@ -12,6 +12,7 @@ import typer
 from chronik import __version__
 from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
 from chronik.client.errors import ClientError
+from chronik.client.ledger import LedgerError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
@@ -44,6 +45,9 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     except KafkaError as error:
         say(explain(error))
+        return CANNOT
+    except LedgerError as error:
+        say(str(error))
         return CANNOT
     except ClientError as error:
         say(f"{error}: is the broker running there? Pass -b HOST:PORT for another")

@@ -13,8 +13,9 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.ledger import RecordFile
+from chronik.cli.ledger import open_ledger
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
+from chronik.client.ledger import Ledger
 
 BATCH_RECORDS_MAX = 1000
 POLL_S = 0.2
@@ -36,7 +37,7 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print a topic's records until --count, --timeout or Ctrl-C."""
-    receipt_file = RecordFile(receipts, "--receipts") if receipts else None
+    receipt_file = open_ledger(receipts, "--receipts") if receipts else None
     idle = IdleClock(timeout, joined=group is None)
     consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
     printer = JsonPrinter(topic, group) if as_json else LinePrinter()
@@ -103,7 +104,7 @@ def _consumer(topic: str, group: str | None, from_beginning: bool, bootstrap: st
 def _run(
     consumer: Any,
     printer: LinePrinter | JsonPrinter,
-    receipts: RecordFile | None,
+    receipts: Ledger | None,
     commit: bool,
     count: int | None,
     idle: IdleClock,
@@ -120,7 +121,7 @@ def _run(
                     continue
                 printer.add(message)
                 if receipts is not None:
-                    receipts.add(message)
+                    receipts.confluent(None, message)
                 consumed += 1
             if batch:
                 idle.restart()

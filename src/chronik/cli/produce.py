@@ -12,9 +12,10 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError, say
-from chronik.cli.ledger import RecordFile
+from chronik.cli.ledger import open_ledger
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, parse_acks
 from chronik.cli.output import progress
+from chronik.client.ledger import Ledger
 
 POLL_EVERY_RECORDS = 1000
 POLL_EVERY_S = 0.1
@@ -51,7 +52,7 @@ def produce(
         )
     )
     partitions_of(producer, topic, bootstrap)
-    account = DeliveryAccount(RecordFile(ledger, "--ledger") if ledger else None)
+    account = DeliveryAccount(open_ledger(ledger, "--ledger") if ledger else None)
     sent = 0
     started = polled_s = time.monotonic()
     try:
@@ -95,7 +96,7 @@ def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, acco
 class DeliveryAccount:
     """Counts delivery reports, and writes the acknowledged ones to a ledger."""
 
-    def __init__(self, ledger: RecordFile | None) -> None:
+    def __init__(self, ledger: Ledger | None) -> None:
         self.acknowledged: Counter[int] = Counter()
         self.failed = 0
         self.first_error = ""
@@ -107,7 +108,7 @@ class DeliveryAccount:
             return
         self.acknowledged[message.partition()] += 1
         if self._ledger is not None:
-            self._ledger.add(message)
+            self._ledger.confluent(None, message)
 
     def refused(self, reason: str) -> None:
         self.failed += 1

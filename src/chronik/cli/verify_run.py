@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.ledger import RecordFile
+from chronik.cli.ledger import open_ledger
 from chronik.cli.options import parse_bootstrap, with_cluster
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
@@ -102,7 +102,7 @@ def _delete(bootstrap: str, topic: str) -> None:
 
 def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> dict[str, Any]:
     account = Account(experiment.messages, experiment.partitions)
-    record_file = RecordFile(ledger, "--ledger") if ledger else None
+    record_file = open_ledger(ledger, "--ledger") if ledger else None
 
     def reported(report: Report) -> None:
         if report.error is not None:
@@ -112,7 +112,7 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
         if record_file is not None:
             key, value = record(report.number)
             partition = report.number % experiment.partitions
-            record_file.write(prepared.topic, partition, report.offset, report.timestamp_ms, key, value)
+            record_file.record(prepared.topic, partition, report.offset, report.timestamp_ms, key, value)
 
     started_s = time.monotonic()
     try:

@@ -20,6 +20,7 @@ EARLIEST = -2
 CONSUMER_READER = -1
 LOG_END_READER = -2
 """ListOffsets' replica id of a debugging reader: brokers answer `latest` with the log's end, not the watermark."""
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TOPIC_RESOURCE = 2
 SET_CONFIG, DELETE_CONFIG = 0, 1
 DYNAMIC_TOPIC_CONFIG = 1
@@ -135,6 +136,7 @@ class Topics:
         partitions: Iterable[int] | None = None,
         *,
         reader: int = CONSUMER_READER,
+        isolation_level: int = READ_UNCOMMITTED,
     ) -> dict[int, ListedOffset]:
         """ListOffsets at each partition's leader: LATEST, EARLIEST, or the first record at or after a time."""
         wanted = None if partitions is None else frozenset(partitions)
@@ -148,20 +150,28 @@ class Topics:
                     missing.setdefault(leader, []).append(partition)
             for leader, led in missing.items():
                 connection = await self._cluster.connection(leader, within)
-                done.update(await _list_offsets(connection, name, led, timestamp_ms, reader, within.left_s))
+                done.update(
+                    await _list_offsets(connection, name, led, timestamp_ms, reader, isolation_level, within.left_s)
+                )
             return dict(sorted(done.items()))
 
         return await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
 
 async def _list_offsets(
-    connection: Connection, name: str, partitions: list[int], timestamp_ms: int, reader: int, timeout_s: float
+    connection: Connection,
+    name: str,
+    partitions: list[int],
+    timestamp_ms: int,
+    reader: int,
+    isolation_level: int,
+    timeout_s: float,
 ) -> dict[int, ListedOffset]:
     asked = [
         {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         for partition in partitions
     ]
-    values = {"replica_id": reader, "isolation_level": 0, "topics": [{"name": name, "partitions": asked}]}
+    values = {"replica_id": reader, "isolation_level": isolation_level, "topics": [{"name": name, "partitions": asked}]}
     response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
     answers = response.topics[0].partitions
     for answer in answers:

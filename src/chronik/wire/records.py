@@ -114,6 +114,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             shift += 7
             if shift > 63:
                 raise _corrupt("varint longer than ten bytes")
+        if value >> 64:
+            raise _corrupt("varint of more than 64 bits")
         byte = value
     return (byte >> 1) ^ -(byte & 1), at
 

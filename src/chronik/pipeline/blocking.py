@@ -1,0 +1,105 @@
+"""The asyncio client from plain code: Spark's workers and planners have no loop of their own.
+
+A loop per cluster, run only while a call waits. Failures become PipelineErrors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
+
+from chronik.client.cluster import Cluster
+from chronik.client.errors import ClientError
+from chronik.client.groups import Groups
+from chronik.client.layout import TopicLayout
+from chronik.client.topics import CONSUMER_READER, Topics
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.positions import Partition
+from chronik.wire.errors import ErrorCode, KafkaError
+
+__all__ = ["BlockingCluster", "parse_bootstrap"]
+
+_T = TypeVar("_T")
+
+CLIENT_ID = "chronik-pipeline"
+_ADDRESS = re.compile(r"^(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})$")
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    addresses: list[tuple[str, int]] = []
+    for part in text.split(","):
+        found = _ADDRESS.match(part.strip())
+        if found is None or not 0 < int(found["port"]) < 65536:
+            raise PipelineError(f"{part.strip() or 'an empty name'} is no broker's address: write HOST:PORT[,...]")
+        addresses.append((found["v6"] or found["host"], int(found["port"])))
+    return addresses
+
+
+class BlockingCluster:
+    """One cluster, asked from one thread. Close it, or its sockets stay open."""
+
+    def __init__(self, bootstrap: str, *, timeout_s: float = 30.0) -> None:
+        self.bootstrap = bootstrap
+        addresses = parse_bootstrap(bootstrap)
+        self.loop = asyncio.new_event_loop()
+        self.cluster = Cluster(addresses, client_id=CLIENT_ID, timeout_s=timeout_s)
+
+    def __enter__(self) -> BlockingCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Whatever still waits is given up."""
+        if not self.loop.is_closed():
+            self.loop.run_until_complete(self._close())
+            self.loop.close()
+
+    async def _close(self) -> None:
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await self.cluster.close()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return self.loop.run_until_complete(work)
+        except ClientError as error:
+            raise PipelineError(f"no answer from {self.bootstrap}: {error}; is the broker running there?") from None
+        except KafkaError as error:
+            if error.code == ErrorCode.unknown_topic_or_partition:
+                raise PipelineError(f"{error.message}: the cluster at {self.bootstrap} has no such topic") from None
+            raise PipelineError(f"the cluster at {self.bootstrap} refused: {error}") from None
+
+    def topics(self, names: Iterable[str] | None) -> dict[str, TopicLayout]:
+        """Those of the given names that exist; all of the cluster's where None."""
+        wanted = None if names is None else list(names)
+        layout = self.run(self.cluster.layout(wanted))
+        return {
+            name: topic
+            for name, topic in layout.topics.items()
+            if topic.error != ErrorCode.unknown_topic_or_partition and topic.partitions
+        }
+
+    def offsets(
+        self, partitions: Iterable[Partition], timestamp_ms: int, *, committed_only: bool = False
+    ) -> dict[Partition, int]:
+        """ListOffsets of each; -1 where a time is asked for that no record has reached."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+        found: dict[Partition, int] = {}
+        topics = Topics(self.cluster)
+        for topic, wanted in by_topic.items():
+            listed = self.run(
+                topics.offsets(topic, timestamp_ms, wanted, reader=CONSUMER_READER, isolation_level=int(committed_only))
+            )
+            found |= {(topic, partition): answer.offset for partition, answer in listed.items()}
+        return found
+
+    def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        self.run(Groups(self.cluster).commit(group, offsets))

@@ -1,0 +1,25 @@
+"""What a job tells its user: one line. Spark wraps it into a page of frames, where `failure_line` finds it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["PipelineError", "failure_line"]
+
+_MARK = "chronik.pipeline.errors.PipelineError: "
+_LINE = re.compile(re.escape(_MARK) + r"(.+)")
+
+
+class PipelineError(Exception):
+    """The text is one line that says what is wrong and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def failure_line(error: BaseException) -> str | None:
+    """Our own line inside of whatever Spark made of it; None where the failure is not one of ours."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    found = _LINE.search(str(error))
+    return found.group(1).strip() if found else None

@@ -1,0 +1,187 @@
+"""One range of offsets, from the partition's leader into Arrow: what a Spark task does.
+
+The next fetch is on its way while the last one is decoded and handed on. The end of a range lay below the high
+watermark when it was planned, so everything in it can be read, sooner or later: where the leader answers with nothing,
+it is asked again until `STALLED_S_MAX` have passed without a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chronik.client.cluster import Deadline
+from chronik.client.connection import Connection
+from chronik.client.errors import ClientError
+from chronik.client.topics import EARLIEST, Topics
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.columns import RecordRange
+from chronik.pipeline.decoder import ArrowDecoder, next_offset_behind
+from chronik.pipeline.errors import PipelineError
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
+from chronik.wire.fetch_response import FetchPartitionResponse, read_fetch_response
+
+__all__ = ["ReadSettings", "read_range"]
+
+BY_NAME_AT_MOST = 12
+"""The last version of Fetch that names topics instead of giving their ids."""
+FETCH_BYTES_MAX = 4 * 1024 * 1024
+FETCH_WAIT_MS = 500
+FETCH_TIMEOUT_S = 15.0
+STALLED_S_MAX = 60.0
+
+Asked = asyncio.Task[FetchPartitionResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How a range is read, the same for all of a job's tasks."""
+
+    bootstrap: str
+    with_headers: bool = False
+    committed_only: bool = False
+    fail_on_data_loss: bool = True
+
+
+def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
+    """Arrow batches of the range. `topic_id` is the topic's when it was planned, empty where brokers have none."""
+    with BlockingCluster(settings.bootstrap) as cluster:
+        fetches = PartitionFetches(cluster, wanted, topic_id, settings.committed_only)
+        decoder = ArrowDecoder(wanted, with_headers=settings.with_headers)
+        pending: Asked | None = fetches.ask(wanted.start)
+        while not decoder.is_done:
+            try:
+                fetched = cluster.run(fetches.answer(pending))
+            except LogShortened as gap:
+                if settings.fail_on_data_loss:
+                    raise PipelineError(f"{gap}; pass failOnDataLoss=false to read on where the log starts") from None
+                if gap.resume_at is None or gap.resume_at >= wanted.stop:
+                    break
+                # The first batch may hold records below it, which are as gone as the others.
+                yield from decoder.finish()
+                decoder = ArrowDecoder(wanted._replace(start=gap.resume_at), with_headers=settings.with_headers)
+                pending = fetches.ask(gap.resume_at)
+                continue
+            records = memoryview(fetched.records)
+            behind = next_offset_behind(records, decoder.next_offset)
+            pending = fetches.ask(behind) if behind < wanted.stop else None
+            yield from decoder.feed(records, fetched.aborted_transactions or ())
+        yield from decoder.finish()
+
+
+class LogShortened(Exception):
+    """The wanted offset is no longer in the log. `resume_at` is where it starts now, None where it has ended."""
+
+    def __init__(self, message: str, resume_at: int | None) -> None:
+        super().__init__(message)
+        self.resume_at = resume_at
+
+
+class PartitionFetches:
+    """Fetch requests to one partition's leader, wherever that moves to."""
+
+    def __init__(self, cluster: BlockingCluster, wanted: RecordRange, topic_id: str, committed_only: bool) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self._topic_id = topic_id
+        self._isolation_level = int(committed_only)
+        self._leader: Connection | None = None
+
+    def ask(self, offset: int) -> Asked:
+        """Sends the request, so that the broker works on it while we do something else."""
+        task = self._cluster.loop.create_task(self._fetch(offset))
+        self._cluster.loop.run_until_complete(asyncio.sleep(0))
+        return task
+
+    async def answer(self, asked: Asked | None) -> FetchPartitionResponse:
+        assert asked is not None
+        return await asked
+
+    async def _fetch(self, offset: int) -> FetchPartitionResponse:
+        """The first answer that holds a batch."""
+        stalled = Deadline(STALLED_S_MAX)
+        while True:
+            found = await self._cluster.cluster.retry(lambda within: self._attempt(offset, within))
+            if len(found.records):
+                return found
+            if stalled.left_s == 0:
+                raise KafkaError(
+                    ErrorCode.offset_not_available,
+                    f"{self._place} gave nothing at {offset} for {STALLED_S_MAX:g} s; its high watermark is "
+                    f"{found.high_watermark}, and offsets up to {self._wanted.stop} were to be read",
+                )
+
+    async def _attempt(self, offset: int, within: Deadline) -> FetchPartitionResponse:
+        connection = self._leader if self._leader is not None and not self._leader.is_closed else None
+        if connection is None:
+            connection = self._leader = await self._find_leader(within)
+        try:
+            found = await self._request(connection, offset)
+        except (KafkaError, ClientError):
+            self._leader = None
+            raise
+        if found.error_code == ErrorCode.offset_out_of_range:
+            raise await self._shortened(offset)
+        if found.error_code:
+            self._leader = None
+            raise KafkaError(ErrorCode(found.error_code), f"fetch of {self._place} at {offset}")
+        return found
+
+    async def _request(self, connection: Connection, offset: int) -> FetchPartitionResponse:
+        version = connection.version(ApiKey.FETCH, BY_NAME_AT_MOST)
+        asked = FetchPartition(
+            self._wanted.partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            max_bytes=FETCH_BYTES_MAX,
+        )
+        request = FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES_MAX,
+            isolation_level=self._isolation_level,
+            topics=[FetchTopic(self._wanted.topic, None, [asked])],
+        )
+        body = write_fetch_request(version, request)
+        answer = await connection.request(ApiKey.FETCH, version, body, timeout_s=FETCH_TIMEOUT_S)
+        try:
+            response = read_fetch_response(version, answer)
+        except MalformedRequest as error:
+            raise KafkaError(ErrorCode.unknown_server_error, f"{connection.name}: {error}") from None
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code), f"fetch of {self._place} at {offset}")
+        if len(response.topics) != 1 or len(response.topics[0][2]) != 1:
+            raise KafkaError(ErrorCode.unknown_server_error, f"{connection.name} left {self._place} out of its answer")
+        return response.topics[0][2][0]
+
+    async def _find_leader(self, within: Deadline) -> Connection:
+        cluster = self._cluster.cluster
+        topic = await cluster.topic(self._wanted.topic, deadline=within)
+        if self._topic_id and topic.id is not None and str(topic.id) != self._topic_id:
+            raise PipelineError(
+                f"topic {self._wanted.topic} was deleted and made again while it was read: "
+                "start with a new checkpoint folder"
+            )
+        leaders = await cluster.leaders(self._wanted.topic, frozenset({self._wanted.partition}), deadline=within)
+        if self._wanted.partition not in leaders:
+            raise PipelineError(f"{self._place} is gone: was the topic deleted and made again with fewer partitions?")
+        return await cluster.connection(leaders[self._wanted.partition], within)
+
+    async def _shortened(self, offset: int) -> LogShortened:
+        topics = Topics(self._cluster.cluster)
+        start = (await topics.offsets(self._wanted.topic, EARLIEST, [self._wanted.partition]))[self._wanted.partition]
+        if start.offset > offset:
+            return LogShortened(
+                f"{self._place}: offsets {offset} to {start.offset - 1} are no longer in the log", start.offset
+            )
+        return LogShortened(f"{self._place}: the log ends before offset {offset}, which had been there", None)
+
+    @property
+    def _place(self) -> str:
+        return f"{self._wanted.topic}-{self._wanted.partition}"

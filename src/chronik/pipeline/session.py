@@ -1,0 +1,83 @@
+"""A Spark session as the jobs want it: quick to start on one machine, nothing in the way on a cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.registering import commit_to_groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["java_fault", "spark_session"]
+
+JAVA_MIN = 17
+JAVA_TIMEOUT_S = 30
+
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=4 -Xss4m",
+    "spark.driver.memory": "1g",
+}
+ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+def java_fault() -> str | None:
+    """Why Spark cannot start here for want of Java; None where it can."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    wanted = f"install Java {JAVA_MIN} or later (Debian: apt-get install default-jre-headless), or set JAVA_HOME"
+    if java is None or not os.access(java, os.X_OK):
+        return f"Spark needs Java, and there is none: {wanted}"
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{java} does not run ({error}): {wanted}"
+    version = told.stderr.partition('"')[2].partition('"')[0]
+    major = version.split(".")[0]
+    if not major.isdigit() or int(major) < JAVA_MIN:
+        return f"Spark needs Java {JAVA_MIN}, and {java} is {version or 'of an unknown version'}: {wanted}"
+    return None
+
+
+def spark_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """The session of this process, made where there is none yet. Raises PipelineError where Spark cannot start."""
+    fault = java_fault()
+    if fault is not None:
+        raise PipelineError(fault)
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise PipelineError("Spark is not installed: pip install 'chronik[spark]'") from None
+    settings = dict(ALWAYS)
+    if master.startswith("local"):
+        # Workers are this Python, and nothing asks the network for this machine's name.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= LOCAL
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise PipelineError(f"Spark does not start at {master}: {first[0]}") from None
+    session.sparkContext.setLogLevel("ERROR")
+    commit_to_groups(session)
+    return session

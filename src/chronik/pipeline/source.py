@@ -1,0 +1,171 @@
+"""The Spark source `chronik`: a topic's records as rows, in batch and streaming queries.
+
+Spark calls this in processes of its own: the planning half in one Python process beside the driver, the reading half
+in the executors' workers. Nothing but pickled options and ranges goes from one to the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.columns import RecordRange
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.options import SourceOptions
+from chronik.pipeline.planning import Planner
+from chronik.pipeline.positions import Position
+from chronik.pipeline.reading import ReadSettings, read_range
+
+__all__ = ["ChronikSource"]
+
+SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+HEADERS_SCHEMA = ", headers array<struct<key: string, value: binary>>"
+
+logger = logging.getLogger(__name__)
+
+
+class ChronikSource(DataSource):
+    """`format("chronik")`. The options are those of `pipeline.options`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "chronik"
+
+    def schema(self) -> str:
+        return SCHEMA + (HEADERS_SCHEMA if self._given_flag("includeHeaders") else "")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(SourceOptions.parse(self._given, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(SourceOptions.parse(self._given, streaming=True))
+
+    def _given_flag(self, name: str) -> bool:
+        """Asked for before it is known whether the read is a batch or a stream, so before the options are parsed."""
+        return any(
+            key.lower() == name.lower() and value.strip().lower() == "true" for key, value in self._given.items()
+        )
+
+
+class RangeToRead(InputPartition):
+    """One task."""
+
+    def __init__(self, wanted: RecordRange, topic_id: str) -> None:
+        super().__init__((wanted, topic_id))
+        self.wanted = wanted
+        self.topic_id = topic_id
+
+
+def _settings(options: SourceOptions) -> ReadSettings:
+    return ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
+
+
+def _read(partition: InputPartition, settings: ReadSettings) -> Iterator[Any]:
+    if not isinstance(partition, RangeToRead):
+        return iter(())  # what Spark hands over where a batch read has nothing to read
+    return read_range(partition.wanted, partition.topic_id, settings)
+
+
+class BatchReader(DataSourceReader):
+    """Reads from where the options start to where they end, both fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with BlockingCluster(self._options.bootstrap) as cluster:
+            planner = Planner(self._options, cluster, logger.warning)
+            return [RangeToRead(*part) for part in planner.ranges(planner.start(), planner.end())]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(partition, _settings(self._options))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on and on. Lives in one process for as long as its query runs; what executors get has no cluster yet."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._cluster: BlockingCluster | None = None
+        self._target: Position | None = None
+        self._latest: Position | None = None
+        self._committed: Position | None = None
+
+    def __getstate__(self) -> SourceOptions:
+        return self._options
+
+    def __setstate__(self, options: SourceOptions) -> None:
+        StreamReader.__init__(self, options)
+
+    # Where it stands.
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._to_json(self._planner().start())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner().latest()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows_max = self._options.rows_per_trigger_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Spark asks for a next micro-batch only when the one before it is done, so all before `start` is done."""
+        position = Position.from_json(start)
+        self._commit(position)
+        planner = self._planner()
+        self._latest = self._target or planner.latest()
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return self._to_json(planner.advance(position, self._latest, rows_max))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """As it was when the last micro-batch was planned: not asked again, since this is for lag figures only."""
+        return None if self._latest is None else self._to_json(self._latest)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Not called for the last micro-batch of an AvailableNow run; `latestOffset` does it in time for all."""
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    # What it reads.
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, stop = Position.from_json(start), Position.from_json(end)
+        return [RangeToRead(*part) for part in self._planner().ranges(begin, stop)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(partition, _settings(self._options))
+
+    def _commit(self, position: Position) -> None:
+        """A group that cannot be reached costs others their view of the lag, not the query its life."""
+        if not self._options.group or position == self._committed:
+            return
+        try:
+            self._open().commit(self._options.group, position.offsets)
+            self._committed = position
+        except PipelineError as error:
+            logger.warning("offsets were not committed to group %s: %s", self._options.group, error)
+
+    def _to_json(self, position: Position) -> dict[str, Any]:
+        return position.to_json(self._options.bootstrap, self._options.group)
+
+    def _planner(self) -> Planner:
+        return Planner(self._options, self._open(), logger.warning)
+
+    def _open(self) -> BlockingCluster:
+        if self._cluster is None:
+            self._cluster = BlockingCluster(self._options.bootstrap)
+        return self._cluster

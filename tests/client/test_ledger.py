@@ -1,0 +1,192 @@
+"""Ledgers: what three clients' producers were told, held against the log; and files that survive their writer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import topics
+from tests.support.eventually import eventually
+from tests.support.node import Node
+
+import chronik
+from chronik.client import ledger as ledger_module
+from chronik.client.ledger import Entry, Ledger, LedgerError, entries
+from chronik.pipeline.columns import RecordRange
+from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.wire.checksum import record_checksum
+
+RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, Any]]]] = [
+    (b"k", b"v", []),
+    (None, b"", [("h", b"1"), ("h", b"")]),
+    (b"\xff\x00", None, []),
+]
+
+
+def in_the_log(bootstrap: str, topic: str, count: int) -> list[Entry]:
+    settings = ReadSettings(bootstrap, with_headers=True)
+    rows = [row for batch in read_range(RecordRange(topic, 0, 0, count), "", settings) for row in batch.to_pylist()]
+    return [
+        Entry(
+            topic,
+            0,
+            row["offset"],
+            None if row["key"] is None else b64encode(row["key"]).decode(),
+            int(row["timestamp"].timestamp() * 1000),
+            record_checksum(row["key"], row["value"], [(h["key"], h["value"]) for h in row["headers"] or ()]),
+        )
+        for row in rows
+    ]
+
+
+def produce_confluent(bootstrap: str, topic: str, ledger: Ledger) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for key, value, headers in RECORDS:
+        producer.produce(
+            topic,
+            value,
+            key,
+            headers=headers,
+            on_delivery=ledger.confluent_with(headers) if headers else ledger.confluent,
+        )
+    assert producer.flush(30) == 0
+
+
+def produce_kafka_python(bootstrap: str, topic: str, ledger: Ledger) -> None:
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=bootstrap)
+    for key, value, headers in RECORDS:
+        producer.send(topic, value, key, headers=headers).add_callback(ledger.kafka_python(key, value, headers))
+    producer.flush(30)
+    producer.close()
+
+
+def produce_aiokafka(bootstrap: str, topic: str, ledger: Ledger) -> None:
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+            for key, value, headers in RECORDS:
+                sent = await producer.send(topic, value, key, headers=headers)
+                sent.add_done_callback(ledger.aiokafka(key, value, headers))
+            await producer.flush()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("produce", [produce_confluent, produce_kafka_python, produce_aiokafka])
+def test_a_ledger_names_what_the_log_holds(shared_node: Node, tmp_path: Path, produce: Any) -> None:
+    topic = produce.__name__.replace("_", "-")
+    topics.create(shared_node.bootstrap, topic, 1)
+    with chronik.Ledger(tmp_path / "acked.jsonl") as ledger:
+        produce(shared_node.bootstrap, topic, ledger)
+    written = sorted(entries(tmp_path / "acked.jsonl"), key=lambda entry: entry.offset)
+    assert written == in_the_log(shared_node.bootstrap, topic, len(RECORDS))
+    assert ledger.failed == 0
+
+
+def test_what_was_not_acknowledged_is_counted_and_not_written(tmp_path: Path) -> None:
+    async def fail(ledger: Ledger) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(ledger.aiokafka(None, b"v"))
+        future.set_exception(OSError("refused"))
+        await asyncio.sleep(0)
+
+    with Ledger(tmp_path / "l") as ledger:
+        ledger.confluent("timed out", None)
+        asyncio.run(fail(ledger))
+    assert ledger.failed == 2
+    assert list(entries(tmp_path / "l")) == []
+
+
+def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        ledger.record("t", 0, 1, 2, b"k", b"v" * 10)
+        ledger.record("t", 0, 2, 2, b"k" * 200_000, b"v")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    assert [entry.offset for entry in entries(path)] == [1]
+    with Ledger(path) as ledger:
+        ledger.record("t", 0, 3, 2, None, None)
+    assert [entry.offset for entry in entries(path)] == [1, 3]
+    with Ledger(path, append=False) as ledger:
+        pass
+    assert path.read_bytes() == b""
+
+
+def test_a_line_that_is_none_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "l").write_text('{"topic": "t"}\n')
+    with pytest.raises(LedgerError, match="line 1, is no ledger's"):
+        list(entries(tmp_path / "l"))
+
+
+def test_threads_lose_no_line_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "FLUSH_S", 0.0001)
+    monkeypatch.setattr(ledger_module, "PENDING_RECORDS_MAX", 7)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with Ledger(tmp_path / "l") as ledger:
+
+            def write(partition: int) -> None:
+                for offset in range(2000):
+                    ledger.record("t", partition, offset, 0, None, b"v")
+
+            threads = [threading.Thread(target=write, args=(partition,)) for partition in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    written = [(entry.partition, entry.offset) for entry in entries(tmp_path / "l")]
+    assert sorted(written) == [(p, o) for p in range(4) for o in range(2000)]
+
+
+def test_lines_are_written_while_nobody_flushes(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger:
+        ledger.record("t", 0, 5, 0, None, b"v")
+        eventually(lambda: [entry.offset for entry in entries(tmp_path / "l")] == [5])
+
+
+def test_a_full_disk_is_an_error_for_who_reports_next() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    ledger = Ledger("/dev/full")
+    ledger.record("t", 0, 0, 0, None, b"v")
+    with pytest.raises(LedgerError, match="No space left"):
+        ledger.flush()
+    with pytest.raises(LedgerError, match="No space left"):
+        ledger.record("t", 0, 1, 0, None, b"v")
+    with pytest.raises(LedgerError):
+        ledger.close()
+
+
+def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
+    script = (
+        "import chronik, itertools, sys\n"
+        "ledger = chronik.Ledger(sys.argv[1])\n"
+        "for offset in itertools.count():\n"
+        "    ledger.record('t', 0, offset, 0, b'k', b'v')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "l")])
+    try:
+        eventually(lambda: (tmp_path / "l").exists() and (tmp_path / "l").stat().st_size > 1_000_000, 30)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    offsets = [entry.offset for entry in entries(tmp_path / "l")]
+    assert offsets == list(range(len(offsets)))
+    assert len(offsets) > 5000

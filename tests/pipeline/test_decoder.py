@@ -1,0 +1,246 @@
+"""Record batches into Arrow: the compiled loop against the plain one, and against what was put in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chronik.pipeline.columns import Chunk, RecordRange, arrow_schema
+from chronik.pipeline.compiled import CompiledChunk
+from chronik.pipeline.decoder import ArrowDecoder
+from chronik.pipeline.plain import PlainChunk
+from chronik.wire.batch import HEADER_BYTES, NewRecord, encode_batch
+from chronik.wire.compression import CODECS
+from chronik.wire.errors import ErrorCode, KafkaError
+
+NOW_MS = 1_700_000_000_000
+ABORT_KEY, COMMIT_KEY = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
+
+# Some longer than a chunk's room, so that rows are cut between and before them.
+some_bytes = st.none() | st.binary(max_size=20) | st.integers(60, 300).map(lambda size: b"x" * size)
+header = st.tuples(st.text(max_size=5) | st.sampled_from(["\udcff\udc80", "trace-id"]), some_bytes)
+record = st.tuples(
+    some_bytes,
+    some_bytes,
+    st.lists(header, max_size=4),
+    st.integers(NOW_MS - 10**9, NOW_MS + 10**9) | st.sampled_from([-1, 0, 2**53, -(2**62)]),
+)
+
+
+def decode(
+    raw: bytes,
+    *,
+    start: int = 0,
+    stop: int = 2**62,
+    chunk: type[Chunk] = CompiledChunk,
+    with_headers: bool = True,
+    rows_max: int = 7,
+    bytes_max: int = 64,
+    aborted: Sequence[tuple[int, int]] = (),
+    feeds: int = 1,
+) -> list[Any]:
+    decoder = ArrowDecoder(
+        RecordRange("orders", 3, start, stop),
+        with_headers=with_headers,
+        rows_max=rows_max,
+        bytes_max=bytes_max,
+        chunk=chunk,
+    )
+    made: list[Any] = []
+    for _ in range(feeds):
+        made += decoder.feed(memoryview(raw), aborted)
+    made += decoder.finish()
+    for batch in made:
+        batch.validate(full=True)
+        assert batch.schema == arrow_schema(with_headers)
+        assert 0 < batch.num_rows <= rows_max
+    return made
+
+
+def rows(raw: bytes, **options: Any) -> list[dict[str, Any]]:
+    """Each row with its time in microseconds: Python's datetime ends with the year 9999."""
+    found = []
+    for batch in decode(raw, **options):
+        at = batch.schema.get_field_index("timestamp")
+        found += batch.set_column(at, "timestamp", batch["timestamp"].cast(pa.int64())).to_pylist()
+    return found
+
+
+def offsets(raw: bytes, **options: Any) -> list[int]:
+    return [row["offset"] for row in rows(raw, **options)]
+
+
+def numbered(count: int, first: int = 0) -> list[NewRecord]:
+    return [(b"k%d" % i, b"v%d" % i, (), NOW_MS + i) for i in range(first, first + count)]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[bytes, int]:
+    """Batches of one partition as a broker holds them, compacted ones among them, and the offset behind the last."""
+    raw, at = b"", draw(st.integers(0, 2**40))
+    for _ in range(draw(st.integers(1, 3))):
+        kept = sorted(draw(st.sets(st.integers(0, 30), max_size=12)))
+        records = [draw(record) for _ in kept]
+        raw += encode_batch(
+            records,
+            codec=draw(st.integers(0, len(CODECS) - 1)),
+            base_offset=at,
+            offsets=[at + delta for delta in kept],
+            last_offset=at + 30,
+            append_time_ms=draw(st.none() | st.just(NOW_MS)),
+        )
+        at += 31
+    return raw, at
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(), st.data())
+def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int], data: st.DataObject) -> None:
+    raw, end = made
+    start = data.draw(st.integers(max(0, end - 100), end))
+    stop = data.draw(st.integers(start, end + 5))
+    with_headers = data.draw(st.booleans())
+    compiled, plain = (
+        rows(raw, start=start, stop=stop, with_headers=with_headers, chunk=chunk)
+        for chunk in (CompiledChunk, PlainChunk)
+    )
+    assert compiled == plain
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(record, min_size=1, max_size=5), st.data())
+def test_damaged_records_are_an_error_or_what_the_plain_loop_reads(
+    records: list[NewRecord], data: st.DataObject
+) -> None:
+    """Behind a right CRC, as a broken producer would send them."""
+    raw = bytearray(encode_batch(records))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(HEADER_BYTES, len(raw) - 1))
+        raw[place] = data.draw(st.integers(0, 255) | st.sampled_from([0x7F, 0x80, 0xFE, 0xFF]))
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(HEADER_BYTES, len(raw) - 1)) :]
+        struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">I", raw, 17, crc32c(raw[21:]))
+    outcomes = []
+    for chunk in (CompiledChunk, PlainChunk):
+        try:
+            outcomes.append(rows(bytes(raw), chunk=chunk))
+        except KafkaError as error:
+            outcomes.append([{"error": error.code}])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)))
+def test_rows_are_the_records_that_were_put_in(codec: int) -> None:
+    headers = [("a", b"1"), ("b", None), ("ü", b"")]
+    records: list[NewRecord] = [(b"k", b"v" * 300, headers, NOW_MS), (None, None, (), NOW_MS + 5), (b"", b"", (), -1)]
+    found = rows(encode_batch(records, codec=codec, base_offset=40))
+    assert [(row["key"], row["value"]) for row in found] == [(b"k", b"v" * 300), (None, None), (b"", b"")]
+    assert [row["offset"] for row in found] == [40, 41, 42]
+    assert {(row["topic"], row["partition"], row["timestampType"]) for row in found} == {("orders", 3, 0)}
+    assert [row["timestamp"] // 1000 for row in found] == [NOW_MS, NOW_MS + 5, -1]
+    assert found[0]["headers"] == [{"key": name, "value": value} for name, value in headers]
+    assert found[1]["headers"] is None
+
+
+def test_log_append_time_is_every_records_time() -> None:
+    found = rows(encode_batch(numbered(2), append_time_ms=NOW_MS + 99))
+    assert {row["timestamp"] // 1000 for row in found} == {NOW_MS + 99}
+    assert {row["timestampType"] for row in found} == {1}
+
+
+def test_a_time_beyond_what_tables_hold_is_null() -> None:
+    """Nanoseconds where milliseconds belong are a common mistake of producers; the record is still a record."""
+    found = rows(encode_batch([(None, b"v", (), NOW_MS * 1_000_000)]))
+    assert [row["timestamp"] for row in found] == [None]
+
+
+def test_control_batches_have_no_rows_and_are_passed() -> None:
+    marker = encode_batch([(COMMIT_KEY, b"", (), NOW_MS)], base_offset=2, is_control=True, is_transactional=True)
+    raw = encode_batch(numbered(2)) + marker + encode_batch(numbered(2), base_offset=3)
+    assert offsets(raw) == [0, 1, 3, 4]
+    decoder = ArrowDecoder(RecordRange("orders", 3, 2, 3))
+    assert list(decoder.feed(memoryview(marker))) == []
+    assert decoder.is_done
+
+
+def test_records_of_aborted_transactions_are_left_out() -> None:
+    def written(producer_id: int, base_offset: int) -> bytes:
+        return encode_batch(
+            numbered(2), base_offset=base_offset, producer_id=producer_id, producer_epoch=0, is_transactional=True
+        )
+
+    def marker(producer_id: int, base_offset: int, key: bytes) -> bytes:
+        return encode_batch(
+            [(key, b"", (), NOW_MS)],
+            base_offset=base_offset,
+            producer_id=producer_id,
+            producer_epoch=0,
+            is_transactional=True,
+            is_control=True,
+        )
+
+    raw = written(7, 0) + written(8, 2) + marker(7, 4, ABORT_KEY) + marker(8, 5, COMMIT_KEY) + written(7, 6)
+    assert offsets(raw, aborted=[(7, 0)]) == [2, 3, 6, 7]
+    assert offsets(raw) == [0, 1, 2, 3, 6, 7]
+
+
+def test_a_range_cuts_inside_of_batches() -> None:
+    raw = encode_batch(numbered(10)) + encode_batch(numbered(10), base_offset=10)
+    assert offsets(raw, start=7, stop=13) == list(range(7, 13))
+
+
+def test_a_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+    first, second = encode_batch(numbered(3)), encode_batch(numbered(3), base_offset=3)
+    decoder = ArrowDecoder(RecordRange("orders", 3, 0, 6))
+    list(decoder.feed(memoryview(first + second[:-1])))
+    assert (decoder.next_offset, decoder.is_done) == (3, False)
+    list(decoder.feed(memoryview(second)))
+    assert decoder.is_done
+    assert [row for batch in decoder.finish() for row in batch["offset"].to_pylist()] == list(range(6))
+
+
+def test_rows_gather_across_fetches_until_a_chunk_is_full() -> None:
+    raws = [encode_batch(numbered(3), base_offset=3 * i) for i in range(4)]
+    decoder = ArrowDecoder(RecordRange("orders", 3, 0, 12), rows_max=5)
+    sizes = [batch.num_rows for raw in raws for batch in decoder.feed(memoryview(raw))]
+    assert sizes + [batch.num_rows for batch in decoder.finish()] == [5, 5, 2]
+
+
+def test_a_record_with_more_headers_than_a_chunk_has_room_for_gets_in() -> None:
+    many = [(f"h{i}", b"x") for i in range(500)]
+    found = rows(encode_batch([(b"k", b"v", many, NOW_MS), *numbered(3)]), rows_max=2)
+    assert len(found[0]["headers"]) == 500
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:30] + bytes([raw[30] ^ 1]) + raw[31:],
+        lambda raw: raw[:16] + b"\x01" + raw[17:],
+        lambda raw: raw[:8] + b"\xff\xff\xff\xf0" + raw[12:],
+        lambda raw: raw[:40],
+    ],
+    ids=["crc", "old format", "negative length", "cut off, and nothing else"],
+)
+def test_a_damaged_batch_is_an_error(damage: Any) -> None:
+    with pytest.raises(KafkaError) as raised:
+        rows(damage(encode_batch(numbered(3))))
+    assert raised.value.code in (ErrorCode.corrupt_message, ErrorCode.unsupported_for_message_format)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_error_names_the_place() -> None:
+    raw = bytearray(encode_batch(numbered(3), base_offset=17))
+    raw[HEADER_BYTES] = 0x7F
+    struct.pack_into(">I", raw, 17, crc32c(raw[21:]))
+    with pytest.raises(KafkaError, match="orders-3, batch at 17: record longer than its batch"):
+        rows(bytes(raw))

@@ -1,0 +1,214 @@
+"""Ranges planned and read from a real node, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support import topics
+from tests.support.node import Node
+from tests.support.ports import free_ports
+from tests.support.topics import NOW_MS, numbered
+
+from chronik.pipeline.blocking import BlockingCluster, parse_bootstrap
+from chronik.pipeline.columns import RecordRange
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.options import SourceOptions
+from chronik.pipeline.planning import Planner
+from chronik.pipeline.positions import Position
+from chronik.pipeline.reading import ReadSettings, read_range
+from chronik.wire.compression import ZSTD
+
+
+class Source:
+    """One source's planner and reader, as Spark would call them."""
+
+    def __init__(self, bootstrap: str, streaming: bool = False, **given: str) -> None:
+        self.options = SourceOptions.parse({"kafka.bootstrap.servers": bootstrap, **given}, streaming=streaming)
+        self.cluster = BlockingCluster(self.options.bootstrap)
+        self.warnings: list[str] = []
+        self.planner = Planner(self.options, self.cluster, self.warnings.append)
+
+    def read(self, start: Position, end: Position) -> list[tuple[str, int, int]]:
+        settings = ReadSettings(self.options.bootstrap, fail_on_data_loss=self.options.fail_on_data_loss)
+        return [
+            (row["topic"], row["partition"], row["offset"])
+            for part in self.planner.ranges(start, end)
+            for batch in read_range(*part, settings)
+            for row in batch.to_pylist()
+        ]
+
+    def all(self) -> list[tuple[str, int, int]]:
+        return self.read(self.planner.start(), self.planner.end())
+
+    def step(self, start: Position, rows_max: int | None = None) -> Position:
+        return self.planner.advance(start, self.planner.latest(), rows_max)
+
+
+@pytest.fixture
+def sources() -> Iterator[list[Source]]:
+    made: list[Source] = []
+    yield made
+    for source in made:
+        source.cluster.close()
+
+
+@pytest.fixture
+def source(sources: list[Source], shared_node: Node) -> Any:
+    def make(streaming: bool = False, **given: str) -> Source:
+        sources.append(Source(shared_node.bootstrap, streaming, **given))
+        return sources[-1]
+
+    return make
+
+
+def offsets(topic: str, partition: int, first: int, stop: int) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for offset in range(first, stop)]
+
+
+def test_a_topic_is_read_whole_in_order_across_many_fetches(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-whole"
+    topics.create(at, name, 2)
+    big = [(b"k", b"x" * 300_000, (), NOW_MS)] * 2
+    topics.append(at, name, 0, *[big] * 12, numbered(100))
+    topics.append(at, name, 1, numbered(50), codec=ZSTD)
+    assert source(subscribe=name).all() == offsets(name, 0, 0, 124) + offsets(name, 1, 0, 50)
+    assert source(subscribe=name, minPartitions="9").all() == offsets(name, 0, 0, 124) + offsets(name, 1, 0, 50)
+
+
+def test_edges_are_offsets_or_times(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-edges"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10), numbered(10, 10))
+    from_offsets = source(
+        subscribe=name, startingOffsets=f'{{"{name}": {{"0": 3}}}}', endingOffsets=f'{{"{name}": {{"0": 17}}}}'
+    )
+    assert from_offsets.all() == offsets(name, 0, 3, 17)
+    times = source(subscribe=name, startingTimestamp=str(NOW_MS + 5), endingTimestamp=str(NOW_MS + 12))
+    assert times.all() == offsets(name, 0, 5, 12)
+    assert source(subscribe=name, endingTimestamp=str(NOW_MS + 10**6)).all() == offsets(name, 0, 0, 20)
+    with pytest.raises(PipelineError, match="no record at or after"):
+        source(subscribe=name, startingTimestamp=str(NOW_MS + 10**6)).all()
+    with pytest.raises(PipelineError, match="names reading-edges-7, which is not read"):
+        source(subscribe=name, startingOffsets=f'{{"{name}": {{"0": 3, "7": 1}}}}').all()
+
+
+def test_topics_are_found_by_pattern_and_partitions_by_assignment(shared_node: Node, source: Any) -> None:
+    at = shared_node.bootstrap
+    for name in ("reading-match-a", "reading-match-b", "reading-match-b-not"):
+        topics.create(at, name, 2)
+        topics.append(at, name, 1, numbered(2))
+    assert {row[0] for row in source(subscribePattern="reading-match-.").all()} == {
+        "reading-match-a",
+        "reading-match-b",
+    }
+    assert source(assign='{"reading-match-a": [0]}').all() == []
+    with pytest.raises(PipelineError, match=r"no topic at .* matches"):
+        source(subscribePattern="nothing-like-it").all()
+    with pytest.raises(PipelineError, match="has no partition 7"):
+        source(assign='{"reading-match-a": [7]}').all()
+
+
+def test_micro_batches_are_limited_and_reach_the_end(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-limited"
+    topics.create(at, name, 2)
+    topics.append(at, name, 0, numbered(70))
+    topics.append(at, name, 1, numbered(30))
+    stream = source(streaming=True, subscribe=name, startingOffsets="earliest")
+    position, read, rounds = stream.planner.start(), [], 0
+    while (following := stream.step(position, 40)) != position:
+        part = stream.read(position, following)
+        assert len(part) <= 40
+        read += part
+        position, rounds = following, rounds + 1
+    assert sorted(read) == offsets(name, 0, 0, 70) + offsets(name, 1, 0, 30)
+    assert rounds == 3
+
+
+def test_a_partition_that_is_added_is_read_from_its_first_record(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-grown"
+    topics.create(at, name, 1)
+    stream = source(streaming=True, subscribe=name)
+    position = stream.planner.start()
+    topics.grow(at, name, 2)
+    topics.append(at, name, 1, numbered(5))
+    following = stream.step(position)
+    assert stream.read(position, following) == offsets(name, 1, 0, 5)
+
+
+def test_records_that_retention_took_are_an_error_or_a_gap(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-trimmed"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, *[numbered(10)] * 3)
+    strict, lenient = (
+        source(streaming=True, subscribe=name, startingOffsets="earliest", failOnDataLoss=flag)
+        for flag in ("true", "false")
+    )
+    start = strict.planner.start()
+    end = strict.step(start)
+    topics.trim(at, name, 0, 13)
+    with pytest.raises(PipelineError, match="reading-trimmed-0: offsets 0 to 12 are no longer in the log; pass fail"):
+        strict.read(start, end)
+    assert lenient.read(start, end) == offsets(name, 0, 13, 30)
+
+
+def test_a_topic_that_was_made_again_is_noticed(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-again"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10))
+    strict, lenient = (
+        source(streaming=True, subscribe=name, startingOffsets="earliest", failOnDataLoss=flag)
+        for flag in ("true", "false")
+    )
+    first = strict.planner.start()
+    position = strict.step(first)
+    [(wanted, topic_id)] = strict.planner.ranges(first, position)
+    topics.delete(at, name)
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(20))
+    with pytest.raises(PipelineError, match="was deleted and made again since"):
+        strict.step(position)
+    with pytest.raises(PipelineError, match="was deleted and made again while it was read"):
+        list(read_range(wanted, topic_id, ReadSettings(at)))
+    following = lenient.step(position)
+    assert lenient.read(position, following) == offsets(name, 0, 0, 20)
+    assert "made again" in lenient.warnings[0]
+
+
+def test_a_topic_that_is_gone_is_named(shared_node: Node, source: Any) -> None:
+    at, name = shared_node.bootstrap, "reading-gone"
+    topics.create(at, name, 1)
+    stream = source(streaming=True, subscribe=name)
+    stream.planner.start()
+    topics.delete(at, name)
+    with pytest.raises(PipelineError, match="topic reading-gone does not exist at"):
+        stream.planner.latest()
+
+
+def test_another_subscription_than_the_checkpoints_is_refused(shared_node: Node, source: Any) -> None:
+    at = shared_node.bootstrap
+    for name in ("reading-before", "reading-after"):
+        topics.create(at, name, 1)
+    position = source(streaming=True, subscribe="reading-before").planner.start()
+    with pytest.raises(PipelineError, match="reading-before-0 is in the checkpoint but not"):
+        source(streaming=True, subscribe="reading-after").step(position)
+
+
+def test_brokers_out_of_reach_are_one_line() -> None:
+    (port,) = free_ports(1)
+    with BlockingCluster(f"127.0.0.1:{port}") as cluster, pytest.raises(PipelineError) as raised:
+        cluster.topics(["t"])
+    assert f"no answer from 127.0.0.1:{port}" in str(raised.value)
+    with pytest.raises(PipelineError, match="is no broker's address"):
+        BlockingCluster("127.0.0.1")
+    assert parse_bootstrap("[::1]:9092, host:1") == [("::1", 9092), ("host", 1)]
+
+
+def test_a_reader_that_stops_early_leaves_nothing_behind(shared_node: Node) -> None:
+    at, name = shared_node.bootstrap, "reading-abandoned"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, *[[(b"k", b"x" * 300_000, (), NOW_MS)] * 3] * 10)
+    rows = read_range(RecordRange(name, 0, 0, 30), "", ReadSettings(at))
+    assert next(rows).num_rows > 0
+    rows.close()  # type: ignore[attr-defined]  # a pending task or an open socket would be a warning, and so an error

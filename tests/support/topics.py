@@ -1,0 +1,60 @@
+"""Topics of a running cluster, made and filled batch by batch, as a test wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chronik.client.batches import Batches
+from chronik.client.cluster import Deadline
+from chronik.client.groups import Groups
+from chronik.client.topics import Topics
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.wire.api import ApiKey
+from chronik.wire.batch import NewRecord, encode_batch
+
+NOW_MS = 1_700_000_000_000
+
+
+def numbered(count: int, first: int = 0) -> list[NewRecord]:
+    """Record i has the key ki, the value vi and a time i ms after a fixed one."""
+    return [(b"k%d" % i, b"v%d" % i, (), NOW_MS + i) for i in range(first, first + count)]
+
+
+def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
+    with BlockingCluster(bootstrap) as cluster:
+        cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, {}))
+
+
+def grow(bootstrap: str, topic: str, partitions: int) -> None:
+    with BlockingCluster(bootstrap) as cluster:
+        cluster.run(Topics(cluster.cluster).grow(topic, partitions))
+
+
+def delete(bootstrap: str, topic: str) -> None:
+    with BlockingCluster(bootstrap) as cluster:
+        cluster.run(Topics(cluster.cluster).delete(topic))
+
+
+def append(bootstrap: str, topic: str, partition: int, *batches: Sequence[NewRecord], codec: int = 0) -> None:
+    with BlockingCluster(bootstrap) as cluster:
+        for records in batches:
+            batch = encode_batch(records, codec=codec)
+            cluster.run(Batches(cluster.cluster).append(topic, partition, batch))
+
+
+def trim(bootstrap: str, topic: str, partition: int, before: int) -> None:
+    """Moves the log's start to `before`, as retention does."""
+    asked = {"name": topic, "partitions": [{"partition_index": partition, "offset": before}]}
+
+    async def ask(cluster: BlockingCluster) -> None:
+        connection = await cluster.cluster.any_connection(Deadline(10))
+        answer = await connection.call(ApiKey.DELETE_RECORDS, {"topics": [asked], "timeout": 10_000})
+        assert answer.topics[0].partitions[0].error_code == 0
+
+    with BlockingCluster(bootstrap) as cluster:
+        cluster.run(ask(cluster))
+
+
+def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+    with BlockingCluster(bootstrap) as cluster:
+        return cluster.run(Groups(cluster.cluster).committed(group))
