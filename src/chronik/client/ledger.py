@@ -189,7 +189,7 @@ class Ledger:
             return
         take = self._pending.popleft
         lines = [take() for _ in range(len(self._pending))]
-        names = {line[0]: json.dumps(line[0]).encode() for line in lines}
+        names = {topic: json.dumps(topic).encode() for topic in {line[0] for line in lines}}
         text = b"".join(
             [
                 _LINE
