@@ -49,7 +49,8 @@ async def traces_page(node: ServedNode, parameters: Parameters) -> bytes:
         page = _page(node, ring, *latest(ring, wanted, topic, partition))
     else:
         page = _page(node, ring, *ring.read(parameters.number("after", 0), limit, topic, partition))
-    return await node.run_blocking(lambda: msgspec.json.encode(page))
+    # Not in the node's own threads: a disk that hangs may hold all of them, and that is what the traces explain.
+    return await asyncio.get_running_loop().run_in_executor(None, msgspec.json.encode, page)
 
 
 def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None = None) -> tuple[list[Trace], int]:
