@@ -15,8 +15,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
   color: var(--ink); background: var(--back); }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; } .made, .none, .hint { color: var(--soft); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid var(--line); text-align: right; }
-td { font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; font-size: .9rem; }
+td, th { font-variant-numeric: tabular-nums; white-space: nowrap; } td.left { white-space: normal; }
 th { color: var(--soft); font-weight: 600; } td.left, th.left { text-align: left; }
 .verdict { padding: .6rem 1rem; border-left: 4px solid; font-size: 1.1rem; }
 .good { border-color: #1a7f37; background: #1a7f3718; } .bad { border-color: #cf222e; background: #cf222e18; }
