@@ -47,6 +47,8 @@ __all__ = ["AUTO", "AuditPlan", "AuditRequest", "prepare", "run"]
 
 AUTO = "auto"
 BLOCK_BITS, BLOCK_BITS_MAX = 16, 20
+BATCHES_BLOCK_BITS = 19
+"""Where all that is known are batches, a block may be larger: it costs by their number."""
 BLOCKS_WANTED = 1_000
 RECORDS_PER_TASK = 2_000_000
 BLOCKS_PER_TASK = 8
@@ -156,7 +158,7 @@ def prepare(request: AuditRequest) -> AuditPlan:
         how,
         nodes,
         compacted,
-        _block_bits(bounds),
+        _block_bits(bounds, by_record=how == RECORDS or bool(ledger or receipts or tables)),
         ledger,
         receipts,
         tables,
@@ -182,9 +184,9 @@ def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: 
     return HEADERS if nodes else FETCH
 
 
-def _block_bits(bounds: Mapping[int, Bounds]) -> int:
+def _block_bits(bounds: Mapping[int, Bounds], *, by_record: bool) -> int:
     """Blocks as small as may be, as long as they are not too many."""
-    bits = BLOCK_BITS
+    bits = BLOCK_BITS if by_record else BATCHES_BLOCK_BITS
     total = sum(bound.end - bound.log_start for bound in bounds.values())
     while bits < BLOCK_BITS_MAX and total >> bits > BLOCKS_WANTED:
         bits += 1

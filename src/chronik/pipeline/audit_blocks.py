@@ -1,7 +1,9 @@
 """One block of a partition's offsets, all sides of an audit laid over each other: the audit's core, without Spark.
 
 A block is `size` neighbouring offsets. Each side is rows of a range of offsets, of one offset where records are known
-one by one. What comes out are findings, few whatever the number of records, which `audit_result` adds up.
+one by one. The block is cut wherever a row starts or stops; in such a segment all offsets are alike, so that a log that
+is known by its batches costs as many steps as it has batches. What comes out are findings, few whatever the number
+of records, which `audit_result` adds up.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ NO_TIME = -(2**63)
 RANGES_MAX = 10_000
 """Of each kind and block; the counts go on."""
 BUCKETS_PER_BLOCK = 16
+DENSE_FROM = 8
+"""With a row for every eighth offset or more, a segment for each offset is quicker than a search for the edges."""
 BUCKET_MS_MIN = 1_000
 
 Array = Any
@@ -108,7 +112,7 @@ def reconcile(
 
 
 class _Block:
-    """Arrays of one value for each offset of the block."""
+    """Arrays of one value for each segment: `edges[i]` up to but not `edges[i + 1]`."""
 
     def __init__(
         self,
@@ -120,16 +124,20 @@ class _Block:
         given: tuple[int, ...],
         is_compacted: bool,
     ) -> None:
-        self.partition, self.base, self.size, self.bounds = partition, base, size, bounds
+        self.partition, self.base, self.bounds = partition, base, bounds
         self.given, self.is_compacted = given, is_compacted
-        offsets = base + np.arange(size, dtype=np.int64)
+        self.is_dense = len(rows.start) > size // DENSE_FROM
+        self.edges = self._cut(rows, base, size)
+        self.lengths = np.diff(self.edges)
+        self.segments = len(self.lengths)
+        offsets = self.edges[:-1]
         self.audited = offsets >= bounds.begin
         self.in_log = self.audited & (offsets >= bounds.log_start) & (offsets < bounds.end)
         self.expired = self.audited & (offsets < bounds.log_start)
         self.ahead = offsets >= bounds.end
         self.rows = {side: rows.of(side) for side in given}
-        self.control = _cover(rows.of(CONTROL), base, size) > 0
-        self.copies = {side: _cover(self.rows[side], base, size) * self.audited for side in given}
+        self.control = self._cover(rows.of(CONTROL)) > 0
+        self.copies = {side: self._cover(self.rows[side]) * self.audited for side in given}
         self.copies[READABLE] *= self.in_log
         self.has = {side: copies > 0 for side, copies in self.copies.items()}
         for side in given:
@@ -143,6 +151,30 @@ class _Block:
                 if side in given:
                     self.copies[side] = self.copies[side] * self.has[READABLE]
                     self.has[side] &= self.has[READABLE]
+
+    def _cut(self, rows: Rows, base: int, size: int) -> Array:
+        if self.is_dense:
+            return base + np.arange(size + 1, dtype=np.int64)
+        own = np.array([base, base + size, self.bounds.begin, self.bounds.log_start, self.bounds.end], np.int64)
+        edges = np.unique(np.concatenate((rows.start, rows.stop, own)))
+        return edges[(edges >= base) & (edges <= base + size)]
+
+    def _at(self, offsets: Array) -> Array:
+        """The segments that start at these offsets."""
+        if self.is_dense:
+            return np.clip(offsets - self.base, 0, self.segments)
+        return np.searchsorted(self.edges, offsets)
+
+    def _cover(self, rows: Rows) -> Array:
+        """How many rows cover each segment."""
+        change = np.zeros(self.segments + 1, np.int64)
+        np.add.at(change, self._at(rows.start), 1)
+        np.add.at(change, self._at(rows.stop), -1)
+        return np.cumsum(change[:-1])
+
+    def _total(self, chosen: Array) -> int:
+        """Offsets in the chosen segments."""
+        return int(self.lengths[chosen].sum())
 
     def findings(self) -> Iterator[Finding]:
         missing = self._missing()
@@ -160,15 +192,15 @@ class _Block:
                     yield from self._ranges("unexpected", side, unknown & ~self.ahead)
                     yield from self._ranges("unexpected-ahead", side, unknown & self.ahead)
         if ACKED in self.given:
-            yield from self._one("expired", ACKED, int((self.has[ACKED] & self.expired).sum()))
-            yield from self._one("unacknowledged", READABLE, int((self.has[READABLE] & ~self.has[ACKED]).sum()))
+            yield from self._one("expired", ACKED, self._total(self.has[ACKED] & self.expired))
+            yield from self._one("unacknowledged", READABLE, self._total(self.has[READABLE] & ~self.has[ACKED]))
         yield from self._order()
         yield from self._contents()
         yield from self._times(missing)
 
     def _missing(self) -> dict[int, Array]:
         """Of each side, the offsets that it should have and has not."""
-        nothing = np.zeros(self.size, bool)
+        nothing = np.zeros(self.segments, bool)
         missing = dict.fromkeys(self.given, nothing)
         # A log that nobody compacts has no holes.
         lost = nothing if self.is_compacted else self.in_log & ~self.has[READABLE] & ~self.control
@@ -181,25 +213,27 @@ class _Block:
         return missing
 
     def _counts(self, side: int) -> Iterator[Finding]:
-        found = np.flatnonzero(self.has[side] & ~self.ahead)
+        chosen = self.has[side] & ~self.ahead
+        found = np.flatnonzero(chosen)
         if len(found):
-            start, stop = self.base + int(found[0]), self.base + int(found[-1]) + 1
-            yield Finding("count", side, self.partition, start, stop, len(found))
+            start, stop = int(self.edges[found[0]]), int(self.edges[found[-1] + 1])
+            yield Finding("count", side, self.partition, start, stop, self._total(chosen))
 
     def _one(self, kind: str, side: int, count: int) -> Iterator[Finding]:
         if count:
             yield Finding(kind, side, self.partition, self.base, self.base, count)
 
-    def _ranges(self, kind: str, side: int, chosen: Array, weights: Array | None = None) -> Iterator[Finding]:
+    def _ranges(self, kind: str, side: int, chosen: Array, copies: Array | None = None) -> Iterator[Finding]:
         starts, stops = runs(chosen)
+        weights = self.lengths if copies is None else self.lengths * copies
         for start, stop in zip(starts[:RANGES_MAX], stops[:RANGES_MAX], strict=True):
-            count = int(stop - start) if weights is None else int(weights[start:stop].sum())
-            yield Finding(kind, side, self.partition, self.base + int(start), self.base + int(stop), count)
+            first, behind = int(self.edges[start]), int(self.edges[stop])
+            yield Finding(kind, side, self.partition, first, behind, int(weights[start:stop].sum()))
         if len(starts) > RANGES_MAX:
             # The rest as one range that says how many of its offsets are meant.
-            start, stop = int(starts[RANGES_MAX]), int(stops[-1])
-            rest = chosen[start:stop].astype(np.int64) if weights is None else weights[start:stop] * chosen[start:stop]
-            yield Finding(kind, side, self.partition, self.base + start, self.base + stop, int(rest.sum()))
+            start, stop = starts[RANGES_MAX], stops[-1]
+            rest = int((weights[start:stop] * chosen[start:stop]).sum())
+            yield Finding(kind, side, self.partition, int(self.edges[start]), int(self.edges[stop]), rest)
 
     def _order(self) -> Iterator[Finding]:
         """Receipts in the order of their file: a record that came after one with a higher offset."""
@@ -224,12 +258,12 @@ class _Block:
 
     def _contents(self) -> Iterator[Finding]:
         """Checksums against those of the first side that has one for the offset."""
-        expected = np.full(self.size, NO_CHECKSUM, np.int64)
-        verified = np.zeros(self.size, bool)
+        expected = np.full(self.segments, NO_CHECKSUM, np.int64)
+        verified = np.zeros(self.segments, bool)
         for side in self.given:
             rows = self.rows[side]
             known = (rows.checksum != NO_CHECKSUM) & (rows.start >= self.bounds.begin)
-            at, found = rows.start[known] - self.base, rows.checksum[known]
+            at, found = self._at(rows.start[known]), rows.checksum[known]
             fresh = expected[at] == NO_CHECKSUM
             verified[at[~fresh]] = True
             # The first row of an offset sets what is expected; reversed, so that it is the last one written.
@@ -251,25 +285,25 @@ class _Block:
                 and found[other] == expected[at[one]]
             ):
                 swapped[one] = swapped[other] = True
-                start, stop = self.base + int(at[one]), self.base + int(at[other]) + 1
+                start, stop = int(self.edges[at[one]]), int(self.edges[at[other]]) + 1
                 yield Finding("swapped", side, self.partition, start, stop, 1)
         yield from self._one("disorder", side, int(swapped.sum()) // 2)
         yield from self._one("mismatches", side, int((~swapped).sum()))
-        for offset, checksum in list(zip(at[~swapped], found[~swapped], strict=True))[:RANGES_MAX]:
-            place = self.base + int(offset)
-            yield Finding("mismatch", side, self.partition, place, place + 1, int(checksum), int(expected[offset]))
+        for segment, checksum in list(zip(at[~swapped], found[~swapped], strict=True))[:RANGES_MAX]:
+            place = int(self.edges[segment])
+            yield Finding("mismatch", side, self.partition, place, place + 1, int(checksum), int(expected[segment]))
 
     def _times(self, missing: dict[int, Array]) -> Iterator[Finding]:
         """How many offsets each side has in each slice of time, by one time for each offset, whoever knows it."""
-        times = np.full(self.size, NO_TIME, np.int64)
+        times = np.full(self.segments, NO_TIME, np.int64)
         for side in (ACKED, LANDED, DELIVERED, READABLE):
             if side in self.given:
                 rows = self.rows[side]
                 known = rows.time_ms != NO_TIME
-                at = np.clip(rows.start[known] - self.base, 0, self.size)
-                spread = np.full(self.size, NO_TIME, np.int64)
+                at = self._at(rows.start[known])
+                spread = np.full(self.segments, NO_TIME, np.int64)
                 spread[at[::-1]] = rows.time_ms[known][::-1]
-                covered = _cover(rows, self.base, self.size) > 0
+                covered = self._cover(rows) > 0
                 times = np.where((times == NO_TIME) & covered, _carried(spread), times)
         times = _carried(times)
         known_times = times != NO_TIME
@@ -281,14 +315,15 @@ class _Block:
         slices = int(buckets.max()) + 1
         for side in self.given:
             has, lacks = np.flatnonzero(self.has[side] & ~self.ahead), np.flatnonzero(missing[side])
-            counts, gaps = np.bincount(buckets[has], minlength=slices), np.bincount(buckets[lacks], minlength=slices)
+            counts = np.bincount(buckets[has], self.lengths[has], slices).astype(np.int64)
+            gaps = np.bincount(buckets[lacks], self.lengths[lacks], slices).astype(np.int64)
             reach = np.zeros(slices, np.int64)
-            reach[buckets[has]] = has  # in rising order, so the highest stays
+            reach[buckets[has]] = self.edges[has + 1] - 1  # in rising order, so the highest stays
             for bucket in np.flatnonzero(counts + gaps):
                 begin = (int(bucket) + lowest // width) * width
                 yield Finding("bucket", side, self.partition, begin, width, int(counts[bucket]), int(gaps[bucket]))
                 if counts[bucket]:
-                    yield Finding("reach", side, self.partition, begin, width, self.base + int(reach[bucket]))
+                    yield Finding("reach", side, self.partition, begin, width, int(reach[bucket]))
 
 
 def bucket_width(least_ms: float) -> int:
@@ -303,14 +338,6 @@ def runs(chosen: Array) -> tuple[Array, Array]:
     """Where each run of true values starts, and where it stops."""
     edges = np.diff(np.concatenate(([0], chosen.astype(np.int8), [0])))
     return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-
-
-def _cover(rows: Rows, base: int, size: int) -> Array:
-    """How many rows cover each offset."""
-    change = np.zeros(size + 1, np.int64)
-    np.add.at(change, np.clip(rows.start - base, 0, size), 1)
-    np.add.at(change, np.clip(rows.stop - base, 0, size), -1)
-    return np.cumsum(change[:size])
 
 
 def _carried(times: Array) -> Array:
