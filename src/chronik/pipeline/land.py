@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LandSettings", "TopicLanding", "dead_letters_name", "topic_ids"]
 
 ROWS_PER_BATCH_MAX = 1_000_000
+ROWS_PER_BATCH_SETTING = "spark.chronik.maxOffsetsPerTrigger"
 START_TIMEOUT_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,6 @@ class LandSettings:
     once: bool = False
     trigger_s: float = 1.0
     source: str = "chronik"
-    rows_per_batch_max: int = ROWS_PER_BATCH_MAX
 
     def table(self, name: str) -> str:
         return f"{self.to.rstrip('/')}/{name}"
@@ -137,7 +137,7 @@ class TopicLanding:
             "kafka.bootstrap.servers": settings.bootstrap,
             "subscribe": self.topic,
             "includeHeaders": "true",
-            "maxOffsetsPerTrigger": str(settings.rows_per_batch_max),
+            "maxOffsetsPerTrigger": self._spark.conf.get(ROWS_PER_BATCH_SETTING, str(ROWS_PER_BATCH_MAX)) or "",
             **settings.starting,
         }
         if settings.source == "chronik" and settings.group:
