@@ -16,6 +16,7 @@ import pytest
 from tests.support import topics
 from tests.support.eventually import eventually
 from tests.support.node import Node
+from tests.support.topics import NOW_MS
 
 import chronik
 from chronik.client import ledger as ledger_module
@@ -77,9 +78,9 @@ def produce_aiokafka(bootstrap: str, topic: str, ledger: Ledger) -> None:
 
     async def run() -> None:
         async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-            for key, value, headers in RECORDS:
-                sent = await producer.send(topic, value, key, headers=headers)
-                sent.add_done_callback(ledger.aiokafka(key, value, headers))
+            for number, (key, value, headers) in enumerate(RECORDS):
+                sent = await producer.send(topic, value, key, headers=headers, timestamp_ms=NOW_MS + number)
+                sent.add_done_callback(ledger.aiokafka(key, value, headers, NOW_MS + number))
             await producer.flush()
 
     asyncio.run(run())

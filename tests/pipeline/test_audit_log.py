@@ -92,6 +92,33 @@ def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
     assert sorted(row["stop"] - row["start"] for row in found) == [1] * 10 + [10]
 
 
+def test_a_new_leader_is_given_the_time_to_know_what_was_readable(
+    shared_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, name = shared_node.bootstrap, "audit-log-behind"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10), numbered(10))
+    listed, asked = audit_log.get_json, list[str]()
+
+    def behind(address: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        asked.append(path)
+        page = listed(address, path, timeout_s)
+        if len(asked) < 4:
+            page |= {"batches": page["batches"][:1], "next": None, "high_watermark": 10}
+            page["batches"] = [batch for batch in page["batches"] if batch["base_offset"] == 0]
+        return page
+
+    plan = prepare(AuditRequest(at, name))
+    monkeypatch.setattr(audit_log, "get_json", behind)
+    monkeypatch.setattr(audit_log, "WATERMARK_PAUSE_S", 0.001)
+    assert offsets(rows(plan)) == [(0, offset) for offset in range(20)]
+    assert len(asked) == 4
+    monkeypatch.setattr(audit_log, "WATERMARK_TRIES", 1)
+    asked.clear()
+    with pytest.raises(PipelineError, match="was readable up to 20 and now only up to 10"):
+        rows(plan)
+
+
 def test_a_node_that_lists_no_batches_is_one_line(shared_node: Node) -> None:
     at, name = shared_node.bootstrap, "audit-log-silent"
     topics.create(at, name, 1)

@@ -78,6 +78,11 @@ def test_charts_of_nothing_are_charts() -> None:
     assert charts(strip_chart([("a", 0, 0, [])]))
 
 
+def test_times_that_no_calendar_has_are_shown_all_the_same() -> None:
+    nanoseconds = 1_700_000_000_000_000_000
+    assert charts(line_chart([Series("x", [1.0, 2.0], "", [TIME_MS, nanoseconds])]))
+
+
 def test_ticks_are_round_and_hold_the_values() -> None:
     for low, high in ((0, 1), (0, 7), (0, 4999), (0, 1_234_567), (-3, 12), (0, 10**12)):
         steps = ticks(low, high)

@@ -173,6 +173,12 @@ def test_without_a_ledger_the_log_itself_is_what_the_table_must_hold(story: Call
     assert result.total(0) is None
 
 
+def test_a_topic_without_records_is_complete(story: Callable[..., Story], audit: Audit) -> None:
+    told = audit(story(0, 0).request()).to_json()
+    assert [told[side] for side in ("acked", "readable", "delivered", "landed")] == [0, 0, 0, 0]
+    assert (told["verdict"], len(told["partitions"])) == ("complete", 2)
+
+
 def test_dead_letters_count_as_landed(story: Callable[..., Story], audit: Audit) -> None:
     it = story(60)
     table = it.table("with-letters", it.acked[:50], letters=it.acked[50:])

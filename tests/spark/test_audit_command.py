@@ -134,3 +134,33 @@ def test_without_java_it_says_what_to_install(
     done = chronik("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap)
     assert done.code == 2
     assert "Spark needs Java, and there is none: install Java 17" in done.error_line
+
+
+def test_what_land_has_landed_is_complete_on_workers_of_their_own(
+    shared_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way, with separate worker processes, to which the ledger is sent."""
+    monkeypatch.chdir(tmp_path)
+    create_topic(shared_node, "audit-landed", 2)
+    ledger = tmp_path / "acked.jsonl"
+    with Ledger(ledger) as written:
+        for partition in (0, 1):
+            records = [(b"k", b'{"n": %d}' % n, [("h", b"1")], NOW_MS + n) for n in range(50)]
+            topics.append(shared_node.bootstrap, "audit-landed", partition, records)
+            for offset, (key, value, headers, time_ms) in enumerate(records):
+                written.record("audit-landed", partition, offset, time_ms, key, value, headers)
+    to, where = str(tmp_path / "tables"), ("-b", shared_node.bootstrap)
+    landed = chronik(
+        "pipeline", "land", "audit-landed", *where, *MASTER, "--to", to, "--once", "--group", "audit-landed-group",
+        timeout_s=SPARK_S_MAX,
+    )  # fmt: skip
+    assert landed.code == 0, landed.err
+    sides = ("--ledger", str(ledger), "--table", to, "--group", "audit-landed-group")
+    done = chronik(
+        "pipeline", "audit", "audit-landed", *where, *sides, "--master", "local-cluster[2,1,1024]", "--json",
+        timeout_s=2 * SPARK_S_MAX,
+    )  # fmt: skip
+    told = done.json()
+    assert told["verdict"] == "complete"
+    assert [told[side] for side in ("acked", "readable", "delivered", "landed")] == [100, 100, 100, 100]
+    assert told["verified"] == 100

@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_ms
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json, print_table
-from chronik.cli.pipeline_session import DEFAULT_MASTER, Conf, Master, one_line, quiet_session
+from chronik.cli.pipeline_audit_job import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    Report,
+    one_line,
+    spark_job,
+    time_option,
+    write_report,
+)
 
 if TYPE_CHECKING:
     from chronik.pipeline.audit_result import AuditResult
 
 LOG_WAYS = ("auto", "headers", "fetch", "records")
 RANGES_SHOWN = 20
-
-Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", help="Write a report with plots.")]
 
 
 def audit(
@@ -49,14 +56,10 @@ def audit(
         raise CliError(f"--log {log} is unknown: use {', '.join(LOG_WAYS)}")
     with one_line():
         from chronik.pipeline.audit import AuditRequest, prepare, run
-        from chronik.pipeline.session import java_fault
 
-        fault = java_fault()
-        if fault is not None:
-            raise CliError(fault)
         asked = AuditRequest(bootstrap, topic, ledger, receipts, table, group, time_option("--from", since), log)
         plan = prepare(asked)
-        with quiet_session(f"chronik audit {topic}", master, conf) as spark:
+        with spark_job("chronik-audit", master, conf) as spark:
             note(f"auditing {plan.records:,} offsets of {topic} in {len(plan.bounds)} partitions, log by {plan.how}")
             result = run(spark, plan)
     if report is not None:
@@ -71,23 +74,6 @@ def audit(
             print(f"report: {report}")
     if result.verdict != "complete":
         raise typer.Exit(CHECK_FAILED)
-
-
-def time_option(flag: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    time_ms = parse_time_ms(text)
-    if time_ms is None:
-        raise CliError(f"{flag} {text} is no time: write it as in 2026-01-31T12:00:00Z, or in milliseconds since 1970")
-    return time_ms
-
-
-def write_report(path: str, page: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(page)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}; choose another --report") from None
 
 
 def show(result: AuditResult) -> None:

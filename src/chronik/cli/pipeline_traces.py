@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
-from chronik.cli.errors import CliError
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json
-from chronik.cli.pipeline_audit import Report, time_option, write_report
-from chronik.cli.pipeline_session import DEFAULT_MASTER, Conf, Master, one_line, quiet_session
+from chronik.cli.pipeline_audit_job import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    Report,
+    one_line,
+    spark_job,
+    time_option,
+    write_report,
+)
 
 SECONDS = 5.0
 
@@ -31,15 +38,11 @@ def traces(
     """List the times in which a traced partition had records and nobody was handed any, each with its cause."""
     with one_line():
         from chronik.pipeline.report_stalls import stall_line, stalls_html, stalls_sentence
-        from chronik.pipeline.session import java_fault
         from chronik.pipeline.stalls_job import check_traces, stalls_of
 
-        fault = java_fault()
-        if fault is not None:
-            raise CliError(fault)
         start_ms = time_option("--from", since)
         check_traces(bootstrap)
-        with quiet_session("chronik traces", master, conf) as spark:
+        with spark_job("chronik-traces", master, conf) as spark:
             note("reading the traces")
             result = stalls_of(spark, bootstrap, start_ms, seconds * 1000, topic)
     if report is not None:

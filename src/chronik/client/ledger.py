@@ -130,15 +130,21 @@ class Ledger:
 
         return delivered
 
-    def aiokafka(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Callable[[Any], None]:
-        """For `add_done_callback` of the future that aiokafka's `send` returns."""
+    def aiokafka(
+        self, key: bytes | None, value: bytes | None, headers: Headers = (), timestamp_ms: int | None = None
+    ) -> Callable[[Any], None]:
+        """For `add_done_callback` of the future that aiokafka's `send` returns.
+
+        Pass the timestamp that was sent: aiokafka 0.14 tells that of the batch's first record for all of them.
+        """
 
         def delivered(future: Any) -> None:
             if future.cancelled() or future.exception() is not None:
                 self.failed += 1
                 return
             told = future.result()
-            self.record(told.topic, told.partition, told.offset, told.timestamp, key, value, headers)
+            time_ms = told.timestamp if timestamp_ms is None else timestamp_ms
+            self.record(told.topic, told.partition, told.offset, time_ms, key, value, headers)
 
         return delivered
 
@@ -189,7 +195,7 @@ class Ledger:
             return
         take = self._pending.popleft
         lines = [take() for _ in range(len(self._pending))]
-        names = {line[0]: json.dumps(line[0]).encode() for line in lines}
+        names = {topic: json.dumps(topic).encode() for topic in {line[0] for line in lines}}
         text = b"".join(
             [
                 _LINE

@@ -120,6 +120,8 @@ def prepare(request: AuditRequest) -> AuditPlan:
     for lines in (ledger, receipts):
         if lines is not None and lines.torn:
             notes.append(f"the last line of {lines.path} is torn and left out")
+    if request.receipts is not None and request.group is not None:
+        notes.append(f"delivered is what the receipts say: the positions of group {request.group} are not looked at")
     tables = () if request.table is None else tuple(find_tables(request.table, request.topic))
     notes += [
         f"{table.name} holds no key, value and headers: not compared" for table in tables if not table.has_content
@@ -210,7 +212,7 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     if landed is not None:
         rows = rows.unionAll(landed)
     blocks = sum((bound.end - bound.log_start >> plan.block_bits) + 1 for bound in plan.bounds.values())
-    width = max(parallel, min(blocks, 200), -(-blocks // BLOCKS_PER_TASK)) if blocks > 1 else 1
+    width = max(1, min(blocks, max(2 * parallel, -(-blocks // BLOCKS_PER_TASK))))
     grouped = rows.repartition(width, "partition", "block").groupBy("partition", "block")
     bounds, given, bits, compacted = dict(plan.bounds), plan.given, plan.block_bits, plan.is_compacted
 

@@ -13,6 +13,7 @@ import http.client
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -36,6 +37,8 @@ HEADERS, FETCH, RECORDS = "headers", "fetch", "records"
 PAGE_BATCHES = 5_000
 HTTP_TIMEOUT_S = 30.0
 BATCH_BYTES_MAX = 2**31 - 1
+WATERMARK_TRIES = 150
+WATERMARK_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def read_log(task: LogRange) -> Iterator[Any]:
 def _from_headers(task: LogRange) -> Iterator[Any]:
     wanted = task.wanted
     offset: int | None = wanted.start
+    pause, waited = Event(), 0
     while offset is not None and offset < wanted.stop:
         page = _page(task, offset)
         batches = [batch for batch in page["batches"] if batch["base_offset"] < wanted.stop]
@@ -74,14 +78,25 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
         if whole:
             yield from _ranges(
                 task,
-                [batch["base_offset"] for batch in whole],
+                [max(batch["base_offset"], offset) for batch in whole],
                 [batch["last_offset"] + 1 for batch in whole],
                 [batch["base_timestamp_ms"] for batch in whole],
                 [batch["is_control"] for batch in whole],
             )
         for batch in thinned:
-            yield from _thinned(task, batch["base_offset"], batch["last_offset"] + 1)
+            yield from _thinned(task, max(batch["base_offset"], offset), batch["last_offset"] + 1)
+        behind = max([offset, *(batch["last_offset"] + 1 for batch in batches)])
         offset = page["next"]
+        if offset is None and page["high_watermark"] < wanted.stop and behind < wanted.stop:
+            # A new leader may need a moment to know what had been readable when the audit began.
+            if waited >= WATERMARK_TRIES:
+                raise PipelineError(
+                    f"{wanted.topic}-{wanted.partition} was readable up to {wanted.stop} and now only up to "
+                    f"{page['high_watermark']}: see chronik doctor {wanted.topic}"
+                )
+            waited += 1
+            pause.wait(WATERMARK_PAUSE_S)
+            offset = behind
 
 
 def _is_thinned(batch: dict[str, Any]) -> bool:

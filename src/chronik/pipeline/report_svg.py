@@ -141,8 +141,11 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def clock(time_ms: float, span_ms: float) -> str:
-    """UTC, as fine as the span asks for."""
-    shown = datetime.fromtimestamp(time_ms / 1000, UTC)
+    """UTC, as fine as the span asks for. Producers may write times that no calendar has."""
+    try:
+        shown = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms:,.0f} ms"
     if span_ms > 2 * 86_400_000:
         return shown.strftime("%Y-%m-%d %H:%M")
     return shown.strftime("%H:%M:%S") if span_ms > 10_000 else shown.strftime("%H:%M:%S.%f")[:-3]
