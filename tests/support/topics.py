@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from chronik.client.batches import Batches
 from chronik.client.cluster import Deadline
@@ -58,3 +58,8 @@ def trim(bootstrap: str, topic: str, partition: int, before: int) -> None:
 def committed(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
     with BlockingCluster(bootstrap) as cluster:
         return cluster.run(Groups(cluster.cluster).committed(group))
+
+
+def alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
+    with BlockingCluster(bootstrap) as cluster:
+        cluster.run(Topics(cluster.cluster).alter_configs(topic, configs))

@@ -16,7 +16,7 @@ from chronik.client.ledger import LedgerError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
-COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "doctor", "trace", "bench", "demo")
+COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "doctor", "trace", "bench", "pipeline", "demo")
 """Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
 
 HINTS = {

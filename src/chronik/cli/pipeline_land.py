@@ -1,0 +1,207 @@
+"""`chronik pipeline land`: topics into Delta tables, exactly once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chronik.cli.errors import CliError, say
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, parse_time_ms
+from chronik.cli.pipeline_spark import jvm_pid, parse_conf, spark_for
+
+if TYPE_CHECKING:
+    from chronik.pipeline.land import LandSettings, TopicLanding
+
+CHECKPOINTS = ".checkpoints"
+POLL_S = 0.25
+SOURCES = ("chronik", "kafka")
+KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+
+
+def land(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    to: Annotated[str, typer.Option(metavar="DIR", help="Folder or object-store address of the tables.")],
+    once: Annotated[bool, typer.Option("--once", help="Stop when caught up.")] = False,
+    group: Annotated[str, typer.Option(metavar="G", help="Commit what has landed to this group.")] = "",
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False)
+    ] = None,
+    starting: Annotated[
+        str, typer.Option(metavar="earliest|latest|TIME", help="Where there is no checkpoint yet.")
+    ] = "earliest",
+    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="From one micro-batch to the next.")] = 1.0,
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
+    ] = None,
+    master: Annotated[str, typer.Option(metavar="M", help="Spark's master.")] = "local[*]",
+    conf: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of Spark; repeat it.")] = None,
+    source: Annotated[str, typer.Option(metavar="|".join(SOURCES), help="kafka: Spark's own connector.")] = "chronik",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Land topics in Delta tables DIR/TOPIC, exactly once."""
+    parse_bootstrap(bootstrap)
+    names = list(dict.fromkeys(topics))
+    settings_of_spark = parse_conf(conf or [])
+    if source not in SOURCES:
+        raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
+    try:
+        from chronik.pipeline.errors import PipelineError
+        from chronik.pipeline.land import LandSettings
+    except ImportError as error:
+        raise CliError(f"{error.name} is not installed: pip install 'chronik[spark]'") from None
+    settings = LandSettings(
+        bootstrap=bootstrap,
+        to=_folder(to),
+        checkpoint=_checkpoint(to, checkpoint),
+        token=uuid.uuid4().hex,
+        starting=_starting(starting),
+        group=group,
+        once=once,
+        trigger_s=trigger,
+        source=source,
+    )
+    _check_names(names, schema is not None)
+    if source == "kafka":
+        settings_of_spark = _with_kafka_package(settings_of_spark)
+    try:
+        _run(settings, names, _read(schema), schema or "", master, settings_of_spark)
+    except PipelineError as error:
+        raise CliError(str(error)) from None
+
+
+def _run(
+    settings: LandSettings, topics: list[str], schema: str | None, schema_name: str, master: str, conf: dict[str, str]
+) -> None:
+    from chronik.pipeline.land import TopicLanding, topic_ids
+    from chronik.pipeline.land_claim import claim
+    from chronik.pipeline.land_schema import parse_schema
+
+    ids = topic_ids(settings.bootstrap, topics)
+    with claim(settings.checkpoint) as claimed, spark_for("chronik-land", master, conf) as spark:
+        claimed.name_jvm(jvm_pid(spark))
+        fields = None if schema is None else parse_schema(schema, schema_name)
+        landings = [TopicLanding(spark, topic, ids[topic], settings, fields) for topic in topics]
+        started_s = time.monotonic()
+        try:
+            for landing in landings:
+                landing.start()
+            _watch(landings)
+        finally:
+            for landing in landings:
+                landing.stop()
+            for landing in landings:
+                _summarise(landing, time.monotonic() - started_s)
+
+
+def _watch(landings: list[TopicLanding]) -> None:
+    """Until all have ended, which without --once they do not."""
+    running = list(landings)
+    with _display() as show:
+        while running:
+            running = [landing for landing in running if not landing.wait(POLL_S)]
+            show(landings)
+
+
+def _summarise(landing: TopicLanding, seconds: float) -> None:
+    rate = landing.rows / seconds if seconds > 0 else 0.0
+    dead = f", {landing.dead_letters:,} dead letters" if landing.dead_letters else ""
+    say(f"{landing.rows:,} rows of {landing.topic} landed in {landing.table} in {seconds:.1f} s ({rate:,.0f}/s){dead}")
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[list[TopicLanding]], None]]:
+    """A table on standard error that follows the work; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda landings: live.update(_progress_table(landings), refresh=True)
+
+
+def _progress_table(landings: list[TopicLanding]) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    for column in ("topic", "rows", "rows/s", "lag", "caught up in"):
+        table.add_column(column, justify="left" if column == "topic" else "right")
+    table.add_column("lag by partition", overflow="fold")
+    for landing in landings:
+        figures = landing.figures
+        if figures is None:
+            table.add_row(landing.topic, f"{landing.rows:,}", "-", "-", "-", "")
+            continue
+        by_partition = ", ".join(f"{partition}: {lag:,}" for partition, lag in figures.lag.items())
+        lag = sum(figures.lag.values())
+        pace = f"{figures.rows_per_s:,.0f}"
+        table.add_row(landing.topic, f"{landing.rows:,}", pace, f"{lag:,}", _duration(figures.catch_up_s), by_partition)
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "never, at this pace"
+    whole = round(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
+
+
+def _folder(to: str) -> str:
+    """Absolute, since Spark's workers run elsewhere."""
+    return to if "://" in to else os.path.abspath(to)
+
+
+def _checkpoint(to: str, given: str | None) -> str:
+    if given is not None:
+        return _folder(given)
+    if "://" in to:
+        raise CliError(f"--to {to} is no folder: name one for the checkpoints with --checkpoint, as Spark writes it")
+    return os.path.join(_folder(to), CHECKPOINTS)
+
+
+def _starting(text: str) -> dict[str, str]:
+    if text in ("earliest", "latest"):
+        return {"startingOffsets": text}
+    time_ms = parse_time_ms(text)
+    if time_ms is None:
+        raise CliError(f"--starting {text} is unknown: use earliest, latest or a time as in 2026-01-31T12:00:00")
+    return {"startingTimestamp": str(time_ms), "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def _check_names(topics: list[str], with_dead_letters: bool) -> None:
+    from chronik.pipeline.land import dead_letters_name
+
+    taken = {CHECKPOINTS}
+    for name in [*topics, *(dead_letters_name(topic) for topic in topics if with_dead_letters)]:
+        if name in taken or "/" in name or name in (".", ".."):
+            raise CliError(f"{name} cannot be a table beside the others of this job: land it into another --to")
+        taken.add(name)
+
+
+def _read(schema: str | None) -> str | None:
+    if schema is None:
+        return None
+    try:
+        with open(schema, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CliError(f"cannot read --schema {schema}: {reason}") from None
+
+
+def _with_kafka_package(conf: dict[str, str]) -> dict[str, str]:
+    """Spark gets its own connector from Maven, unless the jars are given."""
+    if "spark.jars" in conf or "spark.jars.packages" in conf:
+        return conf
+    import pyspark
+
+    return {**conf, "spark.jars.packages": f"{KAFKA_PACKAGE}:{pyspark.__version__}"}

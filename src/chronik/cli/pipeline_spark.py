@@ -1,0 +1,64 @@
+"""A Spark session for a command: what the JVM prints goes to a file, and errors become one line."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from chronik.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """The session, stopped afterwards. Spark's own log is kept where the command fails, and named."""
+    from chronik.pipeline.errors import PipelineError
+    from chronik.pipeline.session import spark_session
+
+    descriptor, log_path = tempfile.mkstemp(prefix="chronik-spark-", suffix=".log")
+    try:
+        with _stderr_into(descriptor):
+            session = spark_session(name, master, conf)
+        try:
+            yield session
+        finally:
+            session.stop()
+    except PipelineError as error:
+        raise CliError(f"{error} (Spark's log: {log_path})" if os.path.getsize(log_path) else str(error)) from None
+    else:
+        os.unlink(log_path)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _stderr_into(descriptor: int) -> Iterator[None]:
+    """For what is started inside, for as long as it lives; our own standard error is back afterwards."""
+    own = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def jvm_pid(spark: SparkSession) -> int:
+    """The process that does the work, which outlives a driver that is killed."""
+    jvm: Any = spark.sparkContext._jvm
+    return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+def parse_conf(texts: Sequence[str]) -> dict[str, str]:
+    conf: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise CliError(f"--conf {text} is not NAME=VALUE: write it as in spark.executor.memory=2g")
+        conf[name.strip()] = value.strip()
+    return conf

@@ -1,0 +1,94 @@
+"""What an audit asks the cluster before and after: where the log starts and ends, how it is kept, who lists batches."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any
+
+from chronik.client.cluster import Deadline
+from chronik.client.errors import ClientError
+from chronik.client.groups import Groups
+from chronik.client.topics import Topics
+from chronik.pipeline.audit_log import get_json
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.options import EARLIEST, LATEST
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import KafkaError
+
+__all__ = ["committed", "http_nodes", "is_compacted", "log_bounds", "offsets_at", "partitions_of"]
+
+BROKER_RESOURCE = 4
+ASK_TIMEOUT_S = 3.0
+
+
+def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]:
+    """The topic's partitions and its id, empty where brokers have none."""
+    found = cluster.topics([topic]).get(topic)
+    if found is None:
+        raise PipelineError(f"topic {topic} does not exist at {cluster.bootstrap}: create it, or check its name")
+    topic_id = "" if found.id is None or found.id.int == 0 else str(found.id)
+    return [place.partition for place in found.partitions], topic_id
+
+
+def log_bounds(cluster: BlockingCluster, topic: str, partitions: list[int]) -> dict[int, tuple[int, int]]:
+    """Start and end of each log. The end first: what is below it then is readable, unless it expires."""
+    places = [(topic, partition) for partition in partitions]
+    ends = cluster.offsets(places, LATEST)
+    starts = cluster.offsets(places, EARLIEST)
+    return {place[1]: (min(starts[place], ends[place]), ends[place]) for place in places}
+
+
+def offsets_at(cluster: BlockingCluster, topic: str, partitions: list[int], time_ms: int) -> dict[int, int | None]:
+    """The first offset at or after a time; None where there is none."""
+    found = cluster.offsets([(topic, partition) for partition in partitions], time_ms)
+    return {place[1]: offset if offset >= 0 else None for place, offset in found.items()}
+
+
+def is_compacted(cluster: BlockingCluster, topic: str) -> bool:
+    configs = cluster.run(Topics(cluster.cluster).configs(topic))
+    return any(entry.name == "cleanup.policy" and "compact" in (entry.value or "") for entry in configs)
+
+
+def committed(cluster: BlockingCluster, group: str, topic: str) -> dict[int, int]:
+    """The group's positions in the topic. PipelineError where it has none, which would read as nothing delivered."""
+    found = cluster.run(Groups(cluster.cluster).committed(group))
+    mine = {partition: offset for (name, partition), offset in found.items() if name == topic}
+    if not mine:
+        raise PipelineError(f"group {group} has committed nothing of {topic}: see chronik group describe {group}")
+    return mine
+
+
+def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
+    """Where Chronik's nodes answer HTTP; none on another Kafka cluster, or where they cannot be reached from here."""
+    try:
+        layout = cluster.run(cluster.cluster.layout([]))
+        told = [cluster.run(_told_http(cluster, node)) for node in sorted(layout.brokers)[:3]]
+    except PipelineError:
+        return ()
+    for address in filter(None, told):
+        try:
+            view = get_json(address, "/api/cluster", ASK_TIMEOUT_S)
+        except (OSError, http.client.HTTPException, ValueError):
+            continue
+        # Nodes listen on 127.0.0.1 unless told otherwise: from another machine, that is somebody else's.
+        if view.get("cluster_id") == layout.cluster_id:
+            others = [str(node["http"]) for node in view.get("nodes", ()) if node.get("http")]
+            return tuple(dict.fromkeys((address, *others)))
+    return ()
+
+
+async def _told_http(cluster: BlockingCluster, node: int) -> str:
+    """A node's HTTP address as it tells of itself; Kafka's brokers have no such setting."""
+    resource: dict[str, Any] = {
+        "resource_type": BROKER_RESOURCE,
+        "resource_name": str(node),
+        "configuration_keys": ["listen.http"],
+    }
+    values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+    try:
+        connection = await cluster.cluster.connection(node, Deadline(ASK_TIMEOUT_S))
+        answer = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=ASK_TIMEOUT_S)
+    except (ClientError, KafkaError):
+        return ""
+    return next((entry.value or "" for entry in answer.results[0].configs if entry.name == "listen.http"), "")

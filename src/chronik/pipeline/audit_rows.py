@@ -1,0 +1,80 @@
+"""The rows of an audit's sides as Spark shuffles them: each in the block that `audit_blocks` looks at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from chronik.pipeline.audit_blocks import NO_CHECKSUM, NO_TIME, Rows
+
+__all__ = ["KEYED_SCHEMA", "ROW_DDL", "ROW_SCHEMA", "rows_of", "rows_table", "split_at_blocks"]
+
+ROW_SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("block", pa.int64()),
+        pa.field("side", pa.int8()),
+        pa.field("start", pa.int64()),
+        pa.field("stop", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("time_ms", pa.int64()),
+        pa.field("checksum", pa.int64()),
+        pa.field("flags", pa.int8()),
+    ]
+)
+KEYED_SCHEMA = ROW_SCHEMA.append(pa.field("key", pa.binary()))
+ROW_DDL = (
+    "partition int, block bigint, side tinyint, start bigint, stop bigint, seq bigint, time_ms bigint, "
+    "checksum bigint, flags tinyint"
+)
+
+Array = Any
+
+
+def rows_table(
+    side: Array | int,
+    partition: Array | int,
+    start: Array,
+    stop: Array,
+    time_ms: Array | None = None,
+    *,
+    seq: Array | None = None,
+    checksum: Array | None = None,
+    flags: int = 0,
+    block_bits: int,
+) -> Any:
+    """A batch of ROW_SCHEMA; ranges are cut where blocks end. What is left out is unknown."""
+    count = len(start)
+    columns = {
+        "partition": np.full(count, partition, np.int32) if isinstance(partition, int) else partition.astype(np.int32),
+        "side": np.full(count, side, np.int8) if isinstance(side, int) else side.astype(np.int8),
+        "seq": np.zeros(count, np.int64) if seq is None else seq,
+        "time_ms": np.full(count, NO_TIME, np.int64) if time_ms is None else time_ms,
+        "checksum": np.full(count, NO_CHECKSUM, np.int64) if checksum is None else checksum,
+        "flags": np.full(count, flags, np.int8),
+    }
+    starts, stops, which = split_at_blocks(start, stop, block_bits)
+    columns = {name: column[which] for name, column in columns.items()}
+    columns |= {"start": starts, "stop": stops, "block": starts >> block_bits}
+    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+
+
+def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Ranges cut at multiples of 2**bits, and of each part which range it is of."""
+    first, last = start >> bits, (stop - 1) >> bits
+    parts = last - first + 1
+    which = np.repeat(np.arange(len(start)), parts)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
+    block = first[which] + number
+    return (
+        np.maximum(start[which], block << bits).astype(np.int64),
+        np.minimum(stop[which], (block + 1) << bits).astype(np.int64),
+        which,
+    )
+
+
+def rows_of(table: Any) -> Rows:
+    """The columns as `audit_blocks` takes them."""
+    return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

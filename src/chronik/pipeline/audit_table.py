@@ -1,0 +1,105 @@
+"""The landed side of an audit: the rows of a Delta table and of its dead letters, with the checksums of what they hold.
+
+Spark reads the Parquet files that the table's log names, so no jars are needed; checksums are made by the column.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from chronik.pipeline.audit_blocks import LANDED, NO_TIME
+from chronik.pipeline.audit_checksum import checksums
+from chronik.pipeline.audit_rows import ROW_DDL, rows_table
+from chronik.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["LandedFiles", "find_tables", "landed_rows"]
+
+DEAD_LETTERS = "_dead_letters"
+PLACE = {"partition": "int", "offset": "bigint", "timestamp": "timestamp"}
+CONTENT = {"key": "binary", "value": "binary", "headers": "array<struct<key: string, value: binary>>"}
+
+
+@dataclass(frozen=True, slots=True)
+class LandedFiles:
+    """The files of one table at one version. `has_content`: whether its rows still hold the records' bytes."""
+
+    name: str
+    files: tuple[str, ...]
+    has_content: bool
+
+
+def find_tables(address: str, topic: str) -> list[LandedFiles]:
+    """The table at `address`, or the topic's below it, and its dead letters. PipelineError where there is none."""
+    from deltalake import DeltaTable
+
+    base = address.rstrip("/")
+    for table in (base, f"{base}/{topic}"):
+        if DeltaTable.is_deltatable(table):
+            letters = table + DEAD_LETTERS
+            return [_files(name) for name in (table, letters) if name == table or DeltaTable.is_deltatable(letters)]
+    raise PipelineError(f"there is no Delta table at {base}, nor at {base}/{topic}: has chronik pipeline land run?")
+
+
+def _files(table: str) -> LandedFiles:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        opened = DeltaTable(table)
+        columns = {field.name for field in opened.schema().fields}
+        files = tuple(uri if "://" in uri else os.path.abspath(uri) for uri in opened.file_uris())
+        divided = set(opened.metadata().partition_columns)
+    except (DeltaError, OSError) as error:
+        raise PipelineError(f"the table {table} cannot be read: {error}") from None
+    missing = [name for name in PLACE if name not in columns or name in divided]
+    if missing:
+        raise PipelineError(f"the table {table} has no column {missing[0]}: was it made by chronik pipeline land?")
+    return LandedFiles(table, files, CONTENT.keys() <= columns and not CONTENT.keys() & divided)
+
+
+def landed_rows(spark: SparkSession, tables: Sequence[LandedFiles], block_bits: int) -> DataFrame | None:
+    """All tables' rows as rows of blocks; None where they have none."""
+    frames = [_rows(spark, table, block_bits) for table in tables if table.files]
+    made = frames[0] if frames else None
+    for frame in frames[1:]:
+        made = frame if made is None else made.unionAll(frame)
+    return made
+
+
+def _rows(spark: SparkSession, table: LandedFiles, block_bits: int) -> DataFrame:
+    columns = {**PLACE, **(CONTENT if table.has_content else {})}
+    schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+    def made(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield landed_batch(batch, block_bits)
+
+    return spark.read.schema(schema).parquet(*table.files).mapInArrow(made, ROW_DDL)
+
+
+def landed_batch(batch: Any, block_bits: int) -> Any:
+    """One Arrow batch of a table. Without the records' bytes there is nothing to compare."""
+    offsets = batch.column("offset").to_numpy()
+    times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    known = times.is_valid().to_numpy(zero_copy_only=False)
+    has_content = "value" in batch.schema.names
+    return rows_table(
+        LANDED,
+        batch.column("partition").to_numpy(),
+        offsets,
+        offsets + 1,
+        np.where(known, times.fill_null(0).to_numpy() // 1000, NO_TIME),
+        checksum=checksums(batch.column("key"), batch.column("value"), batch.column("headers"))
+        if has_content
+        else None,
+        block_bits=block_bits,
+    )

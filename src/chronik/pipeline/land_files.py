@@ -1,0 +1,193 @@
+"""Rows into Parquet files of a Delta table: what an executor does. Nothing here makes a file part of the table.
+
+A file that was written and not reported (its task failed, its driver died) is in no commit, so no reader sees it; a
+vacuum of the table removes it. Names are never used twice: each has the run's token and the task's own number.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as fs
+import pyarrow.parquet as pq
+
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land_ranges import first_and_last, widened
+
+__all__ = ["DATE", "FileSet", "NewFile"]
+
+DATE = "date"
+"""The column that tables are partitioned by: it stands in the folder's name, not in the file."""
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+ROW_GROUP_ROWS = 128 * 1024
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+FILE_BYTES_MAX = 256 * 1024 * 1024
+OPEN_FILES_MAX = 16
+MEASURED = ("partition", "offset", "timestamp")
+
+
+class NewFile(msgspec.Struct, frozen=True):
+    """A file that a task has written, as the driver needs it to commit it."""
+
+    table: str
+    path: str
+    size_bytes: int
+    date: str | None
+    rows: int
+    stats: str
+    offsets: dict[int, tuple[int, int]]
+    """Each partition's first and last offset in it."""
+
+
+class FileSet:
+    """The files of one task in one table: one at a time for each date. Rows wait until they make a row group."""
+
+    def __init__(self, table: str, uri: str, schema: Any, name: str) -> None:
+        self._table = table
+        self._schema = pa.schema([column for column in schema if column.name != DATE])
+        self._name = name
+        self._numbers = 0
+        self._open: dict[str | None, _OpenFile] = {}
+        self._done: list[NewFile] = []
+        self._store, self._root = _filesystem(uri)
+
+    def add(self, rows: Any) -> None:
+        """Rows with the table's columns, but for the date, which is that of their timestamp (in UTC)."""
+        if not rows.num_rows:
+            return
+        dates = pc.cast(rows.column("timestamp"), pa.date32())
+        for date in pc.unique(dates).to_pylist():
+            here = pc.is_null(dates) if date is None else pc.fill_null(pc.equal(dates, pa.scalar(date)), False)
+            part = rows if len(pc.unique(dates)) == 1 else rows.filter(here)
+            opened = self._file(None if date is None else date.isoformat())
+            opened.add(part)
+            if opened.size_bytes >= FILE_BYTES_MAX:
+                self._close(opened)
+
+    def finish(self) -> list[NewFile]:
+        for opened in list(self._open.values()):
+            self._close(opened)
+        return self._done
+
+    def _file(self, date: str | None) -> _OpenFile:
+        opened = self._open.pop(date, None)
+        if opened is None:
+            if len(self._open) >= OPEN_FILES_MAX:
+                self._close(next(iter(self._open.values())))
+            path = f"{DATE}={date or NO_DATE}/{self._name}-{self._numbers}.parquet"
+            self._numbers += 1
+            opened = _OpenFile(self._table, self._store, self._root, path, date, self._schema)
+        self._open[date] = opened  # the one that was used last stands last
+        return opened
+
+    def _close(self, opened: _OpenFile) -> None:
+        del self._open[opened.date]
+        self._done.append(opened.close())
+
+
+class _OpenFile:
+    def __init__(self, table: str, store: Any, root: str, path: str, date: str | None, schema: Any) -> None:
+        self.date = date
+        self.size_bytes = 0
+        self._table = table
+        self._path = path
+        self._where = f"{root}/{path}"
+        self._schema = schema
+        self._waiting: list[Any] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = 0
+        self._low: dict[str, Any] = {}
+        self._high: dict[str, Any] = {}
+        self._nulls = dict.fromkeys(MEASURED, 0)
+        self._offsets: dict[int, tuple[int, int]] = {}
+        self._store = store
+        with _told(self._where):
+            store.create_dir(self._where.rpartition("/")[0], recursive=True)
+            self._writer = pq.ParquetWriter(
+                self._where, schema, filesystem=store, compression="zstd", coerce_timestamps=None
+            )
+
+    def add(self, rows: Any) -> None:
+        self._measure(rows)
+        self._waiting.append(rows)
+        self._waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write()
+
+    def close(self) -> NewFile:
+        self._write()
+        with _told(self._where):
+            self._writer.close()
+            size_bytes = self._store.get_file_info(self._where).size
+        stats = {
+            "numRecords": self._rows,
+            "minValues": {name: _stat(value, 0) for name, value in self._low.items()},
+            "maxValues": {name: _stat(value, 1) for name, value in self._high.items()},
+            "nullCount": self._nulls,
+        }
+        return NewFile(
+            self._table, self._path, size_bytes, self.date, self._rows, json.dumps(stats), dict(self._offsets)
+        )
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        with _told(self._where):
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self.size_bytes += self._waiting_bytes
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+
+    def _measure(self, rows: Any) -> None:
+        self._rows += rows.num_rows
+        self._offsets = widened(self._offsets, first_and_last(rows))
+        for name in MEASURED:
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            found = pc.min_max(column)
+            low, high = found["min"].as_py(), found["max"].as_py()
+            if low is not None:
+                self._low[name] = min(low, self._low.get(name, low))
+                self._high[name] = max(high, self._high.get(name, high))
+
+
+def _stat(value: Any, up_ms: int) -> Any:
+    """As Delta writes it: times to the millisecond, so that the highest must be rounded up."""
+    if isinstance(value, datetime):
+        if value.microsecond % 1000:
+            value += timedelta(milliseconds=up_ms)
+        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+    return value
+
+
+def _filesystem(uri: str) -> tuple[Any, str]:
+    if "://" not in uri:
+        return fs.LocalFileSystem(), uri.rstrip("/")
+    try:
+        store, root = fs.FileSystem.from_uri(uri)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise PipelineError(f"cannot write to {uri}: {error}") from None
+    return store, root.rstrip("/")
+
+
+class _told:
+    """What the file system refuses, as a line for people: Spark keeps the line and drops its kind."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise PipelineError(
+                f"cannot write {self._where}: {reason}; make room or choose another --to, then start again"
+            ) from None

@@ -1,0 +1,73 @@
+"""A micro-batch's rows into files, on the executors: one task for one part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from chronik.pipeline.dead_letters import JsonColumns
+from chronik.pipeline.land_batch import DEAD_LETTERS, ROWS
+from chronik.pipeline.land_files import FileSet, NewFile
+from chronik.pipeline.land_ranges import LandedOffsets
+from chronik.pipeline.land_schema import OWN, dead_letter_schema, table_schema
+
+__all__ = ["REPORT_SCHEMA", "WriteTask", "read_reports"]
+
+REPORT_SCHEMA = "file string"
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """What Spark ships to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields a line for each file."""
+
+    rows_uri: str
+    dead_letters_uri: str
+    name: str
+    """Of this attempt at this batch: the task's own number makes a file's name out of it."""
+    fields: StructType | None
+    landed: LandedOffsets
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        files = [_encode(file) for file in self.write(batches, f"{self.name}-{context.taskAttemptId()}")]
+        yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], ["file"])
+
+    def write(self, batches: Iterator[Any], name: str) -> list[NewFile]:
+        rows = FileSet(ROWS, self.rows_uri, table_schema(self.fields), name)
+        dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
+        json = None if self.fields is None else JsonColumns(self.fields)
+        for batch in batches:
+            fresh = _own_columns(batch)
+            if self.landed:
+                fresh = self.landed.without(fresh)
+            if not fresh.num_rows:
+                continue
+            if json is None:
+                rows.add(fresh)
+            else:
+                good, bad = json.split(fresh)
+                rows.add(good)
+                dead_letters.add(bad)
+        return rows.finish() + dead_letters.finish()
+
+
+def read_reports(lines: list[str]) -> list[NewFile]:
+    return [msgspec.json.decode(line, type=NewFile) for line in lines]
+
+
+def _encode(file: NewFile) -> str:
+    return msgspec.json.encode(file).decode()
+
+
+def _own_columns(batch: Any) -> Any:
+    """The table's columns in the table's types, whatever the reader's own source made them."""
+    schema = pa.schema(OWN)
+    columns = [batch.column(column.name).cast(column.type) for column in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,247 @@
+"""One block of an audit: everything that can be wrong, planted, and named with its offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chronik.pipeline.audit_blocks import (
+    ACKED,
+    BY_POSITION,
+    CONTROL,
+    DELIVERED,
+    LANDED,
+    NO_CHECKSUM,
+    NO_TIME,
+    READABLE,
+    Bounds,
+    Finding,
+    Rows,
+    reconcile,
+)
+from chronik.pipeline.audit_result import AuditResult, summarise
+
+SIZE = 64
+TIME_MS = 1_700_000_000_000
+ALL = (ACKED, READABLE, DELIVERED, LANDED)
+
+
+class Sides:
+    """Rows as a test writes them down."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+
+    def records(self, side: int, offsets: Sequence[int], checksums: dict[int, int] | None = None) -> Sides:
+        """One row each, in the order in which they are given; record n says 1000 + n."""
+        for seq, offset in enumerate(offsets):
+            checksum = (checksums or {}).get(offset, 1000 + offset)
+            self.rows.append((side, offset, offset + 1, seq, TIME_MS + offset * 1000, checksum, 0))
+        return self
+
+    def batch(self, side: int, start: int, stop: int, flags: int = 0) -> Sides:
+        self.rows.append((side, start, stop, 0, TIME_MS + start * 1000, NO_CHECKSUM, flags))
+        return self
+
+    def columns(self) -> Rows:
+        made = np.array(self.rows, np.int64).reshape(-1, 7)
+        return Rows(*(made[:, column] for column in range(7)))
+
+
+def look(sides: Sides, bounds: Bounds, given: Sequence[int], *, is_compacted: bool = False) -> AuditResult:
+    """By offsets and, in a block that is nearly empty, by the edges of rows: both see the same."""
+    found = reconcile(0, 0, SIZE, sides.columns(), bounds, given, is_compacted=is_compacted)
+    by_edges = reconcile(0, 0, SIZE * 64, sides.columns(), bounds, given, is_compacted=is_compacted)
+    result = summarise("t", {0: bounds}, given, found)
+    assert summarise("t", {0: bounds}, given, by_edges).to_json() == result.to_json()
+    return result
+
+
+def ranges(found: Sequence[Any]) -> list[tuple[str, int, int]]:
+    return [(item["side"], item["first"], item["last"]) for item in (each.to_json() for each in found)]
+
+
+def clean(count: int = 20) -> Sides:
+    """All sides have all records."""
+    sides = Sides().batch(READABLE, 0, count)
+    for side in (ACKED, DELIVERED, LANDED):
+        sides.records(side, range(count))
+    return sides
+
+
+def test_sides_that_agree_are_complete() -> None:
+    result = look(clean(), Bounds(0, 0, 20), ALL)
+    told = result.to_json()
+    assert told["verdict"] == "complete"
+    assert (told["acked"], told["readable"], told["delivered"], told["landed"]) == (20, 20, 20, 20)
+    assert [told[name] for name in ("gaps", "duplicates", "out_of_order", "mismatches", "expired", "unexpected")] == [
+        0
+    ] * 6
+    assert told["verified"] == 20
+    assert (told["partitions"][0]["first_offset"], told["partitions"][0]["last_offset"]) == (0, 19)
+
+
+def test_sides_that_were_not_given_are_null() -> None:
+    told = look(Sides().batch(READABLE, 0, 5), Bounds(0, 0, 5), [READABLE]).to_json()
+    assert (told["acked"], told["readable"], told["delivered"], told["landed"]) == (None, 5, None, None)
+    assert told["verdict"] == "complete"
+
+
+def test_everything_planted_is_named() -> None:
+    sides = Sides().batch(READABLE, 0, 30).records(ACKED, range(30))
+    order = [*range(10), 11, 10, *range(12, 30)]
+    sides.records(DELIVERED, order)
+    landed = [offset for offset in range(30) if offset not in (3, 4, 17)]
+    sides.records(LANDED, [*landed, 8, 21], {25: 7})
+    result = look(sides, Bounds(0, 0, 30), ALL)
+    found = result.partitions[0]
+    assert result.verdict == "incomplete"
+    assert ranges(found.gaps) == [("landed", 3, 4), ("landed", 17, 17)]
+    assert ranges(found.duplicates) == [("landed", 8, 8), ("landed", 21, 21)]
+    assert ranges(found.disordered) == [("delivered", 10, 11)]
+    assert [item.to_json() for item in found.mismatched] == [
+        {"side": "landed", "offset": 25, "found": 7, "expected": 1025}
+    ]
+    assert (found.missing(), found.disorder, found.mismatches) == (3, 1, 1)
+
+
+def test_contents_that_changed_places_are_out_of_order_and_not_two_alterations() -> None:
+    sides = clean()
+    sides.rows = [row for row in sides.rows if row[0] != LANDED]
+    sides.records(LANDED, range(20), {5: 1006, 6: 1005})
+    found = look(sides, Bounds(0, 0, 20), ALL).partitions[0]
+    assert ranges(found.disordered) == [("landed", 5, 6)]
+    assert (found.disorder, found.mismatches) == (1, 0)
+
+
+def test_an_acknowledged_record_that_the_log_has_not_is_a_gap_of_the_log() -> None:
+    sides = Sides().batch(READABLE, 0, 8).batch(READABLE, 9, 12).records(ACKED, range(12))
+    found = look(sides, Bounds(0, 0, 12), (ACKED, READABLE)).partitions[0]
+    assert ranges(found.gaps) == [("readable", 8, 8)]
+
+
+def test_a_hole_in_the_log_is_a_gap_without_a_ledger_too_and_a_control_batch_is_none() -> None:
+    sides = Sides().batch(READABLE, 0, 8).batch(CONTROL, 8, 9).batch(READABLE, 9, 12).batch(READABLE, 14, 20)
+    result = look(sides, Bounds(0, 0, 20), [READABLE])
+    assert ranges(result.partitions[0].gaps) == [("readable", 12, 13)]
+    assert result.total(READABLE) == 17
+
+
+def test_batches_that_share_offsets_are_duplicates_of_the_log() -> None:
+    sides = Sides().batch(READABLE, 0, 8).batch(READABLE, 5, 10)
+    found = look(sides, Bounds(0, 0, 10), [READABLE]).partitions[0]
+    assert ranges(found.duplicates) == [("readable", 5, 7)]
+
+
+def test_what_retention_took_is_expired_and_not_missing() -> None:
+    sides = Sides().batch(READABLE, 6, 20).records(ACKED, range(20)).records(LANDED, range(20))
+    result = look(sides, Bounds(0, 6, 20), (ACKED, READABLE, LANDED))
+    told = result.to_json()
+    assert told["verdict"] == "complete"
+    assert (told["acked"], told["readable"], told["landed"], told["expired"]) == (20, 14, 20, 6)
+
+
+def test_what_retention_took_while_the_audit_ran_is_expired_too() -> None:
+    bounds = Bounds(0, 0, 20)
+    sides = Sides().batch(READABLE, 9, 20).records(ACKED, range(20)).records(LANDED, range(4, 20))
+    given = (ACKED, READABLE, LANDED)
+    found = reconcile(0, 0, SIZE, sides.columns(), bounds, given)
+    assert summarise("t", {0: bounds}, given, found).verdict == "incomplete"
+    result = summarise("t", {0: bounds}, given, found, now={0: (9, 20)})
+    assert (result.verdict, result.partitions[0].expired) == ("complete", 9)
+
+
+def test_acknowledged_beyond_the_end_is_lost_unless_the_log_grew_to_it() -> None:
+    bounds = Bounds(0, 0, 10)
+    sides = Sides().batch(READABLE, 0, 10).records(ACKED, range(13))
+    found = reconcile(0, 0, SIZE, sides.columns(), bounds, (ACKED, READABLE))
+    lost = summarise("t", {0: bounds}, (ACKED, READABLE), found, now={0: (0, 10)})
+    assert ranges(lost.partitions[0].gaps) == [("readable", 10, 12)]
+    assert lost.total(ACKED) == 13
+    grown = summarise("t", {0: bounds}, (ACKED, READABLE), found, now={0: (0, 13)})
+    assert (grown.verdict, grown.total(ACKED)) == ("complete", 10)
+
+
+def test_a_stated_start_leaves_out_what_is_before_it() -> None:
+    sides = Sides().batch(READABLE, 5, 20).records(ACKED, range(20)).records(LANDED, range(5, 20))
+    told = look(sides, Bounds(5, 0, 20), (ACKED, READABLE, LANDED)).to_json()
+    assert (told["verdict"], told["acked"], told["readable"], told["landed"]) == ("complete", 15, 15, 15)
+
+
+def test_a_committed_position_has_delivered_what_is_readable_below_it() -> None:
+    sides = (
+        Sides().batch(READABLE, 0, 4).batch(CONTROL, 4, 5).batch(READABLE, 5, 10).batch(DELIVERED, 0, 7, BY_POSITION)
+    )
+    result = look(sides, Bounds(0, 0, 10), (READABLE, DELIVERED))
+    assert result.total(DELIVERED) == 6
+    assert ranges(result.partitions[0].gaps) == [("delivered", 7, 9)]
+    assert result.partitions[0].lag(DELIVERED) == 3
+
+
+def test_delivered_without_being_in_the_log_is_unexpected() -> None:
+    sides = Sides().batch(READABLE, 0, 4).batch(CONTROL, 4, 5).records(DELIVERED, range(5))
+    found = look(sides, Bounds(0, 0, 5), (READABLE, DELIVERED)).partitions[0]
+    assert ranges(found.unexpected) == [("delivered", 4, 4)]
+
+
+def test_a_compacted_log_needs_the_latest_of_each_key_only() -> None:
+    sides = Sides().records(READABLE, [3, 9]).records(ACKED, [9, 11]).records(LANDED, [0, 1, 2, 3, 9])
+    result = look(sides, Bounds(0, 0, 12), (ACKED, READABLE, LANDED), is_compacted=True)
+    assert ranges(result.partitions[0].gaps) == [("readable", 11, 11)]
+    assert result.total(LANDED) == 2
+    without = Sides().records(READABLE, [3, 9]).records(LANDED, [0, 9])
+    found = look(without, Bounds(0, 0, 12), (READABLE, LANDED), is_compacted=True).partitions[0]
+    assert ranges(found.gaps) == [("landed", 3, 3)]
+
+
+def test_a_ledger_with_two_records_at_one_offset_is_a_duplicate_and_a_mismatch() -> None:
+    sides = Sides().batch(READABLE, 0, 3).records(ACKED, [0, 1, 2]).records(ACKED, [1], {1: 5})
+    found = look(sides, Bounds(0, 0, 3), (ACKED, READABLE)).partitions[0]
+    assert ranges(found.duplicates) == [("acked", 1, 1)]
+    assert [(item.offset, item.found, item.expected) for item in found.mismatched] == [(1, 5, 1001)]
+
+
+def test_null_checksums_are_never_compared() -> None:
+    sides = Sides().batch(READABLE, 0, 3).records(LANDED, range(3), dict.fromkeys(range(3), NO_CHECKSUM))
+    told = look(sides, Bounds(0, 0, 3), (READABLE, LANDED)).to_json()
+    assert (told["verdict"], told["verified"]) == ("complete", 0)
+
+
+def test_slices_of_time_count_each_side_and_what_is_missing() -> None:
+    sides = Sides().batch(READABLE, 0, 20).records(ACKED, range(20)).records(LANDED, range(15))
+    told = look(sides, Bounds(0, 0, 20), (ACKED, READABLE, LANDED)).to_json()
+    assert sum(row["acked"] for row in told["buckets"]) == 20
+    assert sum(row["landed"] for row in told["buckets"]) == 15
+    assert sum(row["gaps"] for row in told["buckets"]) == 5
+    assert all(row["delivered"] is None for row in told["buckets"])
+    assert min(row["start_ms"] for row in told["buckets"] if row["gaps"]) >= TIME_MS + 14_000
+
+
+@pytest.mark.parametrize("edge", [10, 16])
+def test_a_gap_over_two_blocks_is_one_gap_and_order_is_seen_across_them(edge: int) -> None:
+    bounds, found = Bounds(0, 0, 40), list[Finding]()
+    given = (READABLE, DELIVERED, LANDED)
+    delivered = [*range(edge - 1), edge, edge - 1, *range(edge + 1, 40)]
+    landed = [offset for offset in range(40) if not edge - 3 <= offset < edge + 3]
+    whole = (
+        Sides().batch(READABLE, 0, edge).batch(READABLE, edge, 40).records(DELIVERED, delivered).records(LANDED, landed)
+    )
+    columns = whole.columns()
+    for base, stop in ((0, edge), (edge, 40)):
+        chosen = (columns.start >= base) & (columns.start < stop)
+        part = Rows(*(column[chosen] for column in columns))
+        found += reconcile(0, base, stop - base, part, bounds, given)
+    result = summarise("t", {0: bounds}, given, found).partitions[0]
+    assert ranges(result.gaps) == [("landed", edge - 3, edge + 2)]
+    assert ranges(result.disordered) == [("delivered", edge - 1, edge)]
+    assert result.disorder == 1
+
+
+def test_records_without_a_time_are_counted_all_the_same() -> None:
+    sides = Sides().batch(READABLE, 0, 3)
+    sides.rows = [(*row[:4], NO_TIME, *row[5:]) for row in sides.rows]
+    told = look(sides, Bounds(0, 0, 3), [READABLE]).to_json()
+    assert (told["readable"], told["buckets"]) == (3, [])

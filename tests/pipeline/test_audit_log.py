@@ -1,0 +1,164 @@
+"""The log side of an audit, by headers over HTTP, by fetched headers and by records: the same of a Chronik node, and
+of Apache Kafka, where there are control batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from tests.support import topics
+from tests.support.apache_kafka import ApacheKafka
+from tests.support.node import Node
+from tests.support.topics import NOW_MS, numbered
+
+from chronik.pipeline import audit_log
+from chronik.pipeline.audit import AuditPlan, AuditRequest, _log_tasks, prepare
+from chronik.pipeline.audit_blocks import CONTROL, NO_CHECKSUM, READABLE
+from chronik.pipeline.audit_cluster import http_nodes
+from chronik.pipeline.audit_log import read_log
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.errors import PipelineError
+from chronik.wire.checksum import record_checksum
+from chronik.wire.compression import LZ4
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def rows(plan: AuditPlan, parts: int = 1) -> list[dict[str, Any]]:
+    return [row for task in _log_tasks(plan, parts) for batch in read_log(task) for row in batch.to_pylist()]
+
+
+def offsets(found: list[dict[str, Any]], side: int = READABLE) -> list[tuple[int, int]]:
+    """Each offset as often as it is covered."""
+    return sorted(
+        (row["partition"], offset)
+        for row in found
+        if row["side"] == side
+        for offset in range(row["start"], row["stop"])
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 7])
+@pytest.mark.parametrize("log", ["headers", "fetch", "records"])
+def test_each_way_finds_each_offset_once(shared_node: Node, log: str, parts: int) -> None:
+    at, name = shared_node.bootstrap, f"audit-log-{log}-{parts}"
+    topics.create(at, name, 2)
+    topics.append(at, name, 0, *[numbered(50)] * 5, codec=LZ4)
+    topics.append(at, name, 1, numbered(30))
+    topics.trim(at, name, 0, 70)
+    plan = prepare(AuditRequest(at, name, log=log))
+    assert plan.how == log
+    found = rows(plan, parts)
+    assert offsets(found) == [(0, offset) for offset in range(70, 250)] + [(1, offset) for offset in range(30)]
+    assert {row["checksum"] == NO_CHECKSUM for row in found} == {log != "records"}
+    if log == "records":
+        last = next(row for row in found if (row["partition"], row["start"]) == (1, 29))
+        assert (last["checksum"], last["time_ms"]) == (record_checksum(b"k29", b"v29"), NOW_MS + 29)
+    assert max(row["time_ms"] for row in found if row["partition"] == 1) >= NOW_MS
+
+
+def test_headers_are_the_way_unless_contents_are_needed(shared_node: Node, tmp_path: Any) -> None:
+    at, name = shared_node.bootstrap, "audit-log-ways"
+    topics.create(at, name, 1)
+    empty = tmp_path / "lines"
+    empty.touch()
+    assert prepare(AuditRequest(at, name)).how == "headers"
+    assert prepare(AuditRequest(at, name, ledger=str(empty), receipts=str(empty))).how == "headers"
+    assert prepare(AuditRequest(at, name, receipts=str(empty))).how == "records"
+    topics.alter(at, name, {"cleanup.policy": "compact,delete"})
+    compacted = prepare(AuditRequest(at, name))
+    assert (compacted.how, compacted.is_compacted) == ("records", True)
+
+
+def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
+    shared_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header tells how many records are left, and not which."""
+    at, name = shared_node.bootstrap, "audit-log-thinned"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10), numbered(10))
+    listed = audit_log.get_json
+
+    def thinned(address: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        page = listed(address, path, timeout_s)
+        page["batches"][0]["count"] -= 1
+        return page
+
+    plan = prepare(AuditRequest(at, name))
+    monkeypatch.setattr(audit_log, "get_json", thinned)
+    found = rows(plan)
+    assert offsets(found) == [(0, offset) for offset in range(20)]
+    assert sorted(row["stop"] - row["start"] for row in found) == [1] * 10 + [10]
+
+
+def test_a_new_leader_is_given_the_time_to_know_what_was_readable(
+    shared_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, name = shared_node.bootstrap, "audit-log-behind"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10), numbered(10))
+    listed, asked = audit_log.get_json, list[str]()
+
+    def behind(address: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        asked.append(path)
+        page = listed(address, path, timeout_s)
+        if len(asked) < 4:
+            page |= {"batches": page["batches"][:1], "next": None, "high_watermark": 10}
+            page["batches"] = [batch for batch in page["batches"] if batch["base_offset"] == 0]
+        return page
+
+    plan = prepare(AuditRequest(at, name))
+    monkeypatch.setattr(audit_log, "get_json", behind)
+    monkeypatch.setattr(audit_log, "WATERMARK_PAUSE_S", 0.001)
+    assert offsets(rows(plan)) == [(0, offset) for offset in range(20)]
+    assert len(asked) == 4
+    monkeypatch.setattr(audit_log, "WATERMARK_TRIES", 1)
+    asked.clear()
+    with pytest.raises(PipelineError, match="was readable up to 20 and now only up to 10"):
+        rows(plan)
+
+
+def test_a_node_that_lists_no_batches_is_one_line(shared_node: Node) -> None:
+    at, name = shared_node.bootstrap, "audit-log-silent"
+    topics.create(at, name, 1)
+    topics.append(at, name, 0, numbered(10))
+    plan = prepare(AuditRequest(at, name))
+    object.__setattr__(plan, "nodes", ("127.0.0.1:1",))
+    with pytest.raises(PipelineError, match="no node lists the batches of audit-log-silent-0"):
+        rows(plan)
+
+
+def test_a_start_leaves_out_what_is_older(shared_node: Node) -> None:
+    at, name = shared_node.bootstrap, "audit-log-start"
+    topics.create(at, name, 2)
+    topics.append(at, name, 0, *[[record] for record in numbered(20)])
+    plan = prepare(AuditRequest(at, name, start_ms=NOW_MS + 12))
+    assert offsets(rows(plan)) == [(0, offset) for offset in range(12, 20)]
+    assert plan.bounds[1].begin == plan.bounds[1].end == 0
+
+
+@pytest.mark.parametrize("log", ["auto", "records"])
+def test_apache_kafkas_control_batches_are_known_as_such(apache_kafka: ApacheKafka, log: str) -> None:
+    at, name = apache_kafka.bootstrap, f"audit-control-{log}"
+    topics.create(at, name, 1)
+    producer = Producer({"bootstrap.servers": at, "transactional.id": name})
+    producer.init_transactions(60)
+    for count in (3, 2):
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(name, b"v%d" % number)
+        producer.commit_transaction(30)
+    plan = prepare(AuditRequest(at, name, log=log))
+    assert plan.how == ("fetch" if log == "auto" else "records")
+    found = rows(plan)
+    assert offsets(found) == [(0, 0), (0, 1), (0, 2), (0, 4), (0, 5)]
+    assert offsets(found, CONTROL) == [(0, 3), (0, 6)]
+
+
+def test_apache_kafka_has_no_nodes_that_list_batches(apache_kafka: ApacheKafka) -> None:
+    with BlockingCluster(apache_kafka.bootstrap) as cluster:
+        assert http_nodes(cluster) == ()
+    topics.create(apache_kafka.bootstrap, "audit-http", 1)
+    with pytest.raises(PipelineError, match="lists batches over HTTP"):
+        prepare(AuditRequest(apache_kafka.bootstrap, "audit-http", log="headers"))

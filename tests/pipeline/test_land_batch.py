@@ -1,0 +1,154 @@
+"""Micro-batches into Delta tables, with the executors' work done here: what every crash and loss comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from tests.support.landing import landed, records, sql, writer
+
+from chronik.pipeline.delta import LandingTable
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land_batch import BatchLander, LandedBatch
+from chronik.pipeline.land_files import NewFile
+from chronik.pipeline.land_ranges import LandedOffsets
+from chronik.pipeline.land_schema import dead_letter_schema, table_schema
+
+NUMBER = StructType([StructField("n", LongType(), nullable=False)])
+TEXT = StructType([StructField("n", StringType(), nullable=False)])
+
+
+def table(folder: Path, fields: StructType | None = None, topic_id: str = "id-1") -> LandingTable:
+    return LandingTable.open(str(folder / "t"), table_schema(fields), "t", topic_id)
+
+
+def dead_letters(folder: Path) -> LandingTable:
+    return LandingTable.open(str(folder / "t_dead_letters"), dead_letter_schema(), "t", "id-1")
+
+
+def lander(folder: Path) -> BatchLander:
+    return BatchLander(table(folder))
+
+
+def each(*ranges: range, partition: int = 0) -> list[tuple[int, int]]:
+    return [(partition, offset) for numbers in ranges for offset in numbers]
+
+
+def test_a_batch_lands_once_and_its_replay_is_a_no_op(tmp_path: Path) -> None:
+    write = writer(tmp_path, records(0, range(10)), records(1, range(5)))
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(15, 0)
+    version = table(tmp_path).version
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(0, 0)
+    assert table(tmp_path).version == version
+    assert landed(tmp_path / "t") == each(range(10)) + each(range(5), partition=1)
+
+
+def test_a_batch_without_rows_counts_as_landed(tmp_path: Path) -> None:
+    """Control records are no rows, and the batch behind them must find its place."""
+    same = lander(tmp_path)
+    for batch in range(3):
+        same.land("q", batch, writer(tmp_path, *([records(0, range(5))] if batch == 2 else [])))
+    assert landed(tmp_path / "t") == each(range(5))
+
+
+def test_a_lost_checkpoint_does_not_duplicate(tmp_path: Path) -> None:
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(100, 200))))
+    lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(200, 250)), records(1, range(10))))
+    again = lander(tmp_path)
+    assert again.land("new", 0, writer(tmp_path, records(0, range(150)))) == LandedBatch(100, 0)
+    assert again.land("new", 1, writer(tmp_path, records(0, range(150, 300)))) == LandedBatch(50, 0)
+    assert lander(tmp_path).land("new", 2, writer(tmp_path, records(1, range(20)))) == LandedBatch(10, 0)
+    assert landed(tmp_path / "t") == each(range(300)) + each(range(20), partition=1)
+
+
+def test_what_another_job_lands_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """Between our look at the table and our commit: deltalake refuses it, and we look again."""
+    other = writer(tmp_path, records(0, range(50)))
+    ours = writer(tmp_path, records(0, range(80)))
+    raced: list[LandedBatch] = []
+
+    def write(known: LandedOffsets) -> Sequence[NewFile]:
+        files = ours(known)
+        if not raced:
+            raced.append(lander(tmp_path).land("other", 0, other))
+        return files
+
+    assert lander(tmp_path).land("q", 0, write) == LandedBatch(30, 0)
+    assert landed(tmp_path / "t") == each(range(80))
+
+
+def test_the_same_query_in_two_processes_lands_once(tmp_path: Path) -> None:
+    write = writer(tmp_path, records(0, range(50)))
+
+    def late(known: LandedOffsets) -> Sequence[NewFile]:
+        files = write(known)
+        lander(tmp_path).land("q", 0, write)
+        return files
+
+    assert lander(tmp_path).land("q", 0, late) == LandedBatch(0, 0)
+    assert landed(tmp_path / "t") == each(range(50))
+
+
+@pytest.mark.parametrize("then", [NUMBER, TEXT], ids=["same schema", "another schema"])
+def test_a_run_that_ends_between_both_tables_leaves_each_record_in_one(tmp_path: Path, then: StructType) -> None:
+    """With the other schema the dead letters would be rows, and the rows dead letters."""
+    good, bad = b'{"n": 1}', b'{"n": "x"}'
+    batch = records(0, range(4), [good, bad, good, bad])
+    first = writer(tmp_path, batch, fields=NUMBER)(LandedOffsets())
+    dead_letters(tmp_path).commit("q", 0, [file for file in first if file.table == "dead letters"])
+    again = BatchLander(table(tmp_path, then), dead_letters(tmp_path))
+    again.land("q", 0, writer(tmp_path, batch, fields=then))
+    rows, dead = landed(tmp_path / "t"), landed(tmp_path / "t_dead_letters")
+    assert sorted(rows + dead) == each(range(4))
+    assert set(each(range(1, 4, 2))) <= set(dead)
+
+
+def test_a_checkpoint_that_is_ahead_of_the_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="has none of it: it belongs to another table"):
+        lander(tmp_path).land("q", 7, writer(tmp_path, records(0, range(5))))
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
+    with pytest.raises(PipelineError, match="is at 0"):
+        lander(tmp_path).land("q", 2, writer(tmp_path, records(0, range(5, 9))))
+    assert landed(tmp_path / "t") == each(range(5))
+
+
+def test_a_topic_made_again_and_another_schema_are_refused(tmp_path: Path) -> None:
+    table(tmp_path)
+    table(tmp_path)
+    with pytest.raises(PipelineError, match="was deleted and made again"):
+        table(tmp_path, topic_id="id-2")
+    with pytest.raises(PipelineError, match=r"another --schema \(they differ in n\)"):
+        table(tmp_path, NUMBER)
+    with pytest.raises(PipelineError, match="holds the topic t, not other"):
+        LandingTable.open(str(tmp_path / "t"), table_schema(None), "other", "id-1")
+
+
+def test_compaction_leaves_few_files_and_the_same_rows(tmp_path: Path) -> None:
+    landing = lander(tmp_path)
+    for batch in range(70):
+        landing.land("q", batch, writer(tmp_path, records(0, range(batch * 10, batch * 10 + 10))))
+    assert len(DeltaTable(str(tmp_path / "t")).file_uris()) < 10
+    assert landed(tmp_path / "t") == each(range(700))
+    assert lander(tmp_path).land("q", 69, writer(tmp_path)) == LandedBatch(0, 0)
+    assert lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(710)))) == LandedBatch(10, 0)
+
+
+def test_tables_are_read_by_others_with_every_column(tmp_path: Path) -> None:
+    day_us = 24 * 3600 * 1_000_000
+    times = [1_700_000_000_000_001, None, 1_700_000_000_000_000 + day_us]
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(3, range(3), [b"a", None, b""], times)))
+    where = str(tmp_path / "t")
+    frame = pl.read_delta(where).sort("offset")
+    assert frame.columns == ["key", "value", "headers", "partition", "offset", "timestamp", "date"]
+    assert frame["value"].to_list() == [b"a", None, b""]
+    assert [None if date is None else str(date) for date in frame["date"]] == ["2023-11-14", None, "2023-11-15"]
+    assert frame["headers"].to_list()[0] == [{"key": "h", "value": b"1"}]
+    pandas = DeltaTable(where).to_pandas().sort_values("offset")
+    assert list(pandas["key"]) == [b"k0", b"k1", b"k2"]
+    assert list(pandas["timestamp"].isna()) == [False, True, False]
+    assert sql(tmp_path / "t", 'select count(*) from landed where "offset" > 0') == [(2,)]
+    assert pl.scan_delta(where).filter(pl.col("timestamp") >= frame["timestamp"][0]).collect().height == 2

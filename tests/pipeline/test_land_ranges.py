@@ -1,0 +1,29 @@
+"""Landed offsets as ranges, held against a plain set."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.landing import records
+
+from chronik.pipeline.land_ranges import LandedOffsets
+
+Batch = tuple[int, list[int]]
+batches = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 40), min_size=1, max_size=12)), max_size=8)
+
+
+@given(batches, batches, st.lists(st.integers(0, 45), min_size=1))
+def test_ranges_leave_out_what_has_landed_and_nothing_else(
+    some: list[Batch], more: list[Batch], offsets: list[int]
+) -> None:
+    landed = LandedOffsets.of(records(*batch) for batch in some)
+    union = landed.merged_with([LandedOffsets.of(records(*batch) for batch in more)])
+    expected = {(partition, offset) for partition, numbers in some + more for offset in numbers}
+    for partition in range(3):
+        fresh = union.without(records(partition, offsets)).column("offset").to_pylist()
+        assert fresh == [offset for offset in offsets if (partition, offset) not in expected]
+        ranges = union.ranges(partition)
+        assert {o for start, stop in ranges for o in range(start, stop)} == {o for p, o in expected if p == partition}
+        assert all(stop < start for (_, stop), (start, _) in pairwise(ranges))

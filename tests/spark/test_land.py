@@ -1,0 +1,146 @@
+"""Topics into tables by a real Spark session, from a real node."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support import topics
+from tests.support.eventually import eventually
+from tests.support.landing import landed, sql
+from tests.support.node import Node
+from tests.support.topics import numbered
+
+from chronik.pipeline.errors import PipelineError
+from chronik.pipeline.land import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids
+from chronik.pipeline.land_schema import parse_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUN_S_MAX = 120.0
+
+pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and compiles the decoder
+
+_runs = count()
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set(ROWS_PER_BATCH_SETTING, "100")
+    yield
+    spark.conf.unset(ROWS_PER_BATCH_SETTING)
+
+
+def landing(
+    spark: SparkSession, node: Node, topic: str, folder: Path, *, schema: str | None = None, once: bool = True
+) -> TopicLanding:
+    settings = LandSettings(
+        bootstrap=node.bootstrap,
+        to=str(folder),
+        checkpoint=str(folder / ".checkpoints"),
+        token=f"run{next(_runs)}",
+        group=f"{topic}-group",
+        once=once,
+        trigger_s=0,
+    )
+    fields = None if schema is None else parse_schema(schema, "the schema")
+    return TopicLanding(spark, topic, topic_ids(node.bootstrap, [topic])[topic], settings, fields)
+
+
+def run(job: TopicLanding) -> TopicLanding:
+    job.start()
+    try:
+        eventually(lambda: job.wait(0.2), RUN_S_MAX)
+    finally:
+        job.stop()
+    return job
+
+
+def each(partition: int, number: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for offset in range(number)]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_topic_lands_once_goes_on_and_survives_a_lost_checkpoint(
+    spark: SparkSession, shared_node: Node, tmp_path: Path
+) -> None:
+    at, name = shared_node.bootstrap, "land-once"
+    topics.create(at, name, 2)
+    topics.append(at, name, 0, numbered(150))
+    topics.append(at, name, 1, numbered(30))
+    assert run(landing(spark, shared_node, name, tmp_path)).rows == 180
+    assert topics.committed(at, f"{name}-group") == {(name, 0): 150, (name, 1): 30}
+    topics.append(at, name, 1, numbered(20))
+    assert run(landing(spark, shared_node, name, tmp_path)).rows == 20
+    assert landed(tmp_path / name) == each(0, 150) + each(1, 50)
+    assert sql(tmp_path / name, "select distinct value from landed where key = 'k7'::blob") == [(b"v7",)]
+    shutil.rmtree(tmp_path / ".checkpoints")
+    topics.append(at, name, 0, numbered(5))
+    assert run(landing(spark, shared_node, name, tmp_path)).rows == 5
+    assert landed(tmp_path / name) == each(0, 155) + each(1, 50)
+    assert topics.committed(at, f"{name}-group") == {(name, 0): 155, (name, 1): 50}
+
+
+def test_json_lands_as_columns_and_the_rest_as_dead_letters(
+    spark: SparkSession, shared_node: Node, tmp_path: Path
+) -> None:
+    at, name = shared_node.bootstrap, "land-json"
+    topics.create(at, name)
+    values = [b'{"id": 1, "name": "ann"}', b'{"id": "x"}', b"no json", b'{"id": 2}']
+    topics.append(at, name, 0, [(None, value, (), topics.NOW_MS) for value in values])
+    job = run(landing(spark, shared_node, name, tmp_path, schema="id BIGINT NOT NULL, name STRING"))
+    assert (job.rows, job.dead_letters) == (2, 2)
+    assert sql(tmp_path / name, "select id, name from landed order by id") == [(1, "ann"), (2, None)]
+    dead = sql(tmp_path / f"{name}_dead_letters", 'select "offset", value, reason from landed order by 1')
+    assert [row[:2] for row in dead] == [(1, values[1]), (2, values[2])]
+    assert "at `$.id`" in dead[0][2]
+    with pytest.raises(PipelineError, match="is no schema"):
+        parse_schema("id BIGNIT", "s.sql")
+
+
+def test_a_running_landing_follows_its_topic_and_stops_when_that_is_made_again(
+    spark: SparkSession, shared_node: Node, tmp_path: Path
+) -> None:
+    at, name = shared_node.bootstrap, "land-again"
+    topics.create(at, name)
+    topics.append(at, name, 0, numbered(5))
+    job = landing(spark, shared_node, name, tmp_path, once=False)
+    job.start()
+    try:
+        eventually(lambda: landed(tmp_path / name) == each(0, 5), RUN_S_MAX)
+        topics.append(at, name, 0, numbered(3))
+        eventually(lambda: landed(tmp_path / name) == each(0, 8), RUN_S_MAX)
+        eventually(lambda: not job.wait(0.1) and topics.committed(at, f"{name}-group") == {(name, 0): 8}, RUN_S_MAX)
+        assert job.figures is not None and dict(job.figures.lag) == {0: 0}
+        topics.delete(at, name)
+        topics.create(at, name)
+        topics.append(at, name, 0, numbered(20))
+        # Which one depends on when the query asks: in the middle of it the topic is just gone.
+        with pytest.raises(PipelineError, match=r"was deleted and made again|does not exist|no such topic"):
+            eventually(lambda: job.wait(0.2), RUN_S_MAX)
+    finally:
+        job.stop()
+    assert landed(tmp_path / name) == each(0, 8)
+    with pytest.raises(PipelineError, match="made again since the table"):
+        landing(spark, shared_node, name, tmp_path)
+
+
+def test_a_checkpoint_of_another_job_is_refused(spark: SparkSession, shared_node: Node, tmp_path: Path) -> None:
+    at = shared_node.bootstrap
+    for name in ("land-one", "land-two"):
+        topics.create(at, name)
+        topics.append(at, name, 0, numbered(5))
+    run(landing(spark, shared_node, "land-one", tmp_path))
+    shutil.copytree(tmp_path / ".checkpoints" / "land-one", tmp_path / ".checkpoints" / "land-two")
+    with pytest.raises(PipelineError, match="land-one-0 is in the checkpoint"):
+        run(landing(spark, shared_node, "land-two", tmp_path))
+    assert landed(tmp_path / "land-two") == []
+    shutil.rmtree(tmp_path / "land-one")
+    topics.append(at, "land-one", 0, numbered(5))
+    with pytest.raises(PipelineError, match="the checkpoint is at batch 1, and the table"):
+        run(landing(spark, shared_node, "land-one", tmp_path))

@@ -1,0 +1,88 @@
+"""The traces of a real node as Spark reads them: its own events, and stalls that were planted beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cli.run_chronik import chronik
+from tests.conftest import StartNode
+from tests.pipeline.support_traces import START_MS, Story, consuming, stopped_consumer
+from tests.support import topics
+from tests.support.eventually import eventually
+from tests.support.node import Node
+from tests.support.topics import numbered
+
+from chronik.client.batches import Batches
+from chronik.metadata.names import TRACES_TOPIC
+from chronik.observe.traces import encode_trace
+from chronik.pipeline.blocking import BlockingCluster
+from chronik.pipeline.stalls_job import check_traces, stalls_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+SPARK_S_MAX = 120
+
+
+@pytest.fixture(scope="module")
+def traced(start_shared_node: StartNode) -> Node:
+    """A node with traces of its own topic `real`, and planted ones of `planted`, three partitions."""
+    node = start_shared_node()
+    at = node.bootstrap
+    topics.create(at, "real", 1)
+    topics.alter(at, "real", {"chronik.trace": "true"})
+    topics.append(at, "real", 0, numbered(5))
+    with BlockingCluster(at) as cluster:
+        cluster.run(Batches(cluster.cluster).fetch("real", 0, 0))
+        eventually(lambda: TRACES_TOPIC in cluster.topics([TRACES_TOPIC]), 20)
+        eventually(lambda: cluster.offsets([(TRACES_TOPIC, 0)], -1)[TRACES_TOPIC, 0] > 0, 20)
+    moving = Story("planted", 1)
+    for second in range(30):
+        moving.produced(second, second + 1)
+        moving.fetch(second, second, second + 1, size=100)
+    for story in (stopped_consumer("planted", 0), moving, consuming(3, "planted", 2)):
+        events = [(b"1", encode_trace(event), (), int(event.time_ms)) for event in story.events]
+        topics.append(at, TRACES_TOPIC, 0, events)
+    return node
+
+
+def test_planted_stalls_are_found_with_their_cause(spark: SparkSession, traced: Node) -> None:
+    check_traces(traced.bootstrap)
+    result = stalls_of(spark, traced.bootstrap, topic="planted")
+    (stall,) = result.stalls
+    assert (stall.topic, stall.partition, stall.from_ms) == ("planted", 0, START_MS + 3000)
+    assert (stall.cause, stall.evidence["fetches_elsewhere"]) == ("partition-imbalance", 25)
+    told = result.to_json()
+    assert [(row["partition"], row["stalls"], row["causes"]) for row in told["partitions"]] == [
+        (0, 1, ["partition-imbalance"]),
+        (1, 0, []),
+        (2, 0, []),
+    ]
+
+
+def test_a_nodes_own_events_are_all_understood(spark: SparkSession, traced: Node) -> None:
+    told = stalls_of(spark, traced.bootstrap, topic="real").to_json()
+    assert told["events"] > 0
+    assert (told["unreadable"], told["stalls"]) == (0, [])
+
+
+def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Path) -> None:
+    report = tmp_path / "stalls.html"
+    where = ("-b", traced.bootstrap, "--master", "local[2]", "--from", str(int(START_MS)))
+    done = chronik("pipeline", "traces", *where, "--report", str(report), "--json", timeout_s=SPARK_S_MAX)
+    assert done.err == ""
+    told = done.json()
+    assert "partition-imbalance" in [stall["cause"] for stall in told["stalls"]]
+    page = report.read_text()
+    assert "<svg" in page
+    assert "went on fetching other partitions" in page
+    assert "http" not in page
+
+
+def test_without_traces_it_says_how_to_begin(shared_node: Node) -> None:
+    done = chronik("pipeline", "traces", "-b", shared_node.bootstrap)
+    assert done.code == 2
+    assert "chronik trace on TOPIC begins them" in done.error_line

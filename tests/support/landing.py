@@ -1,0 +1,68 @@
+"""What a landing's tests need: batches as Spark would hand them over, and tables as other tools read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql.types import StructType
+
+from chronik.pipeline.columns import HEADERS
+from chronik.pipeline.land import dead_letters_name
+from chronik.pipeline.land_batch import Write
+from chronik.pipeline.land_files import NewFile
+from chronik.pipeline.land_ranges import LandedOffsets
+from chronik.pipeline.land_task import WriteTask
+
+TIME = 1_700_000_000_000_000
+"""Microseconds, 2023-11-14."""
+_names = count()
+
+
+def records(
+    partition: int, offsets: Iterable[int], values: Sequence[bytes | None] | None = None, times: Any = None
+) -> Any:
+    """An Arrow batch as the source makes it; record i has the value vi, where none are given."""
+    numbers = list(offsets)
+    return pa.record_batch(
+        {
+            "key": pa.array([b"k%d" % number for number in numbers], pa.binary()),
+            "value": pa.array(values or [b"v%d" % number for number in numbers], pa.binary()),
+            "topic": pa.array(["t"] * len(numbers)),
+            "partition": pa.array([partition] * len(numbers), pa.int32()),
+            "offset": pa.array(numbers, pa.int64()),
+            "timestamp": pa.array(times or [TIME + number for number in numbers], pa.timestamp("us", tz="UTC")),
+            "headers": pa.array([[{"key": "h", "value": b"1"}]] * len(numbers), HEADERS),
+        }
+    )
+
+
+def writer(folder: Path, *batches: Any, fields: StructType | None = None, topic: str = "t") -> Write:
+    """What the executors do, here."""
+
+    def write(landed: LandedOffsets) -> list[NewFile]:
+        task = WriteTask(str(folder / topic), str(folder / dead_letters_name(topic)), "x", fields, landed)
+        return task.write(iter(batches), f"part-{next(_names)}")
+
+    return write
+
+
+def sql(table: Path, query: str) -> list[tuple[Any, ...]]:
+    """Asks DuckDB, with its own Parquet reader, about the files that are in the table now; they are `landed`."""
+    files = DeltaTable(str(table)).file_uris()
+    if not files:
+        return []
+    with duckdb.connect() as connection:
+        view = f"create view landed as select * from read_parquet({files!r}, hive_partitioning = true)"
+        connection.execute(view)
+        return connection.execute(query).fetchall()
+
+
+def landed(table: Path) -> list[tuple[int, int]]:
+    """Each row's partition and offset, so that what landed twice is there twice."""
+    return sql(table, 'select "partition", "offset" from landed order by all')
