@@ -1,0 +1,78 @@
+"""The demo's last chapter: Spark lands a topic in a table, and audits it from the acknowledgement to the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from chronik.cli.demo_report import Chapter
+from chronik.cli.errors import CANNOT
+from chronik.cli.output import print_table
+
+COLUMNS = {
+    "partition": "partition",
+    "acknowledged": "acked",
+    "readable": "readable",
+    "landed": "landed",
+    "gaps": "gaps",
+    "duplicates": "duplicates",
+    "out of order": "out_of_order",
+    "checksum mismatches": "mismatches",
+}
+TIMEOUT_S = 300.0
+
+
+def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, report: str | None) -> Chapter | None:
+    """The chapter; None where Spark cannot run here, after a line that says what it lacks."""
+    print("\n3. The records of the first part, landed in a Delta table by Spark, then audited against the ledger:")
+    started_s = time.monotonic()
+    landing = _chronik("pipeline", "land", topic, "--to", tables, "--once", "-b", bootstrap)
+    if landing.returncode == CANNOT:
+        print(f"SKIPPED, Spark cannot run here: {_last_line(landing.stderr)}", flush=True)
+        return None
+    landed_s = time.monotonic() - started_s
+    if landing.returncode != 0:
+        return _failed(f"landing failed: {_last_line(landing.stderr)}")
+    asked = ["pipeline", "audit", topic, "--ledger", ledger, "--table", tables, "--json", "-b", bootstrap]
+    auditing = _chronik(*asked, *(("--report", report) if report is not None else ()))
+    try:
+        found: dict[str, Any] = json.loads(auditing.stdout)
+    except ValueError:
+        return _failed(f"the audit failed: {_last_line(auditing.stderr)}")
+    rows = [[partition[name] for name in COLUMNS.values()] for partition in found["partitions"]]
+    print_table("", list(COLUMNS), rows, list(COLUMNS))
+    facts = {
+        "acknowledged, readable, landed": f"{found['acked']:,}, {found['readable']:,}, {found['landed']:,}",
+        "verdict of the audit": str(found["verdict"]),
+        "landed in": f"{landed_s:.0f} s, of which most is Spark's start",
+    }
+    if report is not None:
+        facts["the audit's own report"] = report
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+    print()
+    complaint = None if found["verdict"] == "complete" else f"the audit says {found['verdict']}"
+    return Chapter("Landed in a table, and audited", list(COLUMNS), rows, complaint, facts)
+
+
+def _failed(complaint: str) -> Chapter:
+    print(complaint)
+    return Chapter("Landed in a table, and audited", list(COLUMNS), [], complaint, {})
+
+
+def _chronik(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Of its own process each: a Spark session lives as long as its process."""
+    command = [sys.executable, "-m", "chronik.cli", *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no end after {TIMEOUT_S:g} s\n")
+
+
+def _last_line(text: str) -> str:
+    lines: Sequence[str] = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"
