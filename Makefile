@@ -54,7 +54,8 @@ $(VENV_STAMP): scripts/find-python
 	@python="$$(bash scripts/find-python)" && "$$python" -m venv $(VENV)
 	@touch $@
 
-$(RUN_STAMP): pyproject.toml constraints.txt $(VENV_STAMP)
+$(RUN_STAMP): pyproject.toml constraints.txt scripts/find-java $(VENV_STAMP)
+	@bash scripts/find-java
 	@echo "chronik: installing the run time into $(VENV)"
 	@$(BIN)/python -m pip install --quiet -e '.[spark]'
 	@touch $@
@@ -64,5 +65,5 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml tests/support/apache/spark-connector.xml
 	@bash scripts/test-tools $(TOOLS)

@@ -14,9 +14,10 @@ from tests.support.landing import landed, records, sql, writer
 from chronik.pipeline.delta import LandingTable
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land_batch import BatchLander, LandedBatch
-from chronik.pipeline.land_files import NewFile
+from chronik.pipeline.land_files import NewFile, remove_files
 from chronik.pipeline.land_ranges import LandedOffsets
 from chronik.pipeline.land_schema import dead_letter_schema, table_schema
+from chronik.pipeline.land_task import WriteTask
 
 NUMBER = StructType([StructField("n", LongType(), nullable=False)])
 TEXT = StructType([StructField("n", StringType(), nullable=False)])
@@ -63,6 +64,8 @@ def test_a_lost_checkpoint_does_not_duplicate(tmp_path: Path) -> None:
     assert again.land("new", 1, writer(tmp_path, records(0, range(150, 300)))) == LandedBatch(50, 0)
     assert lander(tmp_path).land("new", 2, writer(tmp_path, records(1, range(20)))) == LandedBatch(10, 0)
     assert landed(tmp_path / "t") == each(range(300)) + each(range(20), partition=1)
+    written = {str(file) for file in (tmp_path / "t").rglob("*.parquet")}
+    assert written == set(DeltaTable(str(tmp_path / "t")).file_uris())
 
 
 def test_what_another_job_lands_meanwhile_is_left_out(tmp_path: Path) -> None:
@@ -152,3 +155,20 @@ def test_tables_are_read_by_others_with_every_column(tmp_path: Path) -> None:
     assert list(pandas["timestamp"].isna()) == [False, True, False]
     assert sql(tmp_path / "t", 'select count(*) from landed where "offset" > 0') == [(2,)]
     assert pl.scan_delta(where).filter(pl.col("timestamp") >= frame["timestamp"][0]).collect().height == 2
+
+
+def test_a_full_disk_is_told_and_the_table_stays_as_it_was(tmp_path: Path) -> None:
+    lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
+    task = WriteTask(str(tmp_path / "t"), "", "x", None, LandedOffsets())
+    full = tmp_path / "t" / "date=2023-11-14" / "full-0.parquet"
+    full.symlink_to("/dev/full")
+
+    def write(known: LandedOffsets) -> Sequence[NewFile]:
+        return task.write(iter([records(0, range(5, 10))]), "full")
+
+    with pytest.raises(PipelineError, match=r"full-0.parquet: .*No space left on device; make room"):
+        lander(tmp_path).land("q", 1, write)
+    remove_files(str(tmp_path / "t"), "full")
+    assert not full.is_symlink()
+    assert lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(5, 10)))) == LandedBatch(5, 0)
+    assert landed(tmp_path / "t") == each(range(10))

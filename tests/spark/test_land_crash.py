@@ -95,7 +95,7 @@ def test_each_record_lands_once_though_drivers_and_a_broker_are_killed(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    topic = chronik_cluster.topic(partitions=PARTITIONS)
+    topic = chronik_cluster.topic(partitions=PARTITIONS, retention_ms="-1")
     fill(chronik_cluster.bootstrap, topic, records)
     rows_per_batch = records // (5 * (kills + 1))
     for kill in range(kills):

@@ -13,6 +13,8 @@ from chronik.wire.api import ApiKey
 from chronik.wire.batch import NewRecord, encode_batch
 
 NOW_MS = 1_700_000_000_000
+FOREVER = {"retention.ms": "-1"}
+"""That time is long ago: a node that runs for some minutes deletes such records as expired."""
 
 
 def numbered(count: int, first: int = 0) -> list[NewRecord]:
@@ -22,7 +24,7 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
 
 def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
     with BlockingCluster(bootstrap) as cluster:
-        cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, {}))
+        cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, FOREVER))
 
 
 def grow(bootstrap: str, topic: str, partitions: int) -> None:

@@ -93,11 +93,13 @@ def _run(
             for landing in landings:
                 landing.start()
             _watch(landings)
+        except KeyboardInterrupt:
+            _summarise(landings, time.monotonic() - started_s)
+            raise
         finally:
             for landing in landings:
                 landing.stop()
-            for landing in landings:
-                _summarise(landing, time.monotonic() - started_s)
+        _summarise(landings, time.monotonic() - started_s)
 
 
 def _watch(landings: list[TopicLanding]) -> None:
@@ -109,10 +111,11 @@ def _watch(landings: list[TopicLanding]) -> None:
             show(landings)
 
 
-def _summarise(landing: TopicLanding, seconds: float) -> None:
-    rate = landing.rows / seconds if seconds > 0 else 0.0
-    dead = f", {landing.dead_letters:,} dead letters" if landing.dead_letters else ""
-    say(f"{landing.rows:,} rows of {landing.topic} landed in {landing.table} in {seconds:.1f} s ({rate:,.0f}/s){dead}")
+def _summarise(landings: list[TopicLanding], seconds: float) -> None:
+    for landing in landings:
+        pace = f"in {seconds:.1f} s ({landing.rows / seconds if seconds > 0 else 0:,.0f}/s)"
+        dead = f", {landing.dead_letters:,} dead letters" if landing.dead_letters else ""
+        say(f"{landing.rows:,} rows of {landing.topic} landed in {landing.table} {pace}{dead}")
 
 
 @contextmanager

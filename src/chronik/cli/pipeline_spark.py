@@ -29,7 +29,13 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
         finally:
             session.stop()
     except PipelineError as error:
-        raise CliError(f"{error} (Spark's log: {log_path})" if os.path.getsize(log_path) else str(error)) from None
+        if os.path.getsize(log_path):
+            raise CliError(f"{error} (Spark's log: {log_path})") from None
+        os.unlink(log_path)
+        raise CliError(str(error)) from None
+    except BaseException:
+        os.unlink(log_path)
+        raise
     else:
         os.unlink(log_path)
     finally:

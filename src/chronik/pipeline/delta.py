@@ -120,7 +120,7 @@ class LandingTable:
             self._table.optimize.compact(target_size=COMPACTED_BYTES)
             self._compactions += 1
             if self._compactions % VACUUM_EVERY_COMPACTIONS == 1:
-                self._table.vacuum(dry_run=False)
+                self._table.vacuum(dry_run=False, full=True)  # older than a week, as Delta has it
         except CommitFailedError:
             pass  # somebody else rewrote the same files: then that is done
         except (DeltaError, OSError) as error:

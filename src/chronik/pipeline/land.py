@@ -16,6 +16,7 @@ from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.delta import LandingTable
 from chronik.pipeline.errors import PipelineError, failure_line
 from chronik.pipeline.land_batch import BatchLander, LandedBatch
+from chronik.pipeline.land_files import remove_files
 from chronik.pipeline.land_ranges import LandedOffsets
 from chronik.pipeline.land_schema import dead_letter_schema, table_schema
 from chronik.pipeline.land_task import REPORT_SCHEMA, WriteTask, read_reports
@@ -149,16 +150,13 @@ class TopicLanding:
 
         def write(landed: LandedOffsets) -> Any:
             self._attempts += 1
-            task = WriteTask(
-                self._settings.table(self.topic),
-                self._settings.table(dead_letters_name(self.topic)),
-                f"{self._settings.token}-{batch}-{self._attempts}",
-                self._fields,
-                landed,
-            )
+            uris = self._settings.table(self.topic), self._settings.table(dead_letters_name(self.topic))
+            name = f"{self._settings.token}-{batch}-{self._attempts}"
             try:
-                reports = frame.mapInArrow(task, REPORT_SCHEMA).collect()
+                reports = frame.mapInArrow(WriteTask(*uris, name, self._fields, landed), REPORT_SCHEMA).collect()
             except Exception as error:
+                for uri in uris:
+                    remove_files(uri, name)  # they would fill a disk that is full
                 raise _told(self.topic, error) from None
             return read_reports([report.file for report in reports])
 

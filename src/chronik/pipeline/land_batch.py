@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from chronik.pipeline.delta import Conflict, LandingTable
 from chronik.pipeline.errors import PipelineError
-from chronik.pipeline.land_files import NewFile
+from chronik.pipeline.land_files import NewFile, remove_files
 from chronik.pipeline.land_ranges import LandedOffsets
 
 __all__ = ["DEAD_LETTERS", "ROWS", "BatchLander", "LandedBatch"]
@@ -56,6 +56,7 @@ class BatchLander:
             files = write(self._landed)
             if self._may_overlap(files):
                 self._look()
+                self._remove(files)
                 files = write(self._landed)
             try:
                 return self._commit(query, batch, files)
@@ -92,6 +93,13 @@ class BatchLander:
         first, *others = [table.landed_offsets() for table in self._tables]
         self._landed = first.merged_with(others)
         self._landed_at = self._versions
+
+    def _remove(self, files: Sequence[NewFile]) -> None:
+        """Only what no commit was tried with: one that failed may be in the table all the same."""
+        for file in files:
+            table = self._rows if file.table == ROWS else self._dead_letters
+            assert table is not None
+            remove_files(table.uri, file.path.rpartition("/")[2])
 
     def _commit(self, query: str, batch: int, files: Sequence[NewFile]) -> LandedBatch:
         known = self._landed_at == self._versions

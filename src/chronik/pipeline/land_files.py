@@ -7,6 +7,7 @@ vacuum of the table removes it. Names are never used twice: each has the run's t
 from __future__ import annotations
 
 import json
+import logging
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land_ranges import first_and_last, widened
 
-__all__ = ["DATE", "FileSet", "NewFile"]
+__all__ = ["DATE", "FileSet", "NewFile", "remove_files"]
 
 DATE = "date"
 """The column that tables are partitioned by: it stands in the folder's name, not in the file."""
@@ -29,6 +30,8 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
+
+logger = logging.getLogger(__name__)
 
 
 class NewFile(msgspec.Struct, frozen=True):
@@ -155,6 +158,20 @@ class _OpenFile:
             if low is not None:
                 self._low[name] = min(low, self._low.get(name, low))
                 self._high[name] = max(high, self._high.get(name, high))
+
+
+def remove_files(uri: str, names_from: str) -> None:
+    """Those of the files of one attempt that are in no commit and never will be, as far as that goes: a vacuum of the
+    table gets the rest."""
+    try:
+        store, root = _filesystem(uri)
+        folders = store.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        for folder in [found for found in folders if found.base_name.startswith(f"{DATE}=")]:
+            for file in store.get_file_info(fs.FileSelector(folder.path)):
+                if file.base_name.startswith(names_from):
+                    store.delete_file(file.path)
+    except (OSError, PipelineError) as error:
+        logger.warning("files of a failed attempt stay in %s: %s", uri, error)
 
 
 def _stat(value: Any, up_ms: int) -> Any:
