@@ -18,10 +18,10 @@ from chronik.pipeline.session import java_fault
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'chronik[spark]'")
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),  # sessions of their own, on a machine that may be busy
     pytest.mark.skipif(java_fault() is not None, reason=str(java_fault())),
 ]
-SPARK_S_MAX = 120
+SPARK_S_MAX = 240
 MASTER = ("--master", "local[2]")
 
 

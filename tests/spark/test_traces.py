@@ -23,8 +23,8 @@ from chronik.pipeline.stalls_job import check_traces, stalls_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
-SPARK_S_MAX = 120
+pytestmark = pytest.mark.timeout(600)
+SPARK_S_MAX = 240
 
 
 @pytest.fixture(scope="module")
