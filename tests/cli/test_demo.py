@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.cli.run_chronik import CHRONIK, chronik
 
-from chronik.cli import app, demo
+from chronik.cli import app, demo, demo_pipeline
 from chronik.cli.errors import CliError
+from chronik.cli.local_cluster import free_port
 from chronik.cli.temporary_cluster import TemporaryCluster
 
 
@@ -72,3 +73,13 @@ def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can
     assert "THREE NODES COULD NOT BE STARTED (there is no room)" in told
     assert "PASS: 100 %" in told
     assert "is killed" not in told
+
+
+def test_a_landing_that_fails_is_a_complaint_and_not_a_skipped_part(capsys: pytest.CaptureFixture[str]) -> None:
+    if demo_pipeline.spark_fault() is not None:
+        pytest.skip(str(demo_pipeline.spark_fault()))
+    nobody = f"127.0.0.1:{free_port(1)}"
+    chapter = demo_pipeline.landed_and_audited(nobody, "records", "no-ledger", "no-tables", None)
+    assert chapter is not None and chapter.complaint is not None
+    assert "landing failed" in chapter.complaint
+    assert "SKIPPED" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from chronik.cli.demo_report import Chapter
-from chronik.cli.errors import CANNOT
 from chronik.cli.output import print_table
 
 COLUMNS = {
@@ -29,11 +29,12 @@ TIMEOUT_S = 300.0
 def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, report: str | None) -> Chapter | None:
     """The chapter; None where Spark cannot run here, after a line that says what it lacks."""
     print("\n3. The records of the first part, landed in a Delta table by Spark, then audited against the ledger:")
+    lacking = spark_fault()
+    if lacking is not None:
+        print(f"SKIPPED, Spark cannot run here: {lacking}", flush=True)
+        return None
     started_s = time.monotonic()
     landing = _chronik("pipeline", "land", topic, "--to", tables, "--once", "-b", bootstrap)
-    if landing.returncode == CANNOT:
-        print(f"SKIPPED, Spark cannot run here: {_last_line(landing.stderr)}", flush=True)
-        return None
     landed_s = time.monotonic() - started_s
     if landing.returncode != 0:
         return _failed(f"landing failed: {_last_line(landing.stderr)}")
@@ -57,6 +58,15 @@ def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, rep
     print()
     complaint = None if found["verdict"] == "complete" else f"the audit says {found['verdict']}"
     return Chapter("Landed in a table, and audited", list(COLUMNS), rows, complaint, facts)
+
+
+def spark_fault() -> str | None:
+    """What Spark lacks here; None where it can run. Asked first: a job that fails is no reason to skip it."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pip install 'chronik[spark]'"
+    from chronik.pipeline.session import java_fault
+
+    return java_fault()
 
 
 def _failed(complaint: str) -> Chapter:
