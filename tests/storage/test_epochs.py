@@ -61,5 +61,5 @@ def test_a_log_keeps_its_epochs(how: str) -> None:
     log = reopen(disk)
     assert log.epochs.entries()[:3] == [(0, 0), (2, 2), (5, 3)]
     log.truncate_to(3)
-    assert log.latest_epoch == 2
+    assert log.epochs.latest == 2
     assert log.epoch_of(1) == 0

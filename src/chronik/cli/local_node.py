@@ -61,11 +61,6 @@ class LocalNode:
         return str(self.kafka)
 
     @property
-    def has_data(self) -> bool:
-        """Whether a node has ever used the folder."""
-        return os.path.exists(os.path.join(self.folder, "meta.json"))
-
-    @property
     def is_ready(self) -> bool:
         return self.get("/readyz")[0] == 200
 

@@ -158,10 +158,6 @@ class Log(LogWriter):
 
     # -- leader epochs -------------------------------------------------------------------------------------------------
 
-    @property
-    def latest_epoch(self) -> int:
-        return self.epochs.latest
-
     def start_epoch(self, epoch: int) -> None:
         """A leader epoch begins at the log's end. Durable with the first batch that it writes."""
         self.epochs.assign(epoch, self.log_end_offset)

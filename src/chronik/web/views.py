@@ -4,40 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.web.served import ServedNode
 
 NAMED_PARTITIONS_MAX = 100
 """How many partitions in trouble are named; their number is always told."""
-
-
-class Replica(Protocol):
-    """A partition's log as this node has it."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-
-class ViewedNode(Protocol):
-    """What the views need of a node. Asking for the image before the node has one is an AttributeError."""
-
-    @property
-    def node_id(self) -> int: ...
-
-    @property
-    def image(self) -> ClusterImage: ...
-
-    @property
-    def controller_id(self) -> int: ...
-
-    def partition(self, topic: str, index: int) -> Replica | None: ...
 
 
 def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[str, Any]:
@@ -91,7 +64,7 @@ def topics_view(image: ClusterImage) -> dict[str, Any]:
     return {"topics": [topic_summary(topic) for _, topic in sorted(image.topics.items())]}
 
 
-def topic_view(node: ViewedNode, topic: TopicImage) -> dict[str, Any]:
+def topic_view(node: ServedNode, topic: TopicImage) -> dict[str, Any]:
     """One topic. Offsets are those of this node's own replicas, and null where it has none: `node` says whose."""
     return {
         **topic_summary(topic),
@@ -113,7 +86,7 @@ def topic_summary(topic: TopicImage) -> dict[str, Any]:
     }
 
 
-def _partition(node: ViewedNode, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+def _partition(node: ServedNode, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
     replica = node.partition(topic.name, partition.partition)
     return {
         "partition": partition.partition,
