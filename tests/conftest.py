@@ -91,5 +91,8 @@ def start_shared_node(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def shared_node(start_shared_node: StartNode) -> Node:
-    """One node for all tests that use topics and groups of their own names and leave it running."""
-    return start_shared_node()
+    """One node for all tests that use topics and groups of their own names and leave it running.
+
+    Tests write records with old timestamps: the check that deletes those does not come in the middle of one.
+    """
+    return start_shared_node(retention_check_interval_ms=24 * 60 * 60 * 1000)

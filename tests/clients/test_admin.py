@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.clients.conftest import GetClient, NewName
-from tests.clients.drivers.base import ADMINS, GROUP_ADMINS, Admin, ClientError, GroupAdmin, Sent
+from tests.clients.drivers.base import ADMINS, FIRST_TIMESTAMP_MS, GROUP_ADMINS, Admin, ClientError, GroupAdmin, Sent
 from tests.support.eventually import eventually
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -16,8 +16,6 @@ TOPIC_ALREADY_EXISTS = 36
 INVALID_PARTITIONS = 37
 INVALID_CONFIG = 40
 NON_EMPTY_GROUP = 68
-FIRST_TIMESTAMP_MS = 1_700_000_000_000
-
 CreateTopic = Callable[[str, int], None]
 
 each_admin = pytest.mark.parametrize("admin", ADMINS, indirect=True)

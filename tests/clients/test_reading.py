@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.clients.conftest import GetClient
-from tests.clients.drivers.base import CLIENTS, Client, Sent
+from tests.clients.drivers.base import CLIENTS, FIRST_TIMESTAMP_MS, Client, Sent
 from tests.clients.drivers.kcat import Kcat
-
-FIRST_TIMESTAMP_MS = 1_700_000_000_000
 
 
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)

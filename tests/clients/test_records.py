@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.clients.conftest import GetClient, NewName
-from tests.clients.drivers.base import CLIENTS, CODECS, Headers, Received, Sent
+from tests.clients.drivers.base import CLIENTS, CODECS, FIRST_TIMESTAMP_MS, Headers, Received, Sent
 
-FIRST_TIMESTAMP_MS = 1_700_000_000_000
 PARTITIONS = (0, 1)
 # Long enough, in one batch, that each codec is worth it to the client: some send a batch plain when that is smaller.
 FILLER = b"chronik " * 64

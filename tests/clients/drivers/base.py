@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ FETCH_WAIT_MS = 20
 HEARTBEAT_INTERVAL_MS = 250
 SESSION_TIMEOUT_MS = 15_000
 READ_TIMEOUT_S = 20.0
+# Of today: what is older than a topic's retention.ms is deleted by the next check, which a long test run lives to see.
+FIRST_TIMESTAMP_MS = int(time.time()) * 1000 - 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
