@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV_STAMP := $(VENV)/.stamp-venv
 RUN_STAMP := $(VENV)/.stamp-run
@@ -40,8 +41,8 @@ check: $(DEV_STAMP) ## format, lint, types, import direction
 	@$(BIN)/mypy --strict
 	@$(BIN)/python -m pytest -q tests/test_rooms.py
 
-bench: $(DEV_STAMP) ## benchmarks; writes bench/results/latest.json
-	@$(BIN)/python bench/run.py
+bench: $(DEV_STAMP) $(TOOLS_STAMP) ## Chronik against its goals and beside Apache Kafka; writes bench/results
+	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 soak: $(DEV_STAMP) $(TOOLS_STAMP) ## the long fuzz and crash runs
 	@$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

@@ -3,6 +3,7 @@
 import pytest
 
 from chronik.cli.bench_report import BenchResult, percentiles, print_result
+from chronik.cli.bench_run import RunningTopic, _appended
 from chronik.cli.broker_usage import BrokerUsage, http_addresses
 from chronik.cli.errors import CliError
 
@@ -56,3 +57,23 @@ def test_metrics_are_asked_3000_below_the_kafka_port() -> None:
     assert http_addresses([("a", 9092), ("b", 9093)], None) == ["a:6092", "b:6093"]
     assert http_addresses([("a", 9092)], "c:1") == ["c:1"]
     assert http_addresses([("a", 2000)], None) == []
+
+
+class LateTopic(RunningTopic):
+    """A topic whose end follows behind: each look at it shows the next of `ends`."""
+
+    def __init__(self, *ends: int) -> None:
+        super().__init__("127.0.0.1:1", "late", 1)
+        self._ends = iter(ends)
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        return {0: (0, next(self._ends))}
+
+
+def test_records_that_followers_are_still_fetching_are_not_taken_for_lost() -> None:
+    assert _appended(LateTopic(100, 160, 200, 999), before=100, expected=100) == 100
+
+
+def test_records_that_never_come_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.cli.bench_run.END_TIMEOUT_S", 0.0)
+    assert _appended(LateTopic(160), before=100, expected=100) == 60

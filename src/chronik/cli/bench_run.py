@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -18,8 +19,10 @@ from chronik.cli.output import progress
 from chronik.client.cluster import Cluster
 from chronik.client.topics import EARLIEST, LATEST, Topics
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 15.0
+END_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,8 @@ def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> Be
                 process.kill()
     errors = sum(result.errors for result in results)
     if workload.mode == "produce":
-        appended = sum(end for _, end in topic.offsets().values()) - sum(end for _, end in offsets.values())
-        errors = max(errors, sum(result.records for result in results) - appended)
+        sent = sum(result.records for result in results)
+        errors = max(errors, sent - _appended(topic, sum(end for _, end in offsets.values()), sent))
     return BenchResult(
         workload=workload.mode,
         records=sum(result.records for result in results),
@@ -121,6 +124,16 @@ def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> Be
         broker_before=before,
         broker_after=after,
     )
+
+
+def _appended(topic: RunningTopic, before: int, expected: int) -> int:
+    """How many records the topic's end has moved by. Without acks=all the followers may still be on their way to it."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    while True:
+        appended = sum(end for _, end in topic.offsets().values()) - before
+        if appended >= expected or time.monotonic() >= deadline_s:
+            return appended
+        time.sleep(END_POLL_S)
 
 
 def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]]) -> list[WorkerTask]:

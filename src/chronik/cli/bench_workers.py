@@ -16,6 +16,7 @@ from typing import Any
 
 PROGRESS_EVERY_S = 0.25
 STALL_S_MAX = 60.0
+FIRST_S_MAX = 30.0
 LATENCY_SAMPLES_MAX = 100_000
 CONSUME_BATCH = 10_000
 TICK_S = 0.005
@@ -89,13 +90,22 @@ def _cpu_s() -> float:
 
 
 def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
-    """Latency is sampled: a callback per record would make the client's Python the thing that is measured."""
+    """Latency is sampled: a callback per record would make the client's Python the thing that is measured.
+
+    The first record goes before the others: an idempotent producer waits half a second for its id, and then connects.
+    """
     from confluent_kafka import Producer
 
     producer = Producer(task.settings)
     producer.list_topics(task.topic, timeout=10.0)
     value = os.urandom(task.size_bytes)
     sample_every = max(1, task.records // LATENCY_SAMPLES_MAX)
+    sent = 0
+    if task.records > 1:
+        producer.produce(task.topic, value)
+        if producer.flush(FIRST_S_MAX):
+            raise TimeoutError(f"the first record was not acknowledged within {FIRST_S_MAX:g} s")
+        sent = 1
     reporter = _Reporter(pipe)
     result = reporter.wait_for_go()
 
@@ -104,7 +114,6 @@ def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
             result.latencies_ms.append(message.latency() * 1000)
 
     pace = _Pace(task.rate, result.started_s)
-    sent = 0
     while sent < task.records:
         for _ in range(min(pace.due(sent), task.records - sent, 1000)):
             sampled = delivered if sent % sample_every == 0 else None
@@ -160,7 +169,10 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
 
 def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
-    """One record's way: from produce() here to consume() here. The value starts with the time it was sent."""
+    """One record's way: from produce() here to consume() here. The value starts with the time it was sent.
+
+    A record that is not counted goes first, so that all connections stand when the time starts.
+    """
     from confluent_kafka import Consumer, Producer, TopicPartition
 
     partition = task.partitions[0][0]
@@ -171,10 +183,12 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     producer = Producer({**task.settings, "linger.ms": 0})
     start = consumer.get_watermark_offsets(TopicPartition(task.topic, partition), timeout=10.0)[1]
     consumer.assign([TopicPartition(task.topic, partition, start)])
-    consumer.poll(0.5)
+    padding = os.urandom(max(0, task.size_bytes - 8))
+    producer.produce(task.topic, bytes(8) + padding, partition=partition)
+    if producer.flush(FIRST_S_MAX) or consumer.poll(FIRST_S_MAX) is None:
+        raise TimeoutError(f"the first record did not come back within {FIRST_S_MAX:g} s")
     reporter = _Reporter(pipe)
     result = reporter.wait_for_go()
-    padding = os.urandom(max(0, task.size_bytes - 8))
     stop = threading.Event()
 
     def read() -> None:

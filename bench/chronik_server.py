@@ -1,0 +1,56 @@
+"""Chronik's nodes, as `chronik cluster up` starts them, tied to the life of the process that measures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from bench.servers import CHRONIK, ServerEnded, Setup, Side
+from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
+from chronik.testing.tied_node import TIED_TO
+
+COMMAND = (sys.executable, "-m", "chronik.testing.tied_node", "start")
+
+
+class ChronikServer:
+    """Nodes of a `LocalCluster`, with every setting but the durability as shipped."""
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.setup = setup
+        self._environment = {**clean_environment(os.environ), TIED_TO: str(os.getpid())}
+        self._cluster = LocalCluster(str(folder), command=COMMAND, environment=self._environment)
+        self._cluster.create(setup.nodes, free_port(setup.nodes), {"durability": setup.durability})
+        self._expected: set[int] = set()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._cluster.bootstrap
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for node in self._cluster.nodes if (pid := node.process.pid) is not None]
+
+    def launch(self) -> None:
+        for node in self._cluster.nodes:
+            if node.process.state is None:
+                node.process.launch([*COMMAND, "--data-dir", node.folder], self._environment)
+                self._expected.add(node.id)
+
+    def check(self) -> None:
+        for node in self._cluster.nodes:
+            if node.id in self._expected and node.process.state is None:
+                raise ServerEnded(f"Chronik's node {node.id} ended: {node.process.reason()}")
+
+    def stop(self) -> None:
+        self._expected.clear()
+        self._cluster.stop_all()
+
+    def kill(self, node_id: int | None = None) -> None:
+        for node in self._cluster.running:
+            if node_id in (None, node.id):
+                self._expected.discard(node.id)
+                self._cluster.kill(node.id)
+
+
+SIDE = Side(CHRONIK, ChronikServer)

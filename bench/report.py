@@ -1,0 +1,122 @@
+"""Tables and plots of what was measured: bench/results/side_by_side.md, *.svg, and the table in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.plots import Line, line_plot, ratio_plot
+from bench.rows import Row, median
+from bench.samples import Measured, Samples, Taken
+from bench.servers import CHRONIK
+
+BEGIN, END = "<!-- side by side: made by bench/run.py -->", "<!-- end of side by side -->"
+AXES = {
+    "partitions": ("Resident memory by partitions", "partitions of one node", "MB"),
+    "record size": ("Server CPU of produce by record size", "bytes of a record", "ms/MB"),
+    "connections": ("Server CPU of a one-record request by connections", "connections", "us/request"),
+    "log size": ("Restart after kill -9 by size of the log", "GB", "s"),
+}
+
+
+def markdown(samples: Samples, rows: Sequence[Row]) -> str:
+    """The compared rows, then the figures without a goal. Each figure: median (least-largest of the repetitions)."""
+    compared = [row for row in rows if row["peer_name"] is not None]
+    missed = [row for row in compared if not row["met"]]
+    lines = [f"{len(compared) - len(missed)} of {len(compared)} goals met.", ""]
+    for peer in dict.fromkeys(row["peer_name"] for row in compared):
+        lines += _table(samples, [row for row in compared if row["peer_name"] == peer], peer)
+    lines += _without_goal([measured for measured in samples.measured.values() if measured.goal is None])
+    return "\n".join(lines)
+
+
+def plots(samples: Samples, rows: Sequence[Row]) -> dict[str, str]:
+    """SVG by file name; a series that nothing was measured of has none."""
+    made = {}
+    if any(row["ratio"] for row in rows):
+        made["ratios.svg"] = ratio_plot(rows)
+    for series, (title, x_label, y_label) in AXES.items():
+        lines = series_lines(samples, series)
+        if lines:
+            made[f"growth-{series.replace(' ', '-')}.svg"] = line_plot(title, x_label, y_label, lines)
+    return made
+
+
+def series_lines(samples: Samples, series: str) -> dict[str, Line]:
+    lines: dict[str, list[tuple[float, Sequence[float]]]] = {}
+    for measured in samples.measured.values():
+        if measured.series == series and measured.x is not None:
+            for side, taken in measured.sides.items():
+                lines.setdefault(side, []).append((measured.x, taken.values))
+    return {side: sorted(line) for side, line in lines.items()}
+
+
+def put_between(text: str, table: str) -> str:
+    """`text` with `table` between its two marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document lacks the marks {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def write(samples: Samples, rows: Sequence[Row], results: Path, document: Path) -> list[Path]:
+    table = markdown(samples, rows)
+    files = {"side_by_side.md": f"# Side by side\n\nMade by bench/run.py.\n\n{table}\n", **plots(samples, rows)}
+    for name, text in files.items():
+        (results / name).write_text(text)
+    document.write_text(put_between(document.read_text(), table))
+    return [*(results / name for name in files), document]
+
+
+def _table(samples: Samples, rows: Sequence[Row], peer: str) -> list[str]:
+    lines = [
+        f"Chronik against {peer}:",
+        "",
+        f"| workload | metric | unit | {CHRONIK} | {peer} | ratio | goal | met | CPU s | resident MB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        sides = samples.measured[row["workload"], row["metric"]].sides
+        ours, theirs = sides[CHRONIK], sides[peer]
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:g}"
+        lines.append(
+            f"| {row['workload']} | {row['metric']} | {row['unit']} | {shown(ours.values)} | {shown(theirs.values)} "
+            f"| {ratio} | {row['goal']} | {'yes' if row['met'] else '**no**'} "
+            f"| {_pair(ours.cpu_s, theirs.cpu_s)} | {_pair(ours.resident_mb, theirs.resident_mb)} |"
+        )
+    return [*lines, ""]
+
+
+def _without_goal(measured: Sequence[Measured]) -> list[str]:
+    if not measured:
+        return []
+    sides = list(dict.fromkeys(side for one in measured for side in one.sides))
+    lines = [
+        "How cost grows:",
+        "",
+        f"| workload | metric | unit | {' | '.join(sides)} |",
+        "|---|---|---|" + "---|" * len(sides),
+    ]
+    for one in measured:
+        cells = " | ".join(shown(one.sides.get(side, Taken()).values) for side in sides)
+        lines.append(f"| {one.workload} | {one.metric} | {one.unit} | {cells} |")
+    return [*lines, ""]
+
+
+def shown(values: Sequence[float]) -> str:
+    """Median and spread; one value stands alone."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return _number(values[0])
+    return f"{_number(median(values))} ({_number(min(values))}-{_number(max(values))})"
+
+
+def _pair(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    return f"{_number(median(ours))} / {_number(median(theirs))}" if ours and theirs else "-"
+
+
+def _number(value: float) -> str:
+    """Three digits that mean something, whole above 100."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,197 @@
+"""Chronik and Apache Kafka, life by life: each is started, measured and ended before the other starts.
+
+A repetition is one life of each side, and the order turns from one repetition to the next, so that a machine that
+slowly becomes faster or slower favours none. Within a life all parts that were asked for are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import chronik_server, kafka_server, restarts, workloads
+from bench.clients import NotMeasured, Topic, drive, drive_single_requests, wait_until_listening, write_to_all
+from bench.samples import Samples
+from bench.servers import Durability, ServerEnded, Setup, Side
+from bench.workloads import PARTITIONS, Life, Run, Scale
+from chronik.cli.errors import CliError
+from chronik.client.errors import ClientError
+from chronik.wire.errors import KafkaError
+
+HEAPS_MB = (64, 80, 96, 128, 160, 192, 256, 384, 512, 768)
+FAILURES = (NotMeasured, ServerEnded, CliError, ClientError, KafkaError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the table: what is run, on which set-ups, and whether also beside Kafka's smallest heap."""
+
+    name: str
+    run: Run
+    nodes: tuple[int, ...]
+    durabilities: tuple[Durability, ...] = ("replicated",)
+    is_beside_small_heap: bool = False
+    needs_warm_up: bool = True
+
+    def fits(self, setup: Setup) -> bool:
+        return setup.nodes in self.nodes and setup.durability in self.durabilities
+
+
+BOTH: tuple[Durability, ...] = ("replicated", "synced")
+# In the order in which they are run within one life.
+PARTS = (
+    Part("start", workloads.start, (1, 3), is_beside_small_heap=True, needs_warm_up=False),
+    Part("memory", workloads.idle_memory, (1, 3), is_beside_small_heap=True, needs_warm_up=False),
+    Part("produce", workloads.produce, (1, 3), BOTH, is_beside_small_heap=True),
+    Part("consume", workloads.consume, (1,), is_beside_small_heap=True),
+    Part("latency", workloads.latency, (3,), BOTH),
+    Part("requests", workloads.requests, (1,), BOTH, is_beside_small_heap=True),
+    Part("memory", workloads.loaded_memory, (1, 3), is_beside_small_heap=True),
+    Part("failover", workloads.failover, (3,), needs_warm_up=False),
+)
+GROWTH_PARTS = ("partitions", "restart", "sizes", "connections")
+NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The lives of one kind: what is started, on which sides, what is run there, how often."""
+
+    title: str
+    setup: Setup
+    runs: tuple[Run, ...]
+    sides: tuple[Side, ...]
+    repetitions: int
+    is_warmed_up: bool
+
+    def lives(self) -> Iterator[Side]:
+        """Every side once in each repetition, the order turned each time."""
+        for repetition in range(self.repetitions):
+            yield from self.sides if repetition % 2 == 0 else reversed(self.sides)
+
+
+def setup_plans(names: Sequence[str], setups: Sequence[Setup], repetitions: int, small: Side | None) -> Iterator[Plan]:
+    """The lives of the table's parts. The smallest heap has lives of its own only where a part is shown beside it."""
+    for setup in setups:
+        parts = [part for part in PARTS if part.name in names and part.fits(setup)]
+        if not parts:
+            continue
+        beside = [part for part in parts if part.is_beside_small_heap]
+        groups: list[tuple[list[Part], tuple[Side, ...]]] = [(parts, (chronik_server.SIDE, kafka_server.SIDE))]
+        if small is not None and beside and setup == Setup(1, "replicated"):
+            groups.append((beside, (small,)))
+        for group, sides in groups:
+            runs = tuple(part.run for part in group)
+            warmed_up = any(part.needs_warm_up for part in group)
+            yield Plan(str(setup), setup, runs, sides, repetitions, warmed_up)
+
+
+def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Callable[[str], None]) -> Iterator[Plan]:
+    """The lives of the growth series. A point that this machine has no room for is left out with its reason."""
+    setup = Setup(1, "replicated")
+    sides = (chronik_server.SIDE, kafka_server.SIDE)
+    if "sizes" in names:
+        yield Plan("record sizes", setup, (workloads.record_sizes,), sides, repetitions, True)
+    if "connections" in names:
+        yield Plan("connections", setup, (workloads.connections,), sides, repetitions, True)
+    if "partitions" in names:
+        for count in (10, 100, 1_000, 5_000):
+            if reason := restarts.no_files_for(count, files_max):
+                say(f"skipped: {count:,} partitions: {reason}")
+                continue
+            yield Plan(f"{count:,} partitions", setup, (restarts.many_partitions(count),), sides, repetitions, False)
+    if "restart" in names:
+        for gigabytes in (1, 3, 10):
+            if reason := restarts.no_room_for(gigabytes * restarts.GIGABYTE):
+                say(f"skipped: restart with {gigabytes} GB: {reason}")
+                continue
+            yield Plan(f"{gigabytes} GB", setup, (restarts.large_log(gigabytes),), sides, repetitions, False)
+
+
+class Comparison:
+    """Runs plans and keeps what they measure. A life that fails has no figures, and is told of at the end."""
+
+    def __init__(self, samples: Samples, scale: Scale, say: Callable[[str], None]) -> None:
+        self._samples = samples
+        self._scale = scale
+        self._say = say
+        self.failures: list[str] = []
+
+    def run(self, plans: Sequence[Plan]) -> None:
+        total = sum(plan.repetitions * len(plan.sides) for plan in plans)
+        self._rehearse()
+        started_s, done = time.monotonic(), 0
+        for plan in plans:
+            for side in plan.lives():
+                self._say(f"-- {bar(done, total, time.monotonic() - started_s)} {plan.title}: {side.name}")
+                try:
+                    self._live(plan, side)
+                except FAILURES as error:
+                    self.failures.append(f"{plan.title}: {side.name}: {error}")
+                    self._say(f"FAILED  {self.failures[-1]}")
+                # After each life: a run that is broken off loses one life, not an hour.
+                self._samples.save()
+                done += 1
+
+    def _rehearse(self) -> None:
+        """A life of each that is not measured: then jars and modules are in the page cache, and clients imported."""
+        for side in (chronik_server.SIDE, kafka_server.SIDE):
+            with living(side, Setup(), self._scale):
+                pass
+
+    def _live(self, plan: Plan, side: Side) -> None:
+        with living(side, plan.setup, self._scale) as life:
+            if plan.is_warmed_up:
+                workloads.warm_up(life)
+            for run in plan.runs:
+                for figure in run(life):
+                    self._samples.add(side.name, figure)
+                    self._say(f"   {figure.workload}, {figure.metric}: {figure.value:,.3f} {figure.unit}")
+
+
+@contextlib.contextmanager
+def living(side: Side, setup: Setup, scale: Scale) -> Iterator[Life]:
+    """A server on an empty folder, from its launch to its first acknowledged write; killed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="chronik-side-"))
+    try:
+        server = side.make(folder, setup)
+        try:
+            os.sync()  # what the life before left to write is not this one's
+            launched_s = time.monotonic()
+            server.launch()
+            wait_until_listening(server)
+            topic = Topic(server, PARTITIONS, is_kept=True)
+            topic.create()
+            write_to_all(topic)
+            yield Life(server, scale, time.monotonic() - launched_s)
+        finally:
+            server.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def smallest_heap_mb(say: Callable[[str], None]) -> int:
+    """The first heap with which one broker starts and carries each kind of load."""
+    for heap_mb in HEAPS_MB:
+        try:
+            with living(kafka_server.with_heap(heap_mb), Setup(), Scale()) as life, Topic(life.server, 4) as topic:
+                drive_single_requests(topic, 10, 5, 2.0)
+                drive(topic, "produce", 200_000, 1000)
+                drive(topic, "consume", 200_000, 1000, clients=4)
+                return heap_mb
+        except FAILURES as error:
+            say(f"   a heap of {heap_mb} MB is too small for Apache Kafka: {str(error).strip().splitlines()[-1]}")
+    raise NotMeasured(f"Apache Kafka carried no load with a heap of up to {HEAPS_MB[-1]} MB")
+
+
+def bar(done: int, total: int, passed_s: float, width: int = 20) -> str:
+    """How far the lives are, and how long the rest will take if it is like what was."""
+    filled = width * done // max(1, total)
+    left = f", about {passed_s * (total - done) / done / 60:.0f} min left" if done else ""
+    return f"[{'#' * filled}{'.' * (width - filled)}] {done} of {total}, {passed_s / 60:.1f} min{left}:"

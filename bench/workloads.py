@@ -1,0 +1,179 @@
+"""What is measured on a server that has just started: one function for each part, yielding its figures.
+
+Each runs on the life of one server. A workload of its own kind comes first, unmeasured, so that a Java machine has
+compiled what it will run (`warm_up`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.clients import NotMeasured, Topic, drive, drive_single_requests
+from bench.processes import usage_of
+from bench.samples import Figure
+from bench.servers import Server, Setup
+from chronik.cli.failover_stream import FailoverStream
+from chronik.cli.options import with_cluster
+
+MEGABYTE = 1_000_000
+PARTITIONS = 3
+CONSUMERS = 4
+KILOBYTE_RECORD = 1000
+SIZE_NAMES = {100: "100 B", KILOBYTE_RECORD: "1 KB"}
+SETTLE_S = 2.0
+FAILOVER_RATE = 500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of each; `quick` shows that everything works and measures nothing worth keeping."""
+
+    quick: bool = False
+
+    def records(self, count: int) -> int:
+        return max(500, count // 20) if self.quick else count
+
+    def seconds(self, seconds: float) -> float:
+        return 1.0 if self.quick else seconds
+
+
+@dataclass(slots=True)
+class Life:
+    """One server from its start to its end. `start_s` is the time from its launch to its first acknowledged write."""
+
+    server: Server
+    scale: Scale
+    start_s: float
+
+    @property
+    def setup(self) -> Setup:
+        return self.server.setup
+
+
+Run = Callable[[Life], Iterator[Figure]]
+
+
+def start(life: Life) -> Iterator[Figure]:
+    yield Figure(f"start to first produce, {_nodes(life)}", "acknowledged after", "s", life.start_s, "<= 0.3")
+
+
+def idle_memory(life: Life) -> Iterator[Figure]:
+    """Before any load, when the start has settled."""
+    time.sleep(life.scale.seconds(SETTLE_S))
+    yield _memory(life, "idle")
+
+
+def warm_up(life: Life) -> None:
+    with Topic(life.server, PARTITIONS) as topic:
+        drive_single_requests(topic, 10, 5, life.scale.seconds(3.0))
+        drive(topic, "produce", life.scale.records(100_000), KILOBYTE_RECORD)
+        drive(topic, "consume", life.scale.records(100_000), KILOBYTE_RECORD)
+
+
+def produce(life: Life) -> Iterator[Figure]:
+    """One producer with librdkafka's own batching."""
+    for size_bytes, records in ((100, 1_000_000), (KILOBYTE_RECORD, 400_000)):
+        for acks in ("1", "all"):
+            with Topic(life.server, PARTITIONS) as topic:
+                figures = drive(topic, "produce", life.scale.records(records), size_bytes, acks=acks)
+            workload = f"produce {SIZE_NAMES[size_bytes]}, acks={acks}, {life.setup}"
+            yield _figure(figures, workload, "records", "1/s", figures["records_per_s"], ">= 1.0")
+            yield _figure(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
+
+
+def consume(life: Life) -> Iterator[Figure]:
+    """What was written just before, so that it comes from the page cache."""
+    records = life.scale.records(600_000)
+    with Topic(life.server, CONSUMERS) as topic:
+        drive(topic, "produce", records, KILOBYTE_RECORD)
+        for clients in (1, CONSUMERS):
+            figures = drive(topic, "consume", topic.available(), KILOBYTE_RECORD, clients=clients)
+            workload = f"consume 1 KB, {clients} consumer{'s' if clients > 1 else ''}, {_nodes(life)}"
+            yield _figure(figures, workload, "throughput", "MB/s", figures["mb_per_s"], ">= 1.0")
+            yield _figure(figures, workload, "server CPU", "ms/MB", figures["broker_cpu_ms_per_mb"], "<= 1.0")
+
+
+def latency(life: Life) -> Iterator[Figure]:
+    """From produce() to the consumer having the record; three clients, each with a partition of its own."""
+    for rate in (1_000, 20_000):
+        with Topic(life.server, PARTITIONS) as topic:
+            records = int(rate * life.scale.seconds(5.0))
+            figures = drive(
+                topic, "roundtrip", records, KILOBYTE_RECORD, rate=float(rate), clients=PARTITIONS, linger_ms=0.0
+            )
+        workload = f"end to end at {rate:,} records/s, acks=all, {life.setup}"
+        for metric in ("p50", "p99"):
+            yield _figure(figures, workload, metric, "ms", figures["latency_ms"][metric], "<= 1.0")
+
+
+def requests(life: Life) -> Iterator[Figure]:
+    with Topic(life.server, PARTITIONS) as topic:
+        figures = drive_single_requests(topic, 10, 5, life.scale.seconds(5.0))
+    workload = f"one-record requests, 10 connections, {life.setup}"
+    yield _figure(figures, workload, "requests", "1/s", figures["records_per_s"], ">= 0.5")
+    yield _figure(figures, workload, "p99", "ms", figures["latency_ms"]["p99"], "<= 2.0")
+
+
+def loaded_memory(life: Life) -> Iterator[Figure]:
+    """After 200 MB in and out; other parts of the same life have done their own before."""
+    with Topic(life.server, CONSUMERS) as topic:
+        drive(topic, "produce", life.scale.records(200_000), KILOBYTE_RECORD)
+        drive(topic, "consume", topic.available(), KILOBYTE_RECORD, clients=CONSUMERS)
+        yield _memory(life, "loaded")
+
+
+def failover(life: Life) -> Iterator[Figure]:
+    """The leader of partition 0 is killed under a steady stream; comes last, since it leaves a node short."""
+    with Topic(life.server, PARTITIONS, is_kept=True) as topic:
+        leader = with_cluster(topic.bootstrap, lambda cluster: cluster.leaders(topic.name))[0]
+        records = int(FAILOVER_RATE * (3.0 if life.scale.quick else 6.0))
+        stream = FailoverStream(topic.bootstrap, topic.name, PARTITIONS, records, FAILOVER_RATE)
+        result = stream.run(lambda: life.server.kill(leader))
+    if result.account.missing or result.account.failed:
+        raise NotMeasured(f"{result.account.missing} acknowledged records missing, {result.account.failed} refused")
+    pause_ms = result.longest_pause_s * 1000
+    yield Figure(f"failover, leader killed, {life.setup}", "no acknowledged write for", "ms", pause_ms, "<= 0.5")
+
+
+def record_sizes(life: Life) -> Iterator[Figure]:
+    """The largest stays below the 1,000,000 bytes that librdkafka allows for a whole message."""
+    for size_bytes in (10, 100, 1_000, 10_000, 100_000, 990_000):
+        records = min(600_000, 200 * MEGABYTE // size_bytes)
+        with Topic(life.server, PARTITIONS) as topic:
+            figures = drive(topic, "produce", max(50, records // (20 if life.scale.quick else 1)), size_bytes)
+        series, workload = "record size", f"produce {size_bytes:,} B records, {_nodes(life)}"
+        cost = figures["broker_cpu_ms_per_mb"]
+        yield _figure(figures, workload, "server CPU", "ms/MB", cost, series=series, x=float(size_bytes))
+        yield _figure(figures, workload, "throughput", "MB/s", figures["mb_per_s"])
+
+
+def connections(life: Life) -> Iterator[Figure]:
+    """One request in flight on each."""
+    for count in (1, 10, 100, 500, 2_000):
+        with Topic(life.server, PARTITIONS) as topic:
+            figures = drive_single_requests(topic, count, 1, life.scale.seconds(4.0))
+        series, workload = "connections", f"one-record requests, one on each of {count:,} connections, {_nodes(life)}"
+        cost = figures["broker_cpu_us_per_record"]
+        yield _figure(figures, workload, "server CPU", "us/request", cost, series=series, x=float(count))
+        yield _figure(figures, workload, "requests", "1/s", figures["records_per_s"])
+
+
+def _memory(life: Life, when: str) -> Figure:
+    usage = usage_of(life.server.pids)
+    resident_mb = usage.resident_bytes / MEGABYTE
+    workload = f"resident memory, {when}, {_nodes(life)}"
+    return Figure(workload, "all server processes", "MB", resident_mb, "<= 0.2", resident_mb=resident_mb)
+
+
+def _figure(
+    figures: dict[str, Any], workload: str, metric: str, unit: str, value: float, goal: str | None = None, **more: Any
+) -> Figure:
+    usage = {"cpu_s": figures["broker_cpu_s"], "resident_mb": figures["broker_rss_bytes"] / MEGABYTE}
+    return Figure(workload, metric, unit, value, goal, **usage, **more)
+
+
+def _nodes(life: Life) -> str:
+    return f"{life.setup.nodes} node{'s' if life.setup.nodes > 1 else ''}"

@@ -1,0 +1,70 @@
+"""What a run of the comparison will do: which lives, in which order, and what the kernel says of processes."""
+
+from __future__ import annotations
+
+import os
+
+from bench import kafka_server
+from bench.processes import cpu_ticks, parent_of, usage_of, with_children
+from bench.restarts import no_files_for
+from bench.servers import CHRONIK, Setup
+from bench.side_by_side import NAMES, PARTS, bar, growth_plans, setup_plans
+
+SETUPS = [Setup(1, "replicated"), Setup(1, "synced"), Setup(3, "replicated"), Setup(3, "synced")]
+SMALL = kafka_server.with_heap(128)
+
+
+def test_the_order_of_the_sides_turns_with_each_repetition() -> None:
+    (plan,) = setup_plans(["latency"], [Setup(3, "replicated")], 3, None)
+    assert [side.name == CHRONIK for side in plan.lives()] == [True, False, False, True, True, False]
+
+
+def test_produce_is_compared_on_every_set_up_and_failover_on_three_nodes_only() -> None:
+    assert [plan.setup for plan in setup_plans(["produce"], SETUPS, 1, None)] == SETUPS
+    assert [plan.setup for plan in setup_plans(["failover"], SETUPS, 1, None)] == [Setup(3, "replicated")]
+
+
+def test_the_smallest_heap_has_lives_of_its_own_on_one_node() -> None:
+    plans = list(setup_plans(["memory"], SETUPS, 2, SMALL))
+    assert [(plan.setup.nodes, [side.name for side in plan.sides]) for plan in plans] == [
+        (1, [CHRONIK, kafka_server.NAME]),
+        (1, [SMALL.name]),
+        (3, [CHRONIK, kafka_server.NAME]),
+    ]
+
+
+def test_failover_comes_last_since_it_leaves_a_node_short() -> None:
+    assert PARTS[-1].name == "failover"
+
+
+def test_every_name_leads_to_a_plan() -> None:
+    for name in NAMES:
+        plans = [*setup_plans([name], SETUPS, 1, None), *growth_plans([name], 1, 1_000_000, print)]
+        assert plans, name
+
+
+def test_points_without_enough_open_files_are_left_out_with_the_reason() -> None:
+    said: list[str] = []
+    plans = growth_plans(["partitions"], 1, 5_000, said.append)
+    assert [plan.title for plan in plans] == ["10 partitions", "100 partitions", "1,000 partitions"]
+    assert "5,000 partitions" in said[0]
+    assert no_files_for(5_000, 20_000) is None
+
+
+def test_a_process_name_with_spaces_and_parentheses_shifts_no_field() -> None:
+    stat = "42 (a) b (c) S 7 1 1 0 -1 4194560 1 2 3 4 50 25 6 7 20 0 1 0 100 1000 10"
+    assert parent_of(stat) == 7
+    assert cpu_ticks(stat) == 75
+
+
+def test_usage_counts_this_process_and_its_children() -> None:
+    assert os.getpid() in with_children([os.getppid()])
+    own = usage_of([os.getpid()])
+    assert own.cpu_s > 0
+    assert own.resident_bytes > 1_000_000
+    assert usage_of([]).resident_bytes == 0
+
+
+def test_the_bar_fills_and_tells_what_is_left() -> None:
+    assert bar(0, 4, 0.0) == "[....................] 0 of 4, 0.0 min:"
+    assert bar(2, 4, 120.0) == "[##########..........] 2 of 4, 2.0 min, about 2 min left:"
