@@ -47,7 +47,7 @@ def main(description: str | None) -> int:
     if options.report:
         return write(samples, merged(rows, samples.rows()))
     allow_open_files()
-    if not options.quick:
+    if not options.quick and not options.no_touch:
         size_bytes = min(TOUCHED_BYTES_MAX, free_memory_bytes() * 3 // 4)
         say(f"touching {size_bytes / GIGABYTE:.0f} GB of memory first, so that the runs do not pay for that")
         touch_memory(size_bytes)
@@ -80,6 +80,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--durability", choices=("replicated", "synced"), help="only with this one")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--add", action="store_true", help="keep the repetitions that earlier runs left")
+    parser.add_argument("--no-touch", action="store_true", help="memory was in use just before: do not touch it first")
     parser.add_argument("--no-small-heap", action="store_true", help="without Apache Kafka's smallest heap")
     parser.add_argument("--quick", action="store_true", help="short runs, once, one heap; nothing is written")
     parser.add_argument("--report", action="store_true", help="measure nothing, write tables and plots again")

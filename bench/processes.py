@@ -2,6 +2,7 @@
 
 /proc/PID/stat      pid (name) state ppid ... utime and stime are the 12th and 13th after the name, in clock ticks
 /proc/PID/statm     size resident shared ... in pages
+/proc/stat          cpu user nice system idle iowait irq softirq steal ... in clock ticks, over all processors
 """
 
 from __future__ import annotations
@@ -78,6 +79,24 @@ def touch_memory(size_bytes: int) -> None:
         f"[m.__setitem__(i, 1) for i in range(0, {size_bytes}, {PAGE_BYTES})]"
     )
     subprocess.run([sys.executable, "-c", touch], check=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTime:
+    """Clock ticks of all processors so far, and how many of them a virtual machine's host kept for others."""
+
+    total: int
+    stolen: int
+
+    def stolen_share_since(self, before: MachineTime) -> float:
+        passed = self.total - before.total
+        return (self.stolen - before.stolen) / passed if passed else 0.0
+
+
+def machine_time(stat: str | None = None) -> MachineTime:
+    text = Path("/proc/stat").read_text() if stat is None else stat
+    ticks = [int(field) for field in text.splitlines()[0].split()[1:9]]
+    return MachineTime(sum(ticks), ticks[7])
 
 
 def free_memory_bytes() -> int:

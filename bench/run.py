@@ -13,6 +13,7 @@ repetition, side_by_side.md the tables, *.svg the plots.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -21,4 +22,6 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
     from bench.command import main
 
+    # As Ctrl-C does: servers are ended and folders removed on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(__doc__))

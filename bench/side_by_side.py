@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import chronik_server, kafka_server, restarts, workloads
 from bench.clients import NotMeasured, Topic, drive, drive_single_requests, wait_until_listening, write_to_all
+from bench.processes import machine_time
 from bench.samples import Samples
 from bench.servers import Durability, ServerEnded, Setup, Side
 from bench.workloads import PARTITIONS, Life, Run, Scale
@@ -146,6 +147,7 @@ class Comparison:
                 pass
 
     def _live(self, plan: Plan, side: Side) -> None:
+        before = machine_time()
         with living(side, plan.setup, self._scale) as life:
             if plan.is_warmed_up:
                 workloads.warm_up(life)
@@ -153,6 +155,7 @@ class Comparison:
                 for figure in run(life):
                     self._samples.add(side.name, figure)
                     self._say(f"   {figure.workload}, {figure.metric}: {figure.value:,.3f} {figure.unit}")
+        self._say(f"   of the processors' time the host took {machine_time().stolen_share_since(before):.0%}")
 
 
 @contextlib.contextmanager

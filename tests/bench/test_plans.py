@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bench import kafka_server
-from bench.processes import cpu_ticks, parent_of, usage_of, with_children
+from bench.processes import cpu_ticks, machine_time, parent_of, usage_of, with_children
 from bench.restarts import no_files_for
 from bench.servers import CHRONIK, Setup
 from bench.side_by_side import NAMES, PARTS, bar, growth_plans, setup_plans
@@ -55,6 +55,12 @@ def test_a_process_name_with_spaces_and_parentheses_shifts_no_field() -> None:
     stat = "42 (a) b (c) S 7 1 1 0 -1 4194560 1 2 3 4 50 25 6 7 20 0 1 0 100 1000 10"
     assert parent_of(stat) == 7
     assert cpu_ticks(stat) == 75
+
+
+def test_time_that_the_host_took_is_a_share_of_all_time() -> None:
+    before = machine_time("cpu 10 0 10 50 0 0 0 30 0 0\ncpu0 1 2 3")
+    assert machine_time("cpu 20 0 20 60 0 0 0 60 5 5\n").stolen_share_since(before) == 0.5
+    assert before.stolen_share_since(before) == 0.0
 
 
 def test_usage_counts_this_process_and_its_children() -> None:
