@@ -38,7 +38,8 @@ class Part:
     nodes: tuple[int, ...]
     durabilities: tuple[Durability, ...] = ("replicated",)
     is_beside_small_heap: bool = False
-    needs_warm_up: bool = True
+    is_cold: bool = False
+    """Whether it is about a server that has carried no load yet: then it comes before the warm-up."""
 
     def fits(self, setup: Setup) -> bool:
         return setup.nodes in self.nodes and setup.durability in self.durabilities
@@ -47,14 +48,14 @@ class Part:
 BOTH: tuple[Durability, ...] = ("replicated", "synced")
 # In the order in which they are run within one life.
 PARTS = (
-    Part("start", workloads.start, (1, 3), is_beside_small_heap=True, needs_warm_up=False),
-    Part("memory", workloads.idle_memory, (1, 3), is_beside_small_heap=True, needs_warm_up=False),
+    Part("start", workloads.start, (1, 3), is_beside_small_heap=True, is_cold=True),
+    Part("memory", workloads.idle_memory, (1, 3), is_beside_small_heap=True, is_cold=True),
     Part("produce", workloads.produce, (1, 3), BOTH, is_beside_small_heap=True),
     Part("consume", workloads.consume, (1,), is_beside_small_heap=True),
     Part("latency", workloads.latency, (3,), BOTH),
     Part("requests", workloads.requests, (1,), BOTH, is_beside_small_heap=True),
     Part("memory", workloads.loaded_memory, (1, 3), is_beside_small_heap=True),
-    Part("failover", workloads.failover, (3,), needs_warm_up=False),
+    Part("failover", workloads.failover, (3,)),
 )
 GROWTH_PARTS = ("partitions", "restart", "sizes", "connections")
 NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
@@ -62,14 +63,14 @@ NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The lives of one kind: what is started, on which sides, what is run there, how often."""
+    """The lives of one kind: what is started, on which sides, how often, what is run before and after a warm-up."""
 
     title: str
     setup: Setup
-    runs: tuple[Run, ...]
     sides: tuple[Side, ...]
     repetitions: int
-    is_warmed_up: bool
+    cold: tuple[Run, ...] = ()
+    warm: tuple[Run, ...] = ()
 
     def lives(self) -> Iterator[Side]:
         """Every side once in each repetition, the order turned each time."""
@@ -88,9 +89,9 @@ def setup_plans(names: Sequence[str], setups: Sequence[Setup], repetitions: int,
         if small is not None and beside and setup == Setup(1, "replicated"):
             groups.append((beside, (small,)))
         for group, sides in groups:
-            runs = tuple(part.run for part in group)
-            warmed_up = any(part.needs_warm_up for part in group)
-            yield Plan(str(setup), setup, runs, sides, repetitions, warmed_up)
+            cold = tuple(part.run for part in group if part.is_cold)
+            warm = tuple(part.run for part in group if not part.is_cold)
+            yield Plan(str(setup), setup, sides, repetitions, cold, warm)
 
 
 def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Callable[[str], None]) -> Iterator[Plan]:
@@ -98,21 +99,21 @@ def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Ca
     setup = Setup(1, "replicated")
     sides = (chronik_server.SIDE, kafka_server.SIDE)
     if "sizes" in names:
-        yield Plan("record sizes", setup, (workloads.record_sizes,), sides, repetitions, True)
+        yield Plan("record sizes", setup, sides, repetitions, warm=(workloads.record_sizes,))
     if "connections" in names:
-        yield Plan("connections", setup, (workloads.connections,), sides, repetitions, True)
+        yield Plan("connections", setup, sides, repetitions, warm=(workloads.connections,))
     if "partitions" in names:
         for count in (10, 100, 1_000, 5_000):
             if reason := restarts.no_files_for(count, files_max):
                 say(f"skipped: {count:,} partitions: {reason}")
                 continue
-            yield Plan(f"{count:,} partitions", setup, (restarts.many_partitions(count),), sides, repetitions, False)
+            yield Plan(f"{count:,} partitions", setup, sides, repetitions, (restarts.many_partitions(count),))
     if "restart" in names:
         for gigabytes in (1, 3, 10):
             if reason := restarts.no_room_for(gigabytes * restarts.GIGABYTE):
                 say(f"skipped: restart with {gigabytes} GB: {reason}")
                 continue
-            yield Plan(f"{gigabytes} GB", setup, (restarts.large_log(gigabytes),), sides, repetitions, False)
+            yield Plan(f"{gigabytes} GB", setup, sides, repetitions, (restarts.large_log(gigabytes),))
 
 
 class Comparison:
@@ -149,13 +150,17 @@ class Comparison:
     def _live(self, plan: Plan, side: Side) -> None:
         before = machine_time()
         with living(side, plan.setup, self._scale) as life:
-            if plan.is_warmed_up:
+            self._measure(plan.cold, life, side)
+            if plan.warm:
                 workloads.warm_up(life)
-            for run in plan.runs:
-                for figure in run(life):
-                    self._samples.add(side.name, figure)
-                    self._say(f"   {figure.workload}, {figure.metric}: {figure.value:,.3f} {figure.unit}")
+            self._measure(plan.warm, life, side)
         self._say(f"   of the processors' time the host took {machine_time().stolen_share_since(before):.0%}")
+
+    def _measure(self, runs: Sequence[Run], life: Life, side: Side) -> None:
+        for run in runs:
+            for figure in run(life):
+                self._samples.add(side.name, figure)
+                self._say(f"   {figure.workload}, {figure.metric}: {figure.value:,.3f} {figure.unit}")
 
 
 @contextlib.contextmanager

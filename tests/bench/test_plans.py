@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bench import kafka_server
+from bench import kafka_server, workloads
 from bench.processes import cpu_ticks, machine_time, parent_of, usage_of, with_children
 from bench.restarts import no_files_for
 from bench.servers import CHRONIK, Setup
@@ -31,6 +31,12 @@ def test_the_smallest_heap_has_lives_of_its_own_on_one_node() -> None:
         (1, [SMALL.name]),
         (3, [CHRONIK, kafka_server.NAME]),
     ]
+
+
+def test_start_and_idle_memory_are_measured_before_any_load() -> None:
+    (plan,) = setup_plans(["start", "memory", "produce"], [Setup(3, "replicated")], 1, None)
+    assert plan.cold == (workloads.start, workloads.idle_memory)
+    assert plan.warm == (workloads.produce, workloads.loaded_memory)
 
 
 def test_failover_comes_last_since_it_leaves_a_node_short() -> None:
