@@ -53,7 +53,7 @@ def test_kafka_topics_makes_describes_grows_and_deletes_a_topic(shared_nodes: No
     assert f"Created topic {name}." in kafka_tools.ok("kafka-topics", *at, *create)
     again = kafka_tools.run("kafka-topics", *at, *create)
     assert again.status == 1
-    assert f"Topic '{name}' already exists" in again.out
+    assert "exists" in again.out
     kafka_tools.ok("kafka-topics", *at, *create, "--if-not-exists")
     assert name in kafka_tools.ok("kafka-topics", *at, "--list").split()
 
@@ -188,14 +188,14 @@ def test_kafka_leader_election_gives_a_partition_back_to_its_preferred_leader(
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), unique("elected")
     kafka_tools.ok("kafka-topics", *at, "--create", "--topic", name, "--replica-assignment", "1:2:3")
     elect = ("kafka-leader-election", *at, "--election-type", "preferred", "--topic", name, "--partition", "0")
-    assert "not needed" in kafka_tools.ok(*elect)
+    assert f"already elected for partitions {name}-0" in kafka_tools.ok(*elect)
     # Another order of the same replicas: the leader stays, and is no longer the preferred one.
     order = {"topic": name, "partition": 0, "replicas": [2, 3, 1]}
     plan = write_json({"version": 1, "partitions": [order]})
     kafka_tools.ok("kafka-reassign-partitions", *at, "--reassignment-json-file", plan, "--execute")
     eventually(lambda: shared_nodes.partitions(name)[0].replicas == (2, 3, 1), 30, "the order is new")
     out = kafka_tools.ok(*elect)
-    assert "Successfully completed leader election" in out or "not needed" in out  # the controller does it, too
+    assert f"partitions {name}-0" in out  # elected, or already: the controller does it, too
     assert shared_nodes.partitions(name)[0].leader == 2
 
 
@@ -230,8 +230,8 @@ def test_kafka_cluster_and_api_versions_name_every_node(shared_nodes: Nodes, kaf
         assert re.search(rf"^127\.0\.0\.1:{node.kafka.port} \(id: {node.id} ", versions, re.MULTILINE), versions
     assert len(re.findall(r"DescribeLogDirs\(35\): 1 to 4 \[usable: 4\]", versions)) == 3
     unknown = kafka_tools.run("kafka-cluster", "unregister", *at, "--id", "99")
-    assert "99" in unknown.out + unknown.err
-    assert "No longer registered" not in unknown.out
+    assert unknown.status == 1
+    assert "no longer registered" not in unknown.out
 
 
 def test_a_tool_for_what_is_not_offered_fails_and_says_so(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
