@@ -125,8 +125,14 @@ class Burrow:
                     f"{name} exited: {(self._folder / f'{name}.out').read_text()[-2000:]}{self.log()[-2000:]}"
                 )
             with socket.socket() as probe:
-                probe.settimeout(1)
-                return probe.connect_ex(("127.0.0.1", port)) == 0
+                probe.settimeout(ASK_TIMEOUT_S)
+                if probe.connect_ex(("127.0.0.1", port)) != 0:
+                    return False
+                if name != "zookeeper":
+                    return True
+                # It listens before it serves, and closes what comes too early.
+                probe.sendall(b"srvr")
+                return b"Mode: standalone" in probe.recv(4096)
 
         eventually(listens, START_TIMEOUT_S, f"{name} listens")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.clients.drivers.java import Jvm
+from tests.clients.drivers.java import JVM_FLAGS, Jvm
+from tests.clients.drivers.java import TOOLS as JARS_FOLDER
 
 JARS = "kafka-broker-4.3"
+ALONE_TIMEOUT_S = 30.0
 RUNNER = Path(__file__).resolve().parents[1] / "clients" / "java" / "ToolRunner.java"
 
 TOOLS = {
@@ -57,6 +60,11 @@ class KafkaTools:
         is_good = ran.status == 0 and "\nError: " not in ran.out
         assert is_good, f"{tool} {' '.join(arguments)}: exit {ran.status}\n{ran.out}\n{ran.err}"
         return ran.out
+
+    def alone(self, tool: str, *arguments: str) -> str:
+        """As `ok`, in a JVM of its own: for a tool that finishes its work when that ends."""
+        command = ["java", *JVM_FLAGS, "-cp", f"{JARS_FOLDER / JARS}/*", TOOLS[tool], *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=ALONE_TIMEOUT_S).stdout
 
     def close(self) -> None:
         self._jvm.close()

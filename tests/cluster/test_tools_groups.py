@@ -170,7 +170,7 @@ def test_kafka_consumer_groups_moves_and_deletes_the_offsets_of_a_group_that_res
 
     kafka_tools.ok("kafka-consumer-groups", *at, "--delete")
     gone = kafka_tools.run("kafka-consumer-groups", *at, "--describe")
-    assert "does not exist" in gone.out
+    assert "GroupIdNotFoundException" in gone.out
     assert group not in kafka_tools.ok("kafka-consumer-groups", *at[:2], "--list").split()
 
 

@@ -15,6 +15,7 @@ from tests.support.eventually import eventually
 from chronik.wire.api import ApiKey
 
 RECORDS = 30
+SEGMENT_BYTES = 1024 * 1024
 
 
 def test_kafka_get_offsets_knows_start_end_time_and_what_is_not_there(
@@ -110,10 +111,12 @@ def test_the_sizes_of_all_partitions_of_a_node_add_up_to_what_is_on_its_disk(sha
 def test_kafka_dump_log_reads_the_segments_of_leader_and_followers(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
-    topic = shared_nodes.new_topic(1, retention_ms="-1")
+    topic = shared_nodes.new_topic(1, retention_ms="-1", segment_bytes=str(SEGMENT_BYTES))
     with shared_nodes.connect(1) as client:
         for number in range(5):
             client.append(topic, b"a%d" % number, b"b%d" % number)
+        # Does not fit into the same segment. The tool takes the zeros of one that is still written for a broken batch.
+        client.append(topic, bytes(SEGMENT_BYTES - 200))
     for node_id in shared_nodes.ids:
         segment = Path(shared_nodes.node(node_id).folder, "logs", f"{topic}-0", f"{0:020}.log")
 
@@ -144,7 +147,7 @@ def test_kafkas_load_generators_get_back_what_they_sent(shared_nodes: Nodes, kaf
 
     topic, count = shared_nodes.new_topic(3), 200
     sent = json_lines(
-        kafka_tools.ok("kafka-verifiable-producer", *at, "--topic", topic, "--max-messages", str(count), "--acks", "-1")
+        kafka_tools.alone("kafka-verifiable-producer", *at, "--topic", topic, "--max-messages", str(count))
     )
     acked = {(event["partition"], event["offset"]): event["value"] for event in named(sent, "producer_send_success")}
     assert len(acked) == count
