@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import pytest
 from tests.support.node import Node
 
+pytest_plugins = ["tests.support.browser"]
+
 StartNode: TypeAlias = Callable[..., Node]
 
 NODES = pytest.StashKey[list[Node]]()
