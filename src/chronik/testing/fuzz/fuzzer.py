@@ -33,6 +33,8 @@ class Fuzzer:
             on_controller, {key: highest for key, (_, highest) in versions.items()}, topic_id
         )
         self._mutator = Mutator(self.samples, self.internal_samples, topic_id, by_engine)
+        # What is there by now stays: collections pass over it.
+        gc.freeze()
 
     def first_inputs(self) -> list[bytes]:
         """The valid requests: what mutation begins with."""
@@ -65,6 +67,7 @@ class Fuzzer:
         except Broken as broken:
             return self._found(broken)
         finally:
+            gc.unfreeze()
             gc.enable()
         return None
 

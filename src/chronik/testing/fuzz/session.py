@@ -44,7 +44,9 @@ GROWTH_BYTES_MAX = 300 * 1024 * 1024
 """Twice what one batch may become: it is decompressed, and its records are taken out."""
 PIECES_MAX = 100
 CHECK_EVERY = 50
-INPUTS_MAX = 1500
+INPUTS_MAX = 3000
+DELETED_SHARE = 32
+"""One of so many inputs that delete the topic is sent: it ends the session, and a node's start is dear."""
 PARTITIONS_MAX = 60
 PARTITIONS_TAME_MAX = 8
 """More of them in one request are valid and merely expensive, which says nothing about bad input."""
@@ -110,6 +112,9 @@ class Session:
         if not all(_is_tame(each, internal) for each in asked):
             self._outcomes["not sent: valid and merely expensive, or a peer's Raft message"] += 1
             return
+        if zlib.crc32(data) % DELETED_SHARE and any(self._deletes(each) for each in asked):
+            self._outcomes["not sent: deletes the topic that all speak of"] += 1
+            return
         for each in asked:
             if each.header is not None:
                 self._kinds[(each.header.api_key, each.header.api_version)] += 1
@@ -149,6 +154,13 @@ class Session:
         if internal and not fuzzed.node.is_ready:
             # A peer is trusted: it may take the node out of the cluster.
             self._is_disturbed = True
+
+    def _deletes(self, asked: Asked) -> bool:
+        header = asked.header
+        if header is None or header.api_key != ApiKey.DELETE_TOPICS:
+            return False
+        named = bytes(asked.frame[header.body_at :])
+        return FUZZED_TOPIC.encode() in named or self.fuzzed.fuzzed_id.bytes in named
 
     def _wait(self, transport: FuzzTransport, left: Sequence[Asked], chance: int) -> None:
         """Something takes long: it must be something that may, and come to an end."""
