@@ -380,6 +380,10 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    @property
     def has_unfinished_frame(self) -> bool:
         """A large frame of which more was announced than has come. Nobody else's turn ends while we read it."""
         return self._large is not None and self._large_have < self._large_size and not self._is_held_back
