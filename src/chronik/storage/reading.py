@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from chronik.storage.batches import cut_whole_batches
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
-from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.batch import CRC_START, HEADER_BYTES, read_batch_header
 
 __all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
@@ -73,7 +75,8 @@ class ReadJob:
     """A read for a thread: touches files only. Called once, it returns the batches; `result` then has it all.
 
     `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
-    on may be gone from the first.
+    on may be gone from the first. Batches that lay on disk when the log was opened have their checksums looked at; a
+    bad one ends the read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class ReadJob:
         self._upto_offset = upto_offset
         self._min_one_batch = min_one_batch
         self.result: ReadResult | None = None
+        self.damaged_at: int | None = None
 
     def __call__(self) -> Buffer:
         try:
@@ -121,6 +125,8 @@ class ReadJob:
             )
             if result is None:
                 break
+            if not segment.is_checked(position, position + len(result.data)):
+                result = self._check(result, segment, position)
             # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
             self._hints[self._offset % HINTS_MAX] = Hint(self._offset, segment, position)
@@ -128,3 +134,21 @@ class ReadJob:
                 self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
         return ReadResult(b"", self._offset)
+
+    def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
+        """The batches before the first bad one, or that one alone."""
+        data = memoryview(result.data)
+        at = 0
+        next_offset = self._offset
+        while at < len(data):
+            header = read_batch_header(data, at)
+            behind = at + header.size_bytes
+            if crc32c(data[at + CRC_START : behind]) != header.crc:
+                if at == 0:
+                    self.damaged_at = header.base_offset
+                    return ReadResult(data[:behind], header.next_offset)
+                result = ReadResult(data[:at], next_offset)
+                break
+            at, next_offset = behind, header.next_offset
+        segment.checked(position, position + at)
+        return result

@@ -20,7 +20,6 @@ Not supported: records behind the watermark for consumers, except where `visibil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -30,6 +29,7 @@ from chronik.node.fetch_trace import FetchTrace
 from chronik.node.partition import Partition
 from chronik.node.read_replica import NO_REPLICA, read_replica
 from chronik.node.replica_sessions import run_reads
+from chronik.storage.log import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -337,7 +337,11 @@ class PendingFetch:
                     # Its role changed, or its lease ran out: what was read may be stale, or of two logs.
                     read.response.error_code = ErrorCode.not_leader_or_follower
                 elif not isinstance(outcome, Exception):
-                    read.response.records = outcome
+                    damaged_at = read.job.damaged_at
+                    if damaged_at is not None and partition.found_damaged(damaged_at):
+                        read.response.error_code = ErrorCode.kafka_storage_error
+                    else:
+                        read.response.records = outcome
                 elif isinstance(outcome, KafkaError):
                     read.response.error_code = outcome.code
                 else:
@@ -412,7 +416,7 @@ class _ColdRead(NamedTuple):
     partition: Partition
     generation: int
     max_bytes: int
-    job: Callable[[], Buffer]
+    job: ReadJob
 
 
 def _describe(response: FetchPartitionResponse, partition: Partition) -> None:
