@@ -113,10 +113,10 @@ class Campaign:
             self._results.fault(MIX)
         gap_ms = workload.longest_gap_ms(at_s)
         self._results.unavailable(kind, gap_ms)
-        passed = f"{(began_s - self._began_s) / 60:3.0f}:{(began_s - self._began_s) % 60:02.0f}"
+        minutes, seconds = divmod(int(began_s - self._began_s), 60)
         took_s = time.monotonic() - began_s
         self._say(
-            f"{passed}  {'+'.join(names)}: {'; '.join(stage.notes)}; all well after {took_s:.1f} s, "
+            f"{minutes:3}:{seconds:02}  {'+'.join(names)}: {'; '.join(stage.notes)}; all well after {took_s:.1f} s, "
             f"a partition without acknowledgement for at most {gap_ms:.0f} ms"
         )
 

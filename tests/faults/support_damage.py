@@ -7,6 +7,7 @@ the node fetches it anew.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from tests.support.eventually import eventually
 
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 
-DAMAGED = '"event": "log_damaged"'
+DAMAGED = ('"event": "log_damaged"', '"event": "log_open_failed"')
 SEGMENTS_TIMEOUT_S = 60.0
+BACK_IN_SYNC_S = 10.0
 
 
 @contextmanager
@@ -40,14 +42,12 @@ def flipped_bit(stage: Stage, workload: Workload) -> Iterator[None]:
     data[at] ^= 1 << stage.chance.randrange(8)
     segment.write_bytes(data)
     stage.note(f"a bit of byte {at} of {log.name}/{segment.name} on {victim}")
-    before = stage.nodes.log_text(victim).count(DAMAGED)
+    before = _complaints(stage, victim)
     stage.nodes.start(victim)
     stage.nodes.wait_in_sync()
     elect(stage.nodes, workload.topic, {partition: victim})
     workload.read_again()
-    eventually(
-        lambda: stage.nodes.log_text(victim).count(DAMAGED) > before, what=f"node {victim} says that it is damaged"
-    )
+    eventually(lambda: _complaints(stage, victim) > before, what=f"node {victim} says that it is damaged")
     assert stage.nodes.leader(workload.topic, partition) != victim
     yield
     _fetch_anew(stage, victim, log)
@@ -55,24 +55,29 @@ def flipped_bit(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def truncated_file(stage: Stage, workload: Workload) -> Iterator[None]:
-    """A segment, closed or not, that is shorter than it was."""
+    """A segment, closed or not, that is shorter than it was: whoever leads, everything is read.
+
+    The end of the log is fetched again by the node itself. Where records in the middle are gone, the node says so when
+    it opens the log or when somebody reads there, and does not go on with it.
+    """
     victim, log = _replica(stage, workload)
+    partition = int(log.name.rpartition("-")[2])
     closed = _closed(log)
     segment = stage.chance.choice(sorted(log.glob("*.log")))
     stage.nodes.kill(victim)
     size = len(segment.read_bytes().rstrip(b"\0"))
-    keep = stage.chance.randrange(size)
+    keep = stage.chance.randrange(max(1, size))
     with segment.open("r+b") as file:
         file.truncate(keep)
     stage.note(f"{log.name}/{segment.name} on {victim} cut from {size} to {keep} bytes")
-    before = stage.nodes.log_text(victim).count(DAMAGED)
     stage.nodes.start(victim)
+    with contextlib.suppress(AssertionError):
+        stage.nodes.wait_in_sync(BACK_IN_SYNC_S)  # where it opened the log
+    if victim in stage.nodes.partitions(workload.topic)[partition].isr:
+        elect(stage.nodes, workload.topic, {partition: victim})
+    workload.read_again()
     yield
     if segment in closed:
-        # Records in the middle are gone: the node says so, and does not go on with that log.
-        eventually(
-            lambda: stage.nodes.log_text(victim).count(DAMAGED) > before, what=f"node {victim} says that it is damaged"
-        )
         _fetch_anew(stage, victim, log)
 
 
@@ -84,6 +89,12 @@ def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
     log = Path(stage.nodes.node(victim).folder) / "logs" / named(workload.topic, partition)
     eventually(lambda: _closed(log), SEGMENTS_TIMEOUT_S, "there is a closed segment")
     return victim, log
+
+
+def _complaints(stage: Stage, victim: int) -> int:
+    """How often the node has said that a log is damaged."""
+    text = stage.nodes.log_text(victim)
+    return sum(text.count(event) for event in DAMAGED)
 
 
 def _closed(log: Path) -> list[Path]:

@@ -444,6 +444,8 @@ class ReplicaSessions:
                         partition.found_damaged(read.job.damaged_at)
                     read.response.records = outcome
                 else:
+                    if isinstance(outcome, KafkaError) and outcome.code == ErrorCode.corrupt_message:
+                        partition.found_damaged(read.job.offset)
                     # The follower would wait for ever for what it was not sent.
                     self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error

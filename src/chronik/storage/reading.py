@@ -90,7 +90,7 @@ class ReadJob:
     ) -> None:
         self._segments = segments
         self._hints = hints
-        self._offset = offset
+        self.offset = offset
         self._max_bytes = max_bytes
         self._upto_offset = upto_offset
         self._min_one_batch = min_one_batch
@@ -107,7 +107,7 @@ class ReadJob:
 
     def _read(self) -> ReadResult:
         for segment, view in self._segments:
-            found = view.find(self._offset) if self._offset < self._upto_offset else None
+            found = view.find(self.offset) if self.offset < self._upto_offset else None
             if found is None:
                 continue
             position, header = found
@@ -129,17 +129,17 @@ class ReadJob:
                 result = self._check(result, segment, position)
             # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
-            self._hints[self._offset % HINTS_MAX] = Hint(self._offset, segment, position)
+            self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
                 self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
-        return ReadResult(b"", self._offset)
+        return ReadResult(b"", self.offset)
 
     def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
         """The batches before the first bad one, or that one alone."""
         data = memoryview(result.data)
         at = 0
-        next_offset = self._offset
+        next_offset = self.offset
         while at < len(data):
             header = read_batch_header(data, at)
             behind = at + header.size_bytes

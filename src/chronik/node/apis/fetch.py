@@ -343,7 +343,9 @@ class PendingFetch:
                     else:
                         read.response.records = outcome
                 elif isinstance(outcome, KafkaError):
-                    read.response.error_code = outcome.code
+                    # A chain of batches that is broken: this replica cannot reach what was written there.
+                    is_damage = outcome.code == ErrorCode.corrupt_message and partition.found_damaged(read.job.offset)
+                    read.response.error_code = ErrorCode.kafka_storage_error if is_damage else outcome.code
                 else:
                     self._broker.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error
