@@ -66,8 +66,11 @@ def test_leadership_is_spread_again_after_a_node_was_away(nodes: Nodes) -> None:
     assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]
     nodes.kill(2)
     eventually(lambda: 2 not in leaders(nodes, topic), 30, "the others lead all of it")
-    for other in (1, 3):
-        eventually(lambda other=other: offline_replicas(nodes, topic, other) == {(2,)}, 10, "2 is named as offline")
+
+    def is_named() -> bool:
+        return all(offline_replicas(nodes, topic, other) == {(2,)} for other in (1, 3))
+
+    eventually(is_named, 10, "node 2 is named as offline")
     nodes.start(2)
     eventually(lambda: is_spread(nodes, topic, 6), SPREAD_TIMEOUT_S, "node 2 leads its share again")
     assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_the_sizes_of_all_partitions_of_a_node_add_up_to_what_is_on_its_disk(sha
         return True
 
     for node_id in shared_nodes.ids:
-        eventually(lambda node_id=node_id: add_up(node_id), 20, f"node {node_id} tells what it holds")
+        eventually(partial(add_up, node_id), 20, f"node {node_id} tells what it holds")
 
 
 def test_kafka_dump_log_reads_the_segments_of_leader_and_followers(

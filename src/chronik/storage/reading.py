@@ -75,7 +75,8 @@ class ReadJob:
 
     `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
     on may be gone from the first. `end_offset` is the log's end when the segments were looked at: nothing in them
-    reaches it.
+    reaches it. Batches that lay on disk when the log was opened have their checksums looked at; a bad one ends the
+    read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
     """
 
     def __init__(
@@ -90,12 +91,13 @@ class ReadJob:
     ) -> None:
         self._segments = segments
         self._hints = hints
-        self._offset = offset
+        self.offset = offset
         self._max_bytes = max_bytes
         self._upto_offset = upto_offset
         self._min_one_batch = min_one_batch
         self._end_offset = end_offset
         self.result: ReadResult | None = None
+        self.damaged_at: int | None = None
 
     def __call__(self) -> Buffer:
         try:
@@ -107,7 +109,7 @@ class ReadJob:
 
     def _read(self) -> ReadResult:
         for segment, view in self._segments:
-            found = view.find(self._offset) if self._offset < self._upto_offset else None
+            found = view.find(self.offset) if self.offset < self._upto_offset else None
             if found is None:
                 continue
             position, header = found
@@ -130,13 +132,33 @@ class ReadJob:
             )
             if result is None:
                 raise _damaged(view, position)
+            if not segment.is_checked(position, position + len(result.data)):
+                result = self._check(result, segment, position)
             # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
-            self._hints[self._offset % HINTS_MAX] = Hint(self._offset, segment, position)
+            self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
                 self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
-        return ReadResult(b"", self._offset)
+        return ReadResult(b"", self.offset)
+
+    def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
+        """The batches before the first bad one, or that one alone."""
+        data = memoryview(result.data)
+        at = 0
+        next_offset = self.offset
+        while at < len(data):
+            header = read_batch_header(data, at)
+            behind = at + header.size_bytes
+            if not is_intact(data[at:behind], header):
+                if at == 0:
+                    self.damaged_at = header.base_offset
+                    return ReadResult(data[:behind], header.next_offset)
+                result = ReadResult(data[:at], next_offset)
+                break
+            at, next_offset = behind, header.next_offset
+        segment.checked(position, position + at)
+        return result
 
 
 def _damaged(view: SegmentView, position: int) -> KafkaError:

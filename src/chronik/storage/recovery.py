@@ -316,6 +316,7 @@ class _Recovery:
         file = segment.file
         interval = self.config.index_interval_bytes
         reason: str | None = None
+        segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
                 # A gap that compaction left here or at the leader; or else this batch's offset lies.
@@ -333,6 +334,7 @@ class _Recovery:
                     # Seen now: the batch's own time is the client's, and may make the producer look long gone.
                     self.producers.record(header, header.base_offset, self.now_ms, append_time)
             else:
+                segment.unchecked_to = at + header.size_bytes
                 self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
             segment.note_batch(at, header.last_offset, header.size_bytes, timestamp, interval)

@@ -102,6 +102,8 @@ class LogSegment:
         "offset_index",
         "size_bytes",
         "time_index",
+        "unchecked_from",
+        "unchecked_to",
         "unindexed_bytes",
     )
 
@@ -116,6 +118,10 @@ class LogSegment:
         self.first_append_ms: int | None = None
         self.unindexed_bytes = 0
         self.last_batch_position = -1
+        # What lay on disk when the log was opened, and may have rotted there: nobody has looked at its checksums since.
+        # Readers in threads make it less, never more.
+        self.unchecked_from = 0
+        self.unchecked_to = size_bytes
         self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
         self.time_index = SparseIndex(disk, segment_path(folder, base_offset, ".timeindex"), TIME_ENTRY)
         self._shared: SharedFile | None = None
@@ -140,6 +146,18 @@ class LogSegment:
     @property
     def path(self) -> str:
         return segment_path(self.folder, self.base_offset)
+
+    def is_checked(self, start: int, end: int) -> bool:
+        """Whether these bytes were written by this process, or their checksums seen by it."""
+        first, behind = self.unchecked_from, self.unchecked_to
+        return first >= behind or end <= first or start >= behind
+
+    def checked(self, start: int, end: int) -> None:
+        """The checksums of these bytes are right. Remembered where they lie at either end of what is unchecked."""
+        if start <= self.unchecked_from:
+            self.unchecked_from = max(self.unchecked_from, end)
+        elif end >= self.unchecked_to:
+            self.unchecked_to = min(self.unchecked_to, start)
 
     @property
     def file(self) -> File:

@@ -48,9 +48,12 @@ def load(key: int, version: int, direction: Direction) -> Structure:
     """The layout of a message; MalformedRequest for a key or version that nobody knows."""
     if version not in known_versions(key):
         raise MalformedRequest(f"API {key} has no version {version}")
+    entity: Any
     if direction == "request":
-        return _structure(OLD_REQUESTS.get((key, version)) or load_request_schema(key, version))
-    return _structure(OLD_RESPONSES.get((key, version)) or load_response_schema(key, version))
+        entity = OLD_REQUESTS.get((key, version)) or load_request_schema(key, version)
+    else:
+        entity = OLD_RESPONSES.get((key, version)) or load_response_schema(key, version)
+    return _structure(entity)
 
 
 @cache
