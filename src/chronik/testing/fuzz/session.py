@@ -32,6 +32,7 @@ from chronik.testing.fuzz.samples import FUZZED_TOPIC
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import MalformedRequest
+from chronik.wire.frames import RequestHeader
 
 ANSWER_S = 1.0
 PATIENCE_S = 40.0
@@ -116,7 +117,7 @@ class Session:
             self._outcomes["not sent: deletes the topic that all speak of"] += 1
             return
         for each in asked:
-            if each.header is not None:
+            if each.header is not None and self._is_served(each.header, internal):
                 self._kinds[(each.header.api_key, each.header.api_version)] += 1
         metrics = fuzzed.broker.metrics
         refused_before = metrics.malformed_requests
@@ -154,6 +155,12 @@ class Session:
         if internal and not fuzzed.node.is_ready:
             # A peer is trusted: it may take the node out of the cluster.
             self._is_disturbed = True
+
+    def _is_served(self, header: RequestHeader, internal: bool) -> bool:
+        if internal and header.api_key >= InternalKey.HELLO:
+            return header.api_key <= InternalKey.ENVELOPE and header.api_version == 0
+        api = self.fuzzed.broker.apis.get(header.api_key)
+        return api is not None and api.parsed_versions[0] <= header.api_version <= api.parsed_versions[1]
 
     def _deletes(self, asked: Asked) -> bool:
         header = asked.header
