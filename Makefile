@@ -71,5 +71,5 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml tests/support/apache/spark-connector.xml
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(wildcard tests/support/apache/*.xml tests/clients/go/*)
 	@bash scripts/test-tools $(TOOLS)

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import spark_rows  # noqa: E402
 from tests.support.node import CHRONIK, Node  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "latest.json"
@@ -171,7 +172,11 @@ def resident_bytes(node: Node) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short runs, to see that it works; nothing is written")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", choices=["spark"], help="this part alone (see bench/spark_rows.py); others stay")
+    quick, only = (options := parser.parse_args()).quick, options.only
+    if only == "spark":
+        found = spark_rows.measure(list(spark_rows.PARTS), quick)
+        return 0 if quick else spark_rows.write_rows(found)
     seconds = 2.0 if quick else 10.0
     records = 100_000 if quick else 1_000_000
     rows = Rows()
@@ -184,6 +189,7 @@ def main() -> int:
     idle_connections(rows, seconds)
     start_and_memory(rows)
     recovery(rows, GIGABYTE // 2 if quick else 10 * GIGABYTE)
+    rows.rows += spark_rows.measure(list(spark_rows.PARTS), quick)
     if not quick:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows.rows, indent=1) + "\n")

@@ -32,7 +32,7 @@ def flip(folder: str, segment: int, batch: int) -> int:
     """Changes a bit of a record; the offset of the batch."""
     path = sorted(Path(folder).glob("*.log"))[segment]
     data = bytearray(path.read_bytes())
-    at, header = headers(bytes(data).rstrip(b"\0"))[batch]
+    at, header = headers(bytes(data))[batch]
     data[at + HEADER_BYTES + 5] ^= 4
     path.write_bytes(data)
     return header.base_offset

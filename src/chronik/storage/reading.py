@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
-from chronik.storage.batches import cut_whole_batches
+from chronik.storage.batches import cut_whole_batches, is_intact
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
-from chronik.wire.batch import CRC_START, HEADER_BYTES, read_batch_header
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.errors import ErrorCode, KafkaError
 
 __all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
@@ -75,8 +74,9 @@ class ReadJob:
     """A read for a thread: touches files only. Called once, it returns the batches; `result` then has it all.
 
     `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
-    on may be gone from the first. Batches that lay on disk when the log was opened have their checksums looked at; a
-    bad one ends the read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
+    on may be gone from the first. `end_offset` is the log's end when the segments were looked at: nothing in them
+    reaches it. Batches that lay on disk when the log was opened have their checksums looked at; a bad one ends the
+    read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class ReadJob:
         max_bytes: int,
         upto_offset: int,
         min_one_batch: bool,
+        end_offset: int,
     ) -> None:
         self._segments = segments
         self._hints = hints
@@ -94,6 +95,7 @@ class ReadJob:
         self._max_bytes = max_bytes
         self._upto_offset = upto_offset
         self._min_one_batch = min_one_batch
+        self._end_offset = end_offset
         self.result: ReadResult | None = None
         self.damaged_at: int | None = None
 
@@ -112,6 +114,11 @@ class ReadJob:
                 continue
             position, header = found
             if header.last_offset >= self._upto_offset:
+                # It reaches beyond what may be shown; or its header lies, and a reader would wait here for ever. Its
+                # offset may lie although the CRC is right, which does not cover it.
+                batch = view.shared.file.pread(position, header.size_bytes)
+                if header.last_offset >= self._end_offset or not is_intact(batch, header):
+                    raise _damaged(view, position)
                 break
             result = read_batches(
                 view.shared.file.pread,
@@ -124,7 +131,7 @@ class ReadJob:
                 view.boundary_before,
             )
             if result is None:
-                break
+                raise _damaged(view, position)
             if not segment.is_checked(position, position + len(result.data)):
                 result = self._check(result, segment, position)
             # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
@@ -143,7 +150,7 @@ class ReadJob:
         while at < len(data):
             header = read_batch_header(data, at)
             behind = at + header.size_bytes
-            if crc32c(data[at + CRC_START : behind]) != header.crc:
+            if not is_intact(data[at:behind], header):
                 if at == 0:
                     self.damaged_at = header.base_offset
                     return ReadResult(data[:behind], header.next_offset)
@@ -152,3 +159,7 @@ class ReadJob:
             at, next_offset = behind, header.next_offset
         segment.checked(position, position + at)
         return result
+
+
+def _damaged(view: SegmentView, position: int) -> KafkaError:
+    return KafkaError(ErrorCode.corrupt_message, f"segment {view.base_offset} is damaged at its byte {position}")
