@@ -256,7 +256,11 @@ class _Recovery:
         if touched:
             # What was found may be in the page cache only; from here on it counts as durable.
             active.file.datasync()
+        if touched or not active.size_bytes:
+            # So may be names: the process may have been killed when it had begun a segment, and not yet synced its
+            # folder. What is appended there now is synced without looking at names again.
             self.disk.sync_dir(self.folder)
+            self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
         active.let_go()
         return offset, False
 
