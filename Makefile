@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 TOOLS := .tools
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Of `make soak`: how long, and the seed that an earlier run printed.
+SECONDS ?= 1800
+SEED ?=
 
 VENV_STAMP := $(VENV)/.stamp-venv
 RUN_STAMP := $(VENV)/.stamp-run
@@ -22,10 +25,10 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check bench soak clean
+.PHONY: help setup demo test check bench soak soak-counts clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
 
 setup: $(RUN_STAMP) ## .venv with the run time; .venv/bin/chronik exists after it
 
@@ -44,7 +47,10 @@ check: $(DEV_STAMP) ## format, lint, types, import direction
 bench: $(DEV_STAMP) $(TOOLS_STAMP) ## Chronik against its goals and beside Apache Kafka; writes bench/results
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 
-soak: $(DEV_STAMP) $(TOOLS_STAMP) ## the long fuzz and crash runs
+soak: $(DEV_STAMP) ## faults on real processes and simulated ones for SECONDS=1800; writes bench/results/soak.json
+	@$(BIN)/python -m tests.faults.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+soak-counts: $(DEV_STAMP) $(TOOLS_STAMP) ## the long tests with fixed counts, however long they take
 	@$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 clean: ## remove what set-up and the tools made; data folders stay
@@ -66,5 +72,5 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(BIN)/python -m pip install --quiet -e '.[dev,spark]'
 	@touch $@
 
-$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml tests/support/apache/pom.xml tests/support/apache/spark-connector.xml
+$(TOOLS_STAMP): scripts/test-tools tests/clients/java/pom.xml $(wildcard tests/support/apache/*.xml tests/clients/go/*)
 	@bash scripts/test-tools $(TOOLS)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 LATEST = RESULTS / "latest.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-ONE_NODE = "one-node"
+ONE_NODE, SPARK = "one-node", "spark"
 REPETITIONS = 5
 GROWTH_REPETITIONS_MAX = 3
 TOUCHED_BYTES_MAX = 12 * GIGABYTE
@@ -52,6 +52,10 @@ def main(description: str | None) -> int:
         say(f"touching {size_bytes / GIGABYTE:.0f} GB of memory first, so that the runs do not pay for that")
         touch_memory(size_bytes)
     own = one_node.measure(say, quick=options.quick) if ONE_NODE in options.only else []
+    if SPARK in options.only:
+        from bench import spark_rows  # here, since it brings Spark's packages with it
+
+        own += spark_rows.measure(list(spark_rows.PARTS), options.quick)
     failures: list[str] = []
     compared = [name for name in options.only if name in NAMES]
     if compared and (reason := apache_kafka.missing()):
@@ -72,7 +76,7 @@ def main(description: str | None) -> int:
 
 def parse(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = (ONE_NODE, *NAMES)
+    parts = (ONE_NODE, SPARK, *NAMES)
     parser.add_argument(
         "--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"of {', '.join(parts)}"
     )

@@ -1,8 +1,9 @@
-"""What a ledger costs a producer: records/s with and without one, for each client, against one node.
+"""What a ledger costs a producer: with one, with an empty callback in its place, and with neither.
 
-    .venv/bin/python bench/ledger.py [--size 1000]
+    .venv/bin/python bench/ledger.py [--size 1000] [--client confluent] [--rate 50000]
 
-Rounds with and without take turns and the best of each counts. CPU is that of the producer's process, per record.
+Each client sends as fast as it can, and at the given rates; rounds take turns and the best of each counts. CPU is that
+of the producer's process, per record.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -26,101 +28,122 @@ import chronik  # noqa: E402
 
 ROUNDS = 4
 TOPIC = "ledger-bench"
-Produce = Callable[[str, bytes, int, "chronik.Ledger | None"], None]
+NOTHING, EMPTY, LEDGER = "nothing", "empty callback", "ledger"
+RATES = (20_000, 50_000)
+PACED_S = 5
+SLICES_PER_S = 100
 
 
-def confluent(bootstrap: str, value: bytes, count: int, ledger: chronik.Ledger | None) -> None:
-    from confluent_kafka import Producer
+class Run(NamedTuple):
+    bootstrap: str
+    value: bytes
+    count: int
+    rate: int
+    """Records a second; 0: as many as go."""
+    report: str
+    ledger: chronik.Ledger | None
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000})
-    for number in range(count):
-        if ledger is None:
-            producer.produce(TOPIC, value, b"%d" % number)
-        else:
-            producer.produce(TOPIC, value, b"%d" % number, on_delivery=ledger.confluent)
-        if number % 1000 == 0:
-            producer.poll(0)
-    producer.flush()
+    def numbers(self) -> Iterator[int]:
+        """One for each record, when it is time to send it."""
+        per_slice = self.rate // SLICES_PER_S
+        started_s = time.perf_counter()
+        for number in range(self.count):
+            if per_slice and number % per_slice == 0:
+                early_s = started_s + number / self.rate - time.perf_counter()
+                if early_s > 0:
+                    time.sleep(early_s)
+            yield number
 
 
-def confluent_callback(bootstrap: str, value: bytes, count: int, ledger: chronik.Ledger | None) -> None:
-    """With an empty callback where there is no ledger: what any program that looks at its reports pays."""
+def confluent(run: Run) -> None:
     from confluent_kafka import Producer
 
     def seen(error: object, message: object) -> None:
         pass
 
-    report = seen if ledger is None else ledger.confluent
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000})
-    for number in range(count):
-        producer.produce(TOPIC, value, b"%d" % number, on_delivery=report)
+    told = {NOTHING: {}, EMPTY: {"on_delivery": seen}, LEDGER: {"on_delivery": run.ledger and run.ledger.confluent}}
+    given = told[run.report]
+    queue = {"queue.buffering.max.messages": 1_000_000}
+    producer = Producer({"bootstrap.servers": run.bootstrap, "linger.ms": 5, **queue})
+    for number in run.numbers():
+        producer.produce(TOPIC, run.value, b"%d" % number, **given)
         if number % 1000 == 0:
             producer.poll(0)
     producer.flush()
 
 
-def kafka_python(bootstrap: str, value: bytes, count: int, ledger: chronik.Ledger | None) -> None:
+def kafka_python(run: Run) -> None:
     from kafka import KafkaProducer
 
-    producer = KafkaProducer(bootstrap_servers=bootstrap, linger_ms=5, batch_size=64 * 1024)
-    for number in range(count):
+    producer = KafkaProducer(bootstrap_servers=run.bootstrap, linger_ms=5, batch_size=64 * 1024)
+    for number in run.numbers():
         key = b"%d" % number
-        sent = producer.send(TOPIC, value, key)
-        if ledger is not None:
-            sent.add_callback(ledger.kafka_python(key, value))
+        sent = producer.send(TOPIC, run.value, key)
+        if run.ledger is not None:
+            sent.add_callback(run.ledger.kafka_python(key, run.value))
+        elif run.report == EMPTY:
+            sent.add_callback(lambda metadata: None)
     producer.flush()
     producer.close()
 
 
-def aiokafka(bootstrap: str, value: bytes, count: int, ledger: chronik.Ledger | None) -> None:
+def aiokafka(run: Run) -> None:
     from aiokafka import AIOKafkaProducer
 
-    async def run() -> None:
-        async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5, max_batch_size=64 * 1024) as producer:
-            for number in range(count):
+    async def send() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=run.bootstrap, linger_ms=5, max_batch_size=64 * 1024) as producer:
+            for number in run.numbers():
                 key = b"%d" % number
-                sent = await producer.send(TOPIC, value, key)
-                if ledger is not None:
-                    sent.add_done_callback(ledger.aiokafka(key, value))
+                sent = await producer.send(TOPIC, run.value, key)
+                if run.ledger is not None:
+                    sent.add_done_callback(run.ledger.aiokafka(key, run.value))
+                elif run.report == EMPTY:
+                    sent.add_done_callback(lambda future: None)
             await producer.flush()
 
-    asyncio.run(run())
+    asyncio.run(send())
 
 
-def measure(produce: Produce, bootstrap: str, value: bytes, count: int, folder: Path) -> None:
-    best: dict[bool, tuple[float, float]] = {}
-    for _ in range(ROUNDS):
-        for with_ledger in (False, True):
-            ledger = chronik.Ledger(folder / "ledger.jsonl", append=False) if with_ledger else None
+CLIENTS: dict[str, tuple[Callable[[Run], None], int]] = {
+    "confluent": (confluent, 200_000),
+    "kafka-python": (kafka_python, 30_000),
+    "aiokafka": (aiokafka, 30_000),
+}
+
+
+def measure(client: str, bootstrap: str, value: bytes, rate: int, folder: Path) -> None:
+    produce, count = CLIENTS[client]
+    count = rate * PACED_S or count
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(2 if rate else ROUNDS):
+        for report in (NOTHING, EMPTY, LEDGER):
+            ledger = chronik.Ledger(folder / "ledger.jsonl", append=False) if report == LEDGER else None
             started_s, cpu_s = time.perf_counter(), time.process_time()
-            produce(bootstrap, value, count, ledger)
+            produce(Run(bootstrap, value, count, rate, report, ledger))
             if ledger is not None:
                 ledger.close()
             took = time.perf_counter() - started_s, time.process_time() - cpu_s
-            best[with_ledger] = min(best.get(with_ledger, took), took)
-    plain, kept = best[False], best[True]
-    print(
-        f"{produce.__name__:18} {len(value)} B: {count / plain[0]:9,.0f}/s without, {count / kept[0]:9,.0f}/s with "
-        f"({kept[0] / plain[0] - 1:+.1%}); CPU {plain[1] / count * 1e6:.2f} and {kept[1] / count * 1e6:.2f} us/record",
-        flush=True,
-    )
+            best[report] = min(best.get(report, took), took)
+    pace = f"{rate:,}/s wanted" if rate else "full speed"
+    print(f"{client}, {len(value)} B, {pace}", flush=True)
+    for report, (seconds, cpu_s) in best.items():
+        against = "".join(f", {best[other][0] / seconds - 1:+.1%} of {other}" for other in best if other != report)
+        print(f"  {report:15} {count / seconds:9,.0f}/s, CPU {cpu_s / count * 1e6:5.2f} us/record{against}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=100)
-    size_bytes = parser.parse_args().size
+    parser.add_argument("--client", choices=list(CLIENTS), action="append")
+    parser.add_argument("--rate", type=int, action="append", help=f"default: 0 (full speed), and {RATES} for confluent")
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chronik-bench-"))
     node = Node(folder).start()
     try:
         topics.create(node.bootstrap, TOPIC, 3)
-        for produce, count in (
-            (confluent, 200_000),
-            (confluent_callback, 200_000),
-            (kafka_python, 30_000),
-            (aiokafka, 30_000),
-        ):
-            measure(produce, node.bootstrap, b"x" * size_bytes, count, folder)
+        for client in options.client or CLIENTS:
+            for rate in options.rate or (0, *(RATES if client == "confluent" else ())):
+                measure(client, node.bootstrap, b"x" * options.size, rate, folder)
         node.terminate()
     finally:
         if node.is_running:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.plots import Line, line_plot, ratio_plot
-from bench.rows import Row, median
+from bench.rows import Row, key_of, median
 from bench.samples import Measured, Samples, Taken
 from bench.servers import CHRONIK
 
@@ -21,7 +21,7 @@ AXES = {
 
 def markdown(samples: Samples, rows: Sequence[Row]) -> str:
     """The compared rows, then the figures without a goal. Each figure: median (least-largest of the repetitions)."""
-    compared = [row for row in rows if row["peer_name"] is not None]
+    compared = _from(samples, rows)
     missed = [row for row in compared if not row["met"]]
     lines = [f"{len(compared) - len(missed)} of {len(compared)} goals met.", ""]
     for peer in dict.fromkeys(row["peer_name"] for row in compared):
@@ -33,13 +33,22 @@ def markdown(samples: Samples, rows: Sequence[Row]) -> str:
 def plots(samples: Samples, rows: Sequence[Row]) -> dict[str, str]:
     """SVG by file name; a series that nothing was measured of has none."""
     made = {}
-    if any(row["ratio"] for row in rows):
-        made["ratios.svg"] = ratio_plot(rows)
+    compared = _from(samples, rows)
+    if any(row["ratio"] for row in compared):
+        made["ratios.svg"] = ratio_plot(compared)
     for series, (title, x_label, y_label) in AXES.items():
         lines = series_lines(samples, series)
         if lines:
             made[f"growth-{series.replace(' ', '-')}.svg"] = line_plot(title, x_label, y_label, lines)
     return made
+
+
+def _from(samples: Samples, rows: Sequence[Row]) -> list[Row]:
+    """The rows that these samples gave: others have a peer of another kind."""
+    known = {
+        (measured.workload, measured.metric, peer) for measured in samples.measured.values() for peer in measured.peers
+    }
+    return [row for row in rows if key_of(row) in known]
 
 
 def series_lines(samples: Samples, series: str) -> dict[str, Line]:

@@ -112,13 +112,14 @@ def main() -> None:
             off.measure(f"off-{number}", wanted.records, wanted.size)
             on.measure(f"on-{number}", wanted.records, wanted.size)
         rows = compared("traces off, on", off, on)
-        if wanted.against is not None:
-            with cluster(wanted.against.resolve(), wanted.port + 10) as there:
-                other, same = Side(there, wanted.modes), Side(here, wanted.modes)
-                for number in range(wanted.rounds):
-                    other.measure(f"other-{number}", wanted.records, wanted.size)
-                    same.measure(f"same-{number}", wanted.records, wanted.size)
-            rows += compared("the other tree, this one with traces off", other, same)
+    if wanted.against is not None:
+        # Both new: the topics of the runs before would count against this one.
+        with cluster(wanted.against.resolve(), wanted.port + 10) as there, cluster(HERE, wanted.port) as here:
+            other, same = Side(there, wanted.modes), Side(here, wanted.modes)
+            for number in range(wanted.rounds):
+                other.measure(f"other-{number}", wanted.records, wanted.size)
+                same.measure(f"same-{number}", wanted.records, wanted.size)
+        rows += compared("the other tree, this one with traces off", other, same)
     print(json.dumps({"load_before": round(load_before, 2), "records": wanted.records, "rows": rows}, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for every room: a real node process, and its log where a test fails."""
+"""Fixtures for every room: a real node process, its log where a test fails, and Apache Kafka to compare with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.node import Node
+
+pytest_plugins = ["tests.support.browser"]
 
 StartNode: TypeAlias = Callable[..., Node]
 
@@ -96,3 +99,16 @@ def shared_node(start_shared_node: StartNode) -> Node:
     Tests write records with old timestamps: the check that deletes those does not come in the middle of one.
     """
     return start_shared_node(retention_check_interval_ms=24 * 60 * 60 * 1000)
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """One broker of Apache Kafka for what must work there too; skipped, with the reason, where it cannot be had."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    kafka = ApacheKafka(tmp_path_factory.mktemp("apache-kafka"))
+    try:
+        yield kafka.start()
+    finally:
+        kafka.stop()

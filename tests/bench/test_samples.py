@@ -9,6 +9,7 @@ import pytest
 
 from bench import report
 from bench.plots import LogAxis, line_plot, ratio_plot
+from bench.rows import compared_row
 from bench.samples import Figure, Samples
 from bench.servers import CHRONIK
 
@@ -66,6 +67,13 @@ def test_the_table_shows_a_missed_goal_as_missed() -> None:
     assert "| 1.25 (1-1.5) | 3 (2-4) | 0.417 | >= 1.0 | **no** | 1.5 / 1.5 | 40 / 40 |" in table
     assert "0 of 1 goals met" in table
     assert "1 of 1 goals met" in report.markdown(met, list(met.rows()))
+
+
+def test_rows_with_a_peer_of_another_kind_are_left_to_their_own_table() -> None:
+    samples = measured(None, [2.0], [1.0])
+    other = compared_row("Spark reads", "rows", "1/s", [1.0], [2.0], "a connector", ">= 1.0")
+    assert "1 of 1 goals met" in report.markdown(samples, [*samples.rows(), other])
+    assert "Spark" not in report.plots(samples, [*samples.rows(), other])["ratios.svg"]
 
 
 def test_the_table_goes_between_its_marks_and_touches_nothing_else() -> None:

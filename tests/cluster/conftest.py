@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from tests.cluster.support_cluster import NODES, Nodes
+from tests.cluster.support_tools import KafkaTools
 
 StartNodes: TypeAlias = Callable[..., Nodes]
 
@@ -68,3 +69,14 @@ def nodes(start_nodes: StartNodes) -> Nodes:
 def shared_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three nodes for all tests that use topics and groups of their own and leave every node running."""
     yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))
+
+
+@pytest.fixture(scope="session")
+def kafka_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTools]:
+    """Apache Kafka's command line tools; a test that needs them where they cannot be had is skipped, and says why."""
+    try:
+        tools = KafkaTools(tmp_path_factory.mktemp("kafka-tools"))
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    yield tools
+    tools.close()

@@ -29,6 +29,12 @@ ASK_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
 LOG_LINES_PER_EVENT = 3
 LOG_LINE_CHARACTERS_MAX = 500
+TIED_NODE = (sys.executable, "-m", "chronik.testing.tied_node", "start")
+
+
+def tied_environment() -> dict[str, str]:
+    """For nodes that end with this process."""
+    return {**clean_environment(os.environ), TIED_TO: str(os.getpid())}
 
 
 class PartitionState(NamedTuple):
@@ -41,17 +47,22 @@ class PartitionState(NamedTuple):
 
 
 class Nodes:
-    """Three nodes, or as many as asked for, in one folder. With `links`, each pair of nodes can be cut apart."""
+    """Three nodes, or as many as asked for, in one folder. With `cuttable`, each pair of nodes can be cut apart.
+
+    `local` is the cluster where it is not to be on loopback.
+    """
 
     def __init__(
-        self, folder: Path, count: int = NODES, settings: Mapping[str, Any] | None = None, *, cuttable: bool = False
+        self,
+        folder: Path,
+        count: int = NODES,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        cuttable: bool = False,
+        local: LocalCluster | None = None,
     ) -> None:
         self.folder = folder
-        self.local = LocalCluster(
-            str(folder),
-            command=(sys.executable, "-m", "chronik.testing.tied_node", "start"),
-            environment={**clean_environment(os.environ), TIED_TO: str(os.getpid())},
-        )
+        self.local = local or LocalCluster(str(folder), command=TIED_NODE, environment=tied_environment())
         self.links = Links()
         self._is_cuttable = cuttable
         self._has_started = False
@@ -130,15 +141,17 @@ class Nodes:
     def heal(self) -> None:
         self.links.heal()
 
-    def resident_bytes(self, node_id: int) -> int:
+    def resident_bytes(self, node_id: int, which: str = "VmRSS") -> int:
+        """What is resident now; with `VmHWM`, the most that was."""
         with open(f"/proc/{self.node(node_id).process.pid}/status") as status:
-            kilobytes = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+            kilobytes = next(int(line.split()[1]) for line in status if line.startswith(f"{which}:"))
         return kilobytes * 1024
 
     # -- what nodes say ------------------------------------------------------------------------------------------------
 
     def connect(self, node_id: int, *, timeout_s: float = ASK_TIMEOUT_S) -> WireClient:
-        return WireClient(self.node(node_id).kafka.port, timeout_s=timeout_s)
+        at = self.node(node_id).kafka
+        return WireClient(at.port, host=at.host, timeout_s=timeout_s)
 
     def new_topic(self, partitions: int = 2, **configs: str) -> str:
         """A topic with three replicas, made through whichever node answers."""
@@ -200,7 +213,7 @@ class Nodes:
         controller = self.controller()
         return min((node.id for node in self.running), key=lambda node_id: (leads[node_id], node_id == controller))
 
-    def wait_in_sync(self) -> None:
+    def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
         """Until every node runs, is alive to every other, and every partition has all its replicas in sync."""
 
         def in_sync() -> bool:
@@ -213,7 +226,7 @@ class Nodes:
                 assert view["leaderless"] == 0, f"node {node.id}: {view['leaderless_partitions']}"
             return True
 
-        eventually(in_sync, IN_SYNC_TIMEOUT_S, "all replicas are in sync")
+        eventually(in_sync, timeout_s, "all replicas are in sync")
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
@@ -260,7 +273,11 @@ def unexpected_errors(lines: Iterable[str]) -> Iterable[str]:
     """What a node logged with a traceback, or printed as one."""
     for line in lines:
         if '"traceback"' in line:
-            logged = json.loads(line)
+            try:
+                logged = json.loads(line)
+            except ValueError:
+                yield f"cut short by a full disk: {line[:1500]}"
+                continue
             yield f"{logged['event']}: {logged.get('error')}\n{logged['traceback'][-1500:]}"
         elif line.startswith("Traceback"):
             yield line

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -109,21 +109,26 @@ class Links:
 
     def cut(self, node_id: int) -> None:
         """Nothing passes from or to this node."""
-
-        async def cut() -> None:
-            for link in self._links:
-                if node_id in (link.source, link.target):
-                    link.passes.clear()
-
         assert self._links, "the nodes were started without links"
-        self._run(cut())
+        self._pass_unless(lambda link: node_id in (link.source, link.target))
+
+    def cut_pairs(self, pairs: Collection[tuple[int, int]]) -> None:
+        """Nothing passes between the two of a pair; all others are connected."""
+        assert self._links, "the nodes were started without links"
+        self._pass_unless(lambda link: (link.source, link.target) in pairs or (link.target, link.source) in pairs)
 
     def heal(self) -> None:
-        async def heal() -> None:
-            for link in self._links:
-                link.passes.set()
+        self._pass_unless(lambda link: False)
 
-        self._run(heal())
+    def _pass_unless(self, is_cut: Callable[[Link], bool]) -> None:
+        async def put() -> None:
+            for link in self._links:
+                if is_cut(link):
+                    link.passes.clear()
+                else:
+                    link.passes.set()
+
+        self._run(put())
 
     def close(self) -> None:
         if self._loop is None or self._thread is None:

@@ -6,6 +6,7 @@ is written down as it came, and the checker names it as sent by nobody.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,8 @@ UNANSWERED_MAX = 2_000
 FILLER_BYTES_MAX = 700
 POLL_RECORDS_MAX = 500
 POLL_TIMEOUT_S = 0.1
+WANDERS = 0.02
+"""The share of a wandering consumer's polls before which it goes back."""
 FLUSH_TIMEOUT_S = 130.0
 JOIN_TIMEOUT_S = 150.0
 
@@ -233,7 +236,13 @@ class RecordedConsumer:
             self.errors.append(repr(error))
 
     def _begin(self) -> None:
-        wanted = [TopicPartition(self._topic, partition, 0) for partition in self._partitions]
+        self._assign()
+
+    def _assign(self) -> None:
+        wanted = [
+            TopicPartition(self._topic, partition, self.next_offsets[named(self._topic, partition)])
+            for partition in self._partitions
+        ]
         self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets)))
         self._consumer.assign(wanted)
 
@@ -254,6 +263,18 @@ class RecordedConsumer:
         for where, offset, _ in records:
             self.next_offsets[where] = offset + 1
         return good
+
+
+class WanderingConsumer(RecordedConsumer):
+    """Goes back to some earlier record of each partition again and again, and reads on from there."""
+
+    _chance = random.Random("wandering")
+
+    def _poll(self) -> list[Message]:
+        if self._chance.random() < WANDERS:
+            self.next_offsets = {where: self._chance.randint(0, at) for where, at in self.next_offsets.items()}
+            self._assign()
+        return super()._poll()
 
 
 def is_passing(error: KafkaError) -> bool:

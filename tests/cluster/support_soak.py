@@ -16,6 +16,7 @@ import os
 import platform
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,27 @@ class SoakResults:
         self.test = test
         self._started_s = time.monotonic()
         self._machine = machine()
-        self._operations = 0
-        self._faults: Counter[str] = Counter()
-        self._anomalies: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-        self._unavailable_ms: dict[str, float] = {}
+        self.operations = 0
+        self.faults: Counter[str] = Counter()
+        self.anomalies: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.unavailable_ms: dict[str, float] = {}
         self._measured: dict[str, dict[str, Any]] = {}
 
     def history(self, report: Report) -> None:
-        self._operations += report.operations
-        self._anomalies.update(report.counts())
+        self.operations += report.operations
+        self.anomalies.update(report.counts())
+
+    def simulated(self, acknowledged: int, faults: Mapping[str, int], violations: int) -> None:
+        """What the simulator did: its faults are named as such, and any violation is an anomaly."""
+        self.operations += acknowledged
+        self.faults.update({f"simulated {kind}": count for kind, count in faults.items()})
+        self.anomalies["simulator-violation"] += violations
 
     def fault(self, kind: str) -> None:
-        self._faults[kind] += 1
+        self.faults[kind] += 1
 
     def unavailable(self, kind: str, longest_ms: float) -> None:
-        self._unavailable_ms[kind] = max(longest_ms, self._unavailable_ms.get(kind, 0.0))
+        self.unavailable_ms[kind] = max(longest_ms, self.unavailable_ms.get(kind, 0.0))
 
     def measure(self, name: str, value: float, unit: str, at_most: float | None = None) -> None:
         """A figure, and whether it is what was promised; the worst of several counts."""
@@ -72,10 +79,10 @@ class SoakResults:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "passed": passed,
             "seconds": round(time.monotonic() - self._started_s),
-            "operations": self._operations,
-            "faults": dict(sorted(self._faults.items())),
-            "anomalies": dict(self._anomalies),
-            "longest_unavailability_ms": {kind: round(ms) for kind, ms in sorted(self._unavailable_ms.items())},
+            "operations": self.operations,
+            "faults": dict(sorted(self.faults.items())),
+            "anomalies": dict(self.anomalies),
+            "longest_unavailability_ms": {kind: round(ms) for kind, ms in sorted(self.unavailable_ms.items())},
             "measured": dict(sorted(self._measured.items())),
             "machine": self._machine,
         }

@@ -8,7 +8,14 @@ from types import TracebackType
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_groups import Commits, GroupConsumer
-from tests.cluster.support_recorder import COMMON, RecordedConsumer, RecordedProducer, Recorder, named
+from tests.cluster.support_recorder import (
+    COMMON,
+    RecordedConsumer,
+    RecordedProducer,
+    Recorder,
+    WanderingConsumer,
+    named,
+)
 from tests.cluster.support_replicas import replicas_agree
 from tests.support.eventually import eventually
 
@@ -22,10 +29,20 @@ PRODUCERS = 2
 
 
 class Workload:
-    """Two idempotent producers, a consumer by assignment and a group of two, on one topic of a running cluster."""
+    """Two idempotent producers, a consumer by assignment and a group of two, on one topic of a running cluster.
+
+    With `rereads`, one more consumer keeps going back to old records, and at the end another reads all from the start.
+    """
 
     def __init__(
-        self, nodes: Nodes, topic: str, partitions: int = 2, *, rate_per_s: float = 400.0, members: int = 2
+        self,
+        nodes: Nodes,
+        topic: str,
+        partitions: int = 2,
+        *,
+        rate_per_s: float = 400.0,
+        members: int = 2,
+        rereads: bool = False,
     ) -> None:
         self.nodes = nodes
         self.topic = topic
@@ -38,7 +55,9 @@ class Workload:
             )
             for index in range(PRODUCERS)
         ]
-        self.reader = RecordedConsumer(self.recorder, "reader", nodes.bootstrap, topic, self.partitions)
+        self.reader = self._reader("reader")
+        self.rereaders = [self._reader("wanderer", WanderingConsumer)] if rereads else []
+        self._rereads = rereads
         self.group = f"group-of-{topic}"
         self.members: list[GroupConsumer] = []
         for index in range(members):
@@ -53,8 +72,15 @@ class Workload:
         """Nobody goes on, whatever happened; after `finish` nobody does anyway."""
         for producer in self.producers:
             producer.abandon()
-        for consumer in (self.reader, *self.members):
+        for consumer in self._consumers:
             consumer.stop()
+
+    @property
+    def _consumers(self) -> list[RecordedConsumer]:
+        return [self.reader, *self.rereaders, *self.members]
+
+    def _reader(self, name: str, kind: type[RecordedConsumer] = RecordedConsumer) -> RecordedConsumer:
+        return kind(self.recorder, name, self.nodes.bootstrap, self.topic, self.partitions)
 
     def new_member(self, name: str) -> GroupConsumer:
         """One more in the group. It is expected to read on to the end unless it is stopped before."""
@@ -75,6 +101,14 @@ class Workload:
 
         eventually(done, timeout_s, f"{acknowledged} more records of each partition are acknowledged")
 
+    def read_again(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+        """Somebody new reads all that is acknowledged by now, from the start."""
+        ends = self.recorder.acknowledged()
+        reader = self._reader(f"again{len(self.rereaders)}")
+        self.rereaders.append(reader)
+        eventually(lambda: _has_read(reader, ends), timeout_s, "everything can be read from the start")
+        reader.stop()
+
     def finish(self, history_file: Path) -> Report:
         """Lets all that is under way end, reads to the end, and accepts nothing but a clean history."""
         report = self.conclude(history_file)
@@ -88,17 +122,19 @@ class Workload:
             for producer in self.producers:
                 producer.stop()
             ends = self.ends()
+            if self._rereads:
+                self.rereaders.append(self._reader("late"))
             eventually(lambda: self._read_to(ends), DRAIN_TIMEOUT_S, "the consumers have read to the end")
         finally:
-            for consumer in (self.reader, *self.members):
+            for consumer in self._consumers:
                 consumer.stop()
             write_history(history_file, list(self.recorder.operations))
         for producer in self.producers:
             assert producer.errors == [], f"{producer.name}: {producer.errors[:5]}"
-        for consumer in (self.reader, *self.members):
+        for consumer in self._consumers:
             assert consumer.errors == [], f"{consumer.name}: {consumer.errors[:5]}"
         assert self.commits.violations == []
-        return check(self.recorder.operations, dense=True)
+        return check(self.recorder.operations, dense=True, rereaders=[reader.name for reader in self.rereaders])
 
     def ends(self) -> dict[str, int]:
         """The end of each partition as a client is told."""
@@ -119,9 +155,8 @@ class Workload:
         return ends
 
     def _read_to(self, ends: dict[str, int]) -> bool:
-        assert self.reader.errors == [], self.reader.errors[:5]
-        behind = {where: end - self.reader.next_offsets[where] for where, end in ends.items()}
-        assert max(behind.values()) <= 0, f"the reader is behind: {behind}"
+        for reader in (self.reader, *self.rereaders[-1:]):
+            _has_read(reader, ends)
         if self.members:
             committed = self.commits.committed()
             behind = {where: end - committed.get(where, 0) for where, end in ends.items()}
@@ -137,6 +172,13 @@ class Workload:
                 longest_s = max(longest_s, operation.at_s - last[operation.partition])
                 last[operation.partition] = operation.at_s
         return longest_s * 1000
+
+
+def _has_read(reader: RecordedConsumer, ends: dict[str, int]) -> bool:
+    assert reader.errors == [], reader.errors[:5]
+    behind = {where: end - reader.next_offsets[where] for where, end in ends.items()}
+    assert max(behind.values()) <= 0, f"the {reader.name} is behind: {behind}"
+    return True
 
 
 def all_replicas_agree(nodes: Nodes, ends: dict[str, int]) -> None:

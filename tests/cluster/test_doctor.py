@@ -1,4 +1,5 @@
-"""Each cause of a stall, made on purpose in three real nodes with real clients: the doctor names it.
+"""Each cause of a stall, made on purpose in three real nodes with real clients: the doctor names it,
+in a terminal and on the page.
 
 One cluster for all of them: forwarding is off, so that a client with stale metadata is refused, and reads can be made
 slow. The tests that take nodes away come last, since none brings them back.
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -20,11 +21,13 @@ from tests.cli.run_chronik import CHRONIK, chronik
 from tests.cluster.conftest import nodes_of
 from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import WireClient, batch
+from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
 
 from chronik.wire.errors import ErrorCode
 
 pytestmark = pytest.mark.timeout(180)
+Ask: TypeAlias = Callable[..., dict[str, Any]]
 PARTITIONS = 3
 TAIL_BATCHES = 600
 """More than a log remembers the places of: older ones are read from the disk."""
@@ -38,19 +41,36 @@ class Ward(Nodes):
         self.slow_reads = folder / "slow-reads"
         super().__init__(folder / "nodes", settings={"forwarding": False, "debug_slow_reads": str(self.slow_reads)})
 
-    def doctor(self, topic: str, *more: str) -> dict[str, Any]:
-        outcome = chronik("doctor", topic, "--json", "-b", self.bootstrap, *more, timeout_s=120)
-        assert outcome.code in (0, 1), outcome.err
-        told: dict[str, Any] = json.loads(outcome.out)
-        assert (outcome.code == 0) == (told["verdict"] == "healthy")
-        return told
-
 
 @pytest.fixture(scope="module")
 def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     for nodes in nodes_of(request.config, Ward(tmp_path_factory.mktemp("ward"))):
         nodes.wait_in_sync()
         yield nodes
+
+
+@pytest.fixture
+def ask(ward: Ward, open_page: OpenPage, expect: Expect) -> Ask:
+    """The doctor's word on a topic: `doctor --json`, and at the same time the page of a node that runs."""
+
+    def ask(topic: str, group: str | None = None) -> dict[str, Any]:
+        page = open_page(ward.running[0].http, f"/#/topics/{topic}", may_fail=True)
+        if group is not None:
+            page.get_by_label("Group to look at").select_option(group)
+        page.get_by_role("button", name="Diagnose").click()
+        chosen = () if group is None else ("--group", group)
+        outcome = chronik("doctor", topic, "--json", "-b", ward.bootstrap, *chosen, timeout_s=120)
+        assert outcome.code in (0, 1), outcome.err
+        told: dict[str, Any] = json.loads(outcome.out)
+        assert (outcome.code == 0) == (told["verdict"] == "healthy")
+        shown = page.get_by_role("status", name="Diagnosis")
+        expect(shown.get_by_role("heading")).to_have_text(told["verdict"])
+        for evidence in told["evidence"]:
+            for what in {"node", "client", "group"} & evidence.keys():
+                expect(shown).to_contain_text(str(evidence[what]))
+        return told
+
+    return ask
 
 
 @contextmanager
@@ -121,16 +141,16 @@ def read(consumer: Consumer) -> None:
 # -- all nodes run -----------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_cluster_under_load_is_healthy(ward: Ward) -> None:
+def test_a_healthy_cluster_under_load_is_healthy(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer, running(lambda: read(consumer)):
-        told = ward.doctor(topic)
+        told = ask(topic)
     assert (told["verdict"], told["also"]) == ("healthy", []), told
     assert [partition["partition"] for partition in told["partitions"]] == [0, 1, 2]
     assert all(partition["fetch_ms"] is not None for partition in told["partitions"])
 
 
-def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward) -> None:
+def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, min_insync_replicas="3")
     leader = ward.leader(topic)
     paused = next(node for node in ward.ids if node not in (leader, ward.controller()))
@@ -139,7 +159,7 @@ def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward) -> No
         with ward.connect(leader) as client:
             for _ in range(20):
                 assert client.produce(topic, batch(b"x"), acks=1).error_code == 0
-        told = ward.doctor(topic)
+        told = ask(topic)
     finally:
         ward.resume(paused)
     assert told["verdict"] == "watermark-not-advancing", told
@@ -149,7 +169,7 @@ def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward) -> No
     ward.wait_in_sync()
 
 
-def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward) -> None:
+def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     with ward.connect(leader) as client:
@@ -158,7 +178,7 @@ def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward) -> None:
             assert client.produced(correlation_id).error_code == 0
     ward.slow_reads.write_text("1500")
     try:
-        told = ward.doctor(topic)
+        told = ask(topic)
     finally:
         ward.slow_reads.unlink()
     assert told["verdict"] == "fetch-hang", told
@@ -167,38 +187,38 @@ def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward) -> None:
     assert evidence["numbers"]["longest_ms"] >= 1500
 
 
-def test_a_client_that_keeps_asking_the_wrong_node_is_named(ward: Ward) -> None:
+def test_a_client_that_keeps_asking_the_wrong_node_is_named(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     wrong = next(node for node in ward.ids if node != leader)
     with WireClient(ward.node(wrong).kafka.port, client_id="stale") as client:
 
-        def ask() -> None:
+        def produce() -> None:
             assert client.produce(topic, batch(b"x")).error_code == ErrorCode.not_leader_or_follower
 
-        with running(ask):
-            told = ward.doctor(topic)
+        with running(produce):
+            told = ask(topic)
     assert told["verdict"] == "leadership-rejections", told
     (evidence,) = told["evidence"]
     assert (evidence["node"], evidence["partition"], evidence["client"]) == (wrong, 0, "stale")
 
 
-def test_a_member_that_does_not_poll_is_named(ward: Ward) -> None:
+def test_a_member_that_does_not_poll_is_named(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic):
-        told = ward.doctor(topic, "--group", f"group-of-{topic}")
+        told = ask(topic, f"group-of-{topic}")
     assert told["verdict"] == "consumer-stopped", told
     (evidence,) = told["evidence"]
     assert (evidence["client"], evidence["group"]) == ("reader", f"group-of-{topic}")
     assert evidence["numbers"]["lag"] > 0
 
 
-def test_a_partition_that_stands_while_others_move_is_named(ward: Ward) -> None:
+def test_a_partition_that_stands_while_others_move_is_named(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer:
         consumer.pause([TopicPartition(topic, 1)])
         with running(lambda: read(consumer)):
-            told = ward.doctor(topic)
+            told = ask(topic)
     assert told["verdict"] == "partition-imbalance", told
     (evidence,) = told["evidence"]
     assert (evidence["partition"], evidence["client"]) == (1, "reader")
@@ -253,7 +273,7 @@ def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None
 # -- nodes go, and stay away -------------------------------------------------------------------------------------------
 
 
-def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_stop_it(ward: Ward) -> None:
+def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_stop_it(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     command = [str(CHRONIK), "doctor", topic, "--json", "-b", ward.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doctor:
@@ -266,15 +286,15 @@ def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_
         return all(3 not in state.isr and state.leader in (1, 2) for state in states)
 
     eventually(has_shrunk, 30, "node 3 has left every ISR")
-    told = ward.doctor(topic)
+    told = ask(topic)
     assert told["verdict"] == "under-replicated", told
     assert [(evidence["partition"], evidence["node"]) for evidence in told["evidence"]] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_two_dead_nodes_leave_no_leader_whatever_the_frozen_metadata_says(ward: Ward) -> None:
+def test_two_dead_nodes_leave_no_leader_whatever_the_frozen_metadata_says(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     ward.kill(2)
-    told = ward.doctor(topic)
+    told = ask(topic)
     assert told["verdict"] == "no-leader", told
     assert [evidence["partition"] for evidence in told["evidence"]] == [0, 1, 2]
     assert "2, 3" in told["next_step"]

@@ -35,6 +35,12 @@ def is_spread(nodes: Nodes, topic: str, partitions: int) -> bool:
     return True
 
 
+def offline_replicas(nodes: Nodes, topic: str, node_id: int) -> set[tuple[int, ...]]:
+    """What a node says of each of the topic's partitions."""
+    answer = nodes.metadata(topic, node_id=node_id)
+    return {tuple(state.offline_replicas) for state in answer.topics[0].partitions}
+
+
 def metric(node: LocalNode, name: str) -> float:
     with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
@@ -57,10 +63,17 @@ def test_every_node_names_all_brokers_and_leadership_is_spread_over_them(shared_
 def test_leadership_is_spread_again_after_a_node_was_away(nodes: Nodes) -> None:
     topic = nodes.new_topic(6)
     assert is_spread(nodes, topic, 6)
+    assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]
     nodes.kill(2)
     eventually(lambda: 2 not in leaders(nodes, topic), 30, "the others lead all of it")
+
+    def is_named() -> bool:
+        return all(offline_replicas(nodes, topic, other) == {(2,)} for other in (1, 3))
+
+    eventually(is_named, 10, "node 2 is named as offline")
     nodes.start(2)
     eventually(lambda: is_spread(nodes, topic, 6), SPREAD_TIMEOUT_S, "node 2 leads its share again")
+    assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]
 
 
 def test_any_node_takes_admin_requests_and_shows_what_it_was_told_at_once(shared_nodes: Nodes) -> None:

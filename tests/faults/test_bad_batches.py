@@ -13,11 +13,11 @@ import pytest
 from crc32c import crc32c
 from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, forget_peak, memory_bytes, no_surprises
-from tests.faults.support_mutants import signed_mutant
 from tests.node.support_wire import TIMESTAMP_MS, WireClient, batch, connect
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
+from chronik.testing.fuzz.damage import signed_mutant
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import HEADER_BYTES, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode

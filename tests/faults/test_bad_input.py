@@ -10,18 +10,11 @@ from collections import Counter
 import pytest
 from tests.conftest import StartNode
 from tests.faults.support_load import MB, HealthyClient, memory_bytes, no_surprises
-from tests.faults.support_mutants import (
-    CORRELATION_ID,
-    FUZZED_TOPIC,
-    Sample,
-    every_place,
-    is_tame,
-    mutant,
-    samples,
-)
+from tests.faults.support_mutants import every_place, is_tame, mutant
 from tests.node.support_wire import connect
 from tests.support.node import Node
 
+from chronik.testing.fuzz.samples import CORRELATION_ID, FUZZED_TOPIC, Sample, samples
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, is_flexible, response_header_is_flexible
 from chronik.wire.errors import MalformedRequest

@@ -62,8 +62,9 @@ def test_invalid_values_and_unknown_names_are_refused_by_name(name: str, text: s
     assert name in raised.value.message
 
 
-def test_unsetting_a_config_needs_no_value() -> None:
-    check_topic_configs({"retention.ms": None})
+def test_unsetting_a_config_needs_no_value_and_no_known_name() -> None:
+    check_topic_configs({"retention.ms": None, "leader.replication.throttled.replicas": None})
+    check_broker_configs({"log.retention.ms": None, "leader.replication.throttled.rate": None}, "1")
 
 
 def test_internal_topics_stay_compacted_and_committed() -> None:

@@ -57,8 +57,15 @@ class ConnectionEnded(Exception):
 class WireClient:
     """One connection. Requests are sent as they are given; `answers` are read in the order in which they come."""
 
-    def __init__(self, port: int, *, timeout_s: float = ANSWER_TIMEOUT_S, client_id: str | None = "wire-test") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+    def __init__(
+        self,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        client_id: str | None = "wire-test",
+    ) -> None:
+        self.socket = socket.create_connection((host, port), timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._client_id = client_id
         self._correlation_id = 0

@@ -582,6 +582,19 @@ def test_a_change_that_cannot_be_is_refused_as_a_whole(
     asyncio.run(story())
 
 
+def test_unsetting_what_is_unknown_changes_nothing_and_is_no_error(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await create(broker, wanted("orders", flush_ms="1"))
+            for kind, name in ((TOPIC, "orders"), (BROKER, "1"), (BROKER, "")):
+                result = await change(broker, kind, name, ("leader.replication.throttled.rate", DELETE, None))
+                assert result.error_code == 0, result.error_message
+            assert broker.image.topics["orders"].configs == {"flush.ms": "1"}
+            assert all(not configs for configs in broker.image.broker_configs.values())
+
+    asyncio.run(story())
+
+
 def test_a_validated_change_is_not_carried_out(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,24 @@ def test_every_version_of_list_offsets_names_the_end(client: WireClient, version
     topic = client.new_topic()
     client.append(topic, b"a", b"b", b"c")
     assert client.offset_at(topic, LATEST, version=version) == 3
+
+
+def test_version_0_of_list_offsets_which_burrow_asks_for_gives_a_list(client: WireClient) -> None:
+    topic = client.new_topic()
+    client.append(topic, b"a", b"b", b"c")
+
+    def asked(timestamp: int, offsets_max: int) -> bytes:
+        name = struct.pack(">ih", 1, len(topic)) + topic.encode()
+        partition = struct.pack(">iiqi", 1, 0, timestamp, offsets_max)
+        sent = client.send(ApiKey.LIST_OFFSETS, 0, struct.pack(">i", -1) + name + partition)
+        answer = client.answer(ApiKey.LIST_OFFSETS, 0, sent)
+        assert answer.startswith(name + struct.pack(">ii", 1, 0))
+        return answer[len(name) + 8 :]
+
+    assert asked(LATEST, 1) == struct.pack(">hiq", ErrorCode.none, 1, 3)
+    assert asked(EARLIEST, 1) == struct.pack(">hiq", ErrorCode.none, 1, 0)
+    assert asked(LATEST, 0) == struct.pack(">hi", ErrorCode.none, 0)
+    assert asked(TIMESTAMP_MS, 1) == struct.pack(">hi", ErrorCode.unsupported_version, 0)
 
 
 def test_earliest_follows_delete_records(client: WireClient) -> None:

@@ -114,6 +114,15 @@ def test_metadata_creates_a_topic_only_where_the_request_allows_it(client: WireC
     assert client.append(name, b"at once") == 0
 
 
+def test_metadata_creates_the_topic_of_the_groups_for_who_asks_before_there_is_one(start_node: StartNode) -> None:
+    """As Kafka does: lag tools read it, and begin with asking where it is."""
+    with connect(start_node(offsets_topic_partitions=4)) as client:
+        (found,) = client.metadata("__consumer_offsets", create=True).topics
+        assert (found.error_code, found.is_internal, len(found.partitions)) == (0, True, 4)
+        (other,) = client.metadata("__transaction_state", create=True).topics
+        assert other.error_code == ErrorCode.invalid_topic_exception
+
+
 def test_metadata_creates_no_topic_where_the_node_does_not(start_node: StartNode) -> None:
     node = start_node(auto_create_topics=False)
     with connect(node) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,36 @@ def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_i
             await until(partial(lambda broker: broker.peers.is_connected(3), broker), timeout_s=1.0)
 
     play(tmp_path, story)
+
+
+def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer may wait for the very death: a forwarded produce, for the dead node to leave the ISR."""
+
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+        asked = asyncio.Event()
+
+        async def never(call: Call) -> CallReply:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(one.controller, "answer", never)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.internal_server.port)
+        hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")
+        for key, body in ((InternalKey.HELLO, hello), (InternalKey.CONTROLLER_CALL, AllocateProducerIdsCall(5, 1))):
+            frame = struct.pack(">hhih", key, VERSION, 1, -1) + encode(body)
+            writer.write(struct.pack(">i", len(frame)) + frame)
+        await asked.wait()
+        assert one.greeter.is_present(5)
+        writer.write_eof()
+        await until(lambda: not one.greeter.is_present(5))
+        assert not reader.at_eof()
+        writer.close()
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
 
 
 def test_a_node_of_another_cluster_is_refused_in_words_on_both_sides(tmp_path: Path) -> None:

@@ -63,6 +63,31 @@ def test_it_is_tried_again_when_the_controller_did_not_answer(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
+def test_a_leader_that_reads_damage_gives_the_partition_to_a_replica_that_has_what_was_written(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        assert cluster[1].partition.found_damaged(0), "the reader is to ask again"
+        await until(lambda: cluster.state.leader in (2, 3))
+        leader = cluster[cluster.state.leader]
+        await until(lambda: leader.partition.leads)
+        assert bytes((await leader.consume(0)).records)
+        # It is not to lead again, either.
+        cluster.change(leader=1)
+        await until(lambda: cluster.state.leader in (2, 3))
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_alone_gives_what_there_is_though_it_is_damaged(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        assert not cluster[1].partition.found_damaged(0)
+        await cluster[1].produce(b"second")
+
+    play(tmp_path, scenario, replicas=(1,))
+
+
 def test_the_only_replica_leads_though_its_log_is_damaged(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")

@@ -3,6 +3,7 @@ of Apache Kafka, where there are control batches."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -78,15 +79,15 @@ def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
     at, name = shared_node.bootstrap, "audit-log-thinned"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10))
-    listed = audit_log.get_json
+    listed = audit_log.get_body
 
-    def thinned(address: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
-        page = listed(address, path, timeout_s)
+    def thinned(address: str, path: str) -> bytes:
+        page = json.loads(listed(address, path))
         page["batches"][0]["count"] -= 1
-        return page
+        return json.dumps(page).encode()
 
     plan = prepare(AuditRequest(at, name))
-    monkeypatch.setattr(audit_log, "get_json", thinned)
+    monkeypatch.setattr(audit_log, "get_body", thinned)
     found = rows(plan)
     assert offsets(found) == [(0, offset) for offset in range(20)]
     assert sorted(row["stop"] - row["start"] for row in found) == [1] * 10 + [10]
@@ -98,18 +99,18 @@ def test_a_new_leader_is_given_the_time_to_know_what_was_readable(
     at, name = shared_node.bootstrap, "audit-log-behind"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10))
-    listed, asked = audit_log.get_json, list[str]()
+    listed, asked = audit_log.get_body, list[str]()
 
-    def behind(address: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def behind(address: str, path: str) -> bytes:
         asked.append(path)
-        page = listed(address, path, timeout_s)
+        page = json.loads(listed(address, path))
         if len(asked) < 4:
             page |= {"batches": page["batches"][:1], "next": None, "high_watermark": 10}
             page["batches"] = [batch for batch in page["batches"] if batch["base_offset"] == 0]
-        return page
+        return json.dumps(page).encode()
 
     plan = prepare(AuditRequest(at, name))
-    monkeypatch.setattr(audit_log, "get_json", behind)
+    monkeypatch.setattr(audit_log, "get_body", behind)
     monkeypatch.setattr(audit_log, "WATERMARK_PAUSE_S", 0.001)
     assert offsets(rows(plan)) == [(0, offset) for offset in range(20)]
     assert len(asked) == 4

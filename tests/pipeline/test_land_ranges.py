@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.landing import records
 
+from chronik.pipeline.columns import RecordRange
 from chronik.pipeline.land_ranges import LandedOffsets
+from chronik.pipeline.range_rows import from_rows, to_row
 
 Batch = tuple[int, list[int]]
 batches = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 40), min_size=1, max_size=12)), max_size=8)
@@ -27,3 +29,8 @@ def test_ranges_leave_out_what_has_landed_and_nothing_else(
         ranges = union.ranges(partition)
         assert {o for start, stop in ranges for o in range(start, stop)} == {o for p, o in expected if p == partition}
         assert all(stop < start for (_, stop), (start, _) in pairwise(ranges))
+
+
+def test_a_range_goes_to_spark_and_comes_back_as_it_was() -> None:
+    wanted = RecordRange("größe", 3, 5, 2**40)
+    assert list(from_rows(to_row(wanted, "id"))) == [(wanted, "id")]

@@ -1,4 +1,8 @@
-"""One Spark session for the whole run, and why there is none where there is none."""
+"""One Spark session for the whole run, and why there is none where there is none.
+
+Each further JVM takes half a minute on a busy machine, so commands run in this session too (`command`), except where
+a process of their own is what is to be shown.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from tests.cli.run_chronik import Outcome
 from tests.support.node import Node
+from tests.support.spark_jars import connector_jars
 
+from chronik.cli import app
 from chronik.pipeline.session import java_fault, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Read: TypeAlias = Callable[..., "DataFrame"]
+Command: TypeAlias = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +30,8 @@ def spark() -> Iterator[SparkSession]:
     fault = java_fault()
     if fault is not None:
         pytest.skip(fault)
-    session = spark_session("chronik-tests", "local[2]")
+    jars = connector_jars()
+    session = spark_session("chronik-tests", "local[2]", {"spark.jars": jars} if jars else None)
     yield session
     session.stop()
 
@@ -46,3 +55,29 @@ def read_stream(spark: SparkSession, shared_node: Node) -> Read:
         return spark.readStream.format("chronik").options(**where, **options).load()
 
     return load
+
+
+@pytest.fixture
+def command_without_spark(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """`chronik ARGUMENTS...` in this process; it fails where it comes to starting Spark."""
+
+    def start(*_: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("chronik.pipeline.session.spark_session", start)
+    return lambda *arguments: _run(capfd, arguments)
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """`chronik ARGUMENTS...` in this process and in the session that is there, which goes on living."""
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    return lambda *arguments: _run(capfd, (*arguments, "--master", "local[2]"))
+
+
+def _run(capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> Outcome:
+    capfd.readouterr()
+    code = app.main(list(arguments))
+    return Outcome(code, *capfd.readouterr())

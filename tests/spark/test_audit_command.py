@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.cli.run_chronik import chronik, create_topic
+from tests.cli.run_chronik import Outcome, chronik, create_topic
 from tests.support import topics
 from tests.support.node import Node
 from tests.support.topics import NOW_MS
@@ -22,7 +23,8 @@ pytestmark = [
     pytest.mark.skipif(java_fault() is not None, reason=str(java_fault())),
 ]
 SPARK_S_MAX = 240
-MASTER = ("--master", "local[2]")
+
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +58,9 @@ class Links(HTMLParser):
 def test_a_lost_record_is_exit_1_with_json_and_a_report_that_needs_no_network(
     shared_node: Node, ledger: Path, tmp_path: Path
 ) -> None:
+    """In a process of its own, as a user runs it."""
     report = tmp_path / "audit.html"
-    where = ("-b", shared_node.bootstrap, *MASTER, "--ledger", str(ledger))
+    where = ("-b", shared_node.bootstrap, "--master", "local[2]", "--ledger", str(ledger))
     done = chronik(
         "pipeline", "audit", "audit-command", *where, "--report", str(report), "--json", timeout_s=SPARK_S_MAX
     )
@@ -77,8 +80,8 @@ def test_a_lost_record_is_exit_1_with_json_and_a_report_that_needs_no_network(
     assert "incomplete" in page
 
 
-def test_a_table_for_people_ends_with_the_verdict(shared_node: Node, ledger: Path) -> None:
-    done = chronik("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap, *MASTER, timeout_s=SPARK_S_MAX)
+def test_a_table_for_people_ends_with_the_verdict(shared_node: Node, ledger: Path, command: Command) -> None:
+    done = command("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0] == "Per-Partition Breakdown"
@@ -94,13 +97,12 @@ def test_a_table_for_people_ends_with_the_verdict(shared_node: Node, ledger: Pat
 
 
 def test_a_torn_line_inside_of_the_ledger_is_one_line_and_exit_2(
-    shared_node: Node, ledger: Path, tmp_path: Path
+    shared_node: Node, ledger: Path, tmp_path: Path, command: Command
 ) -> None:
     torn = tmp_path / "torn.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
     torn.write_bytes(b"".join([*lines[:4], lines[4][:20] + b"\n", *lines[5:]]))
-    where = ("-b", shared_node.bootstrap, *MASTER, "--ledger", str(torn))
-    done = chronik("pipeline", "audit", "audit-command", *where, timeout_s=SPARK_S_MAX)
+    done = command("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap, "--ledger", str(torn))
     assert (done.code, done.out) == (2, "")
     assert f"{torn}, line 5, is no ledger's" in done.error_line
 
@@ -119,48 +121,22 @@ def test_a_torn_line_inside_of_the_ledger_is_one_line_and_exit_2(
     ids=["unknown topic", "unreachable", "no ledger", "no table", "no group", "no time", "unknown way"],
 )
 def test_what_is_not_there_is_one_line_before_spark_starts(
-    shared_node: Node, ledger: Path, arguments: tuple[str, ...], said: str
+    shared_node: Node, ledger: Path, command_without_spark: Command, arguments: tuple[str, ...], said: str
 ) -> None:
     where = () if "-b" in arguments else ("-b", shared_node.bootstrap)
-    done = chronik("pipeline", "audit", *arguments, *where)
+    done = command_without_spark("pipeline", "audit", *arguments, *where)
     assert (done.code, done.out) == (2, "")
     assert said in done.error_line
 
 
 def test_without_java_it_says_what_to_install(
-    shared_node: Node, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_node: Node,
+    ledger: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command_without_spark: Command,
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    done = chronik("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap)
+    done = command_without_spark("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap)
     assert done.code == 2
     assert "Spark needs Java, and there is none: install Java 17" in done.error_line
-
-
-def test_what_land_has_landed_is_complete_on_workers_of_their_own(
-    shared_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole way, with separate worker processes, to which the ledger is sent."""
-    monkeypatch.chdir(tmp_path)
-    create_topic(shared_node, "audit-landed", 2)
-    ledger = tmp_path / "acked.jsonl"
-    with Ledger(ledger) as written:
-        for partition in (0, 1):
-            records = [(b"k", b'{"n": %d}' % n, [("h", b"1")], NOW_MS + n) for n in range(50)]
-            topics.append(shared_node.bootstrap, "audit-landed", partition, records)
-            for offset, (key, value, headers, time_ms) in enumerate(records):
-                written.record("audit-landed", partition, offset, time_ms, key, value, headers)
-    to, where = str(tmp_path / "tables"), ("-b", shared_node.bootstrap)
-    landed = chronik(
-        "pipeline", "land", "audit-landed", *where, *MASTER, "--to", to, "--once", "--group", "audit-landed-group",
-        timeout_s=SPARK_S_MAX,
-    )  # fmt: skip
-    assert landed.code == 0, landed.err
-    sides = ("--ledger", str(ledger), "--table", to, "--group", "audit-landed-group")
-    done = chronik(
-        "pipeline", "audit", "audit-landed", *where, *sides, "--master", "local-cluster[2,1,1024]", "--json",
-        timeout_s=2 * SPARK_S_MAX,
-    )  # fmt: skip
-    told = done.json()
-    assert told["verdict"] == "complete"
-    assert [told[side] for side in ("acked", "readable", "delivered", "landed")] == [100, 100, 100, 100]
-    assert told["verified"] == 100

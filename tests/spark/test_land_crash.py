@@ -85,7 +85,7 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
 @pytest.mark.parametrize(
     ("records", "kills"),
     [
-        pytest.param(90_000, 2, marks=pytest.mark.timeout(600)),
+        pytest.param(60_000, 1, marks=pytest.mark.timeout(600)),
         pytest.param(2_001_000, 5, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )

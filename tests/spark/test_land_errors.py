@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.run_chronik import Outcome, chronik
 from tests.support import topics
 from tests.support.landing import landed
 from tests.support.node import Node
 from tests.support.topics import numbered
 
-from chronik.pipeline.session import java_fault
-
-CHRONIK = Path(sys.executable).with_name("chronik")
 RUN_S_MAX = 200.0
 NO_ROOM_BYTES = 256 * 1024
 
-
-def land(*arguments: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [str(CHRONIK), "pipeline", "land", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+Command = Callable[..., Outcome]
 
 
-def refused(*arguments: str, **environment: str) -> str:
-    code, said = land(*arguments, **environment)
-    assert code == 2, said
-    assert said.startswith("chronik: ")
-    assert said.count("\n") == 1, said
-    return said
+def refused(done: Outcome) -> str:
+    assert (done.code, done.out) == (2, "")
+    return done.error_line
 
 
 @pytest.mark.parametrize(
@@ -55,17 +38,21 @@ def refused(*arguments: str, **environment: str) -> str:
     ],
 )
 def test_wrong_use_is_told_before_spark_starts(
-    shared_node: Node, tmp_path: Path, arguments: list[str], said: str
+    shared_node: Node, tmp_path: Path, command_without_spark: Command, arguments: list[str], said: str
 ) -> None:
     where = [] if "-b" in arguments else ["-b", shared_node.bootstrap]
-    assert said in refused(*arguments, "--to", str(tmp_path), "--once", *where)
+    done = command_without_spark("pipeline", "land", *arguments, "--to", str(tmp_path), "--once", *where)
+    assert said in refused(done)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_java_one_line_says_what_to_install(shared_node: Node, tmp_path: Path) -> None:
+def test_without_java_one_line_says_what_to_install(
+    shared_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topics.create(shared_node.bootstrap, "land-no-java")
-    line = refused("land-no-java", "--to", str(tmp_path), "-b", shared_node.bootstrap, JAVA_HOME="/no/such/folder")
-    assert "Spark needs Java" in line
+    monkeypatch.setenv("JAVA_HOME", "/no/such/folder")
+    done = chronik("pipeline", "land", "land-no-java", "--to", str(tmp_path), "-b", shared_node.bootstrap)
+    assert "Spark needs Java" in refused(done)
 
 
 @pytest.fixture
@@ -84,21 +71,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(500)
 def test_a_full_disk_stops_the_job_and_what_has_landed_stays(
-    shared_node: Node, tmp_path: Path, small_disk: Path
+    shared_node: Node, tmp_path: Path, small_disk: Path, command: Command
 ) -> None:
-    fault = java_fault()
-    if fault is not None:
-        pytest.skip(fault)
     at, name = shared_node.bootstrap, "land-full"
     topics.create(at, name)
     topics.append(at, name, 0, numbered(5))
-    command = [name, "--to", str(small_disk), "--checkpoint", str(tmp_path / "c"), "--once", "--master", "local[2]"]
-    code, said = land(*command, "-b", at)
-    assert (code, said.count("\n")) == (0, 1), said
-    assert f"5 rows of {name} landed" in said
+    to = ("--to", str(small_disk), "--checkpoint", str(tmp_path / "c"), "--once", "-b", at)
+    done = command("pipeline", "land", name, *to)
+    assert (done.code, done.out) == (0, ""), done.err
+    assert f"5 rows of {name} landed" in done.error_line
     topics.append(at, name, 0, [(None, os.urandom(NO_ROOM_BYTES), (), topics.NOW_MS)])
-    assert "No space left on device" in refused(*command, "-b", at)
+    failed = chronik("pipeline", "land", name, *to, "--master", "local[2]", timeout_s=RUN_S_MAX)
+    assert "No space left on device" in refused(failed)
     assert landed(small_disk / name) == [(0, offset) for offset in range(5)]
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    assert land(*command, "-b", at)[0] == 0
+    assert command("pipeline", "land", name, *to).code == 0
     assert landed(small_disk / name) == [(0, offset) for offset in range(6)]

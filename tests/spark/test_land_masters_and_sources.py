@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.run_chronik import Outcome
 from tests.support import topics
 from tests.support.landing import landed, sql
 from tests.support.node import Node
-from tests.support.topics import numbered
+from tests.support.spark_jars import MISSING, connector_jars
+from tests.support.topics import NOW_MS, numbered
 
+from chronik.client.ledger import Ledger
 from chronik.pipeline.session import java_fault
 
-CHRONIK = Path(sys.executable).with_name("chronik")
-JARS = Path(__file__).resolve().parents[2] / ".tools" / "spark-kafka-4.2"
-RUN_S_MAX = 240.0
-INTEROP = """
-import sys
-from chronik.pipeline.session import spark_session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-bootstrap, topic, jars = sys.argv[1:]
-spark = spark_session("interop", "local[2]", {"spark.jars": jars})
-options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "includeHeaders": "true"}
-made = spark.range(200).selectExpr(
-    "cast(string(id) as binary) key", "cast(concat('by spark ', id) as binary) value", "cast(id % 2 as int) partition",
-    "if(id < 100, array(struct('h' as key, cast('x' as binary) as value)), null) headers")
-made.write.format("kafka").options(**options, topic=topic).save()
-theirs, ours = (
-    sorted(spark.read.format(name).options(**options).load().collect(), key=lambda row: (row.partition, row.offset))
-    for name in ("kafka", "chronik"))
-assert theirs == ours, [pair for pair in zip(theirs, ours) if pair[0] != pair[1]][:3]
-assert len(ours) == 260, len(ours)
+RUN_S_MAX = 400.0
+COMMANDS = """
+import json, sys
+from pyspark.sql import SparkSession
+from chronik.cli import app
+
+stop, SparkSession.stop = SparkSession.stop, lambda self: None  # the second command finds the session of the first
+for command in json.loads(sys.argv[1]):
+    code = app.main(["pipeline", *command])
+    if code:
+        sys.exit(code)
+stop(SparkSession.getActiveSession())
 """
 
 pytestmark = pytest.mark.timeout(600)
+
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +51,9 @@ def _java() -> None:
 
 @pytest.fixture
 def jars() -> str:
-    found = ",".join(str(jar) for jar in sorted(JARS.glob("*.jar")))
+    found = connector_jars()
     if not found:
-        pytest.skip(
-            "the jars of Spark's own connector are missing: scripts/test-tools gets them where Maven is reachable"
-        )
+        pytest.skip(MISSING)
     return found
 
 
@@ -61,39 +63,68 @@ def filled(node: Node, topic: str) -> None:
     topics.append(node.bootstrap, topic, 1, numbered(20))
 
 
-def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
+def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: Node, tmp_path: Path) -> None:
+    """The whole way; the ledger is sent to the workers."""
+    topics.create(shared_node.bootstrap, "land-workers", 2)
+    ledger, to = str(tmp_path / "acked.jsonl"), str(tmp_path / "tables")
+    with Ledger(ledger) as written:
+        for partition in (0, 1):
+            records = [(b"k", b'{"n": %d}' % n, [("h", b"1")], NOW_MS + n) for n in range(50)]
+            topics.append(shared_node.bootstrap, "land-workers", partition, records)
+            for offset, (key, value, headers, time_ms) in enumerate(records):
+                written.record("land-workers", partition, offset, time_ms, key, value, headers)
+    where = ["land-workers", "-b", shared_node.bootstrap, "--group", "land-workers-group"]
+    cluster = ["--master", "local-cluster[2,1,1024]", "--conf", "spark.executor.memory=512m"]
+    land = ["land", *where, *cluster, "--to", to, "--once"]
+    audit = ["audit", *where, *cluster, "--ledger", ledger, "--table", to, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps([land, audit])],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        cwd=tmp_path,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-def land(node: Node, topic: str, folder: Path, *options: str) -> Path:
-    where = ["--to", str(folder), "-b", node.bootstrap, "--once"]
-    run(str(CHRONIK), "pipeline", "land", topic, *where, *options)
-    return folder / topic
-
-
-def test_a_topic_lands_by_separate_worker_processes(shared_node: Node, tmp_path: Path) -> None:
-    filled(shared_node, "land-workers")
-    memory = ["--conf", "spark.executor.memory=512m"]
-    table = land(shared_node, "land-workers", tmp_path, "--master", "local-cluster[2,1,1024]", *memory)
-    assert landed(table) == [(0, offset) for offset in range(40)] + [(1, offset) for offset in range(20)]
+    assert landed(tmp_path / "tables" / "land-workers") == [(p, offset) for p in (0, 1) for offset in range(50)]
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "complete"
+    assert [told[side] for side in ("acked", "readable", "delivered", "landed")] == [100, 100, 100, 100]
+    assert told["verified"] == 100
 
 
 def test_sparks_own_connector_reads_and_writes_what_our_source_reads(
-    shared_node: Node, tmp_path: Path, jars: str
+    spark: SparkSession, shared_node: Node, jars: str
 ) -> None:
-    filled(shared_node, "land-interop")
-    run(sys.executable, "-c", INTEROP, shared_node.bootstrap, "land-interop", jars)
+    name = "land-interop"
+    filled(shared_node, name)
+    options = {"kafka.bootstrap.servers": shared_node.bootstrap, "subscribe": name, "includeHeaders": "true"}
+    made = spark.range(200).selectExpr(
+        "cast(string(id) as binary) key",
+        "cast(concat('by spark ', id) as binary) value",
+        "cast(id % 2 as int) partition",
+        "if(id < 100, array(struct('h' as key, cast('x' as binary) as value)), null) headers",
+    )
+    made.write.format("kafka").options(**options, topic=name).save()
+    theirs, ours = (
+        sorted(spark.read.format(source).options(**options).load().collect(), key=lambda row: (row[3], row[4]))
+        for source in ("kafka", "chronik")
+    )
+    assert theirs == ours
+    assert len(ours) == 260
 
 
-def test_both_sources_land_the_same(shared_node: Node, tmp_path: Path, jars: str) -> None:
+def test_both_sources_land_the_same(shared_node: Node, tmp_path: Path, jars: str, command: Command) -> None:
     filled(shared_node, "land-sources")
-    group = ["--group", "land-sources-group", "--master", "local[2]"]
-    kafka = ["--source", "kafka", "--conf", f"spark.jars={jars}"]
-    theirs = land(shared_node, "land-sources", tmp_path / "kafka", *group, *kafka)
+    land = ("pipeline", "land", "land-sources", "-b", shared_node.bootstrap, "--once", "--to")
+    kafka = ("--group", "land-sources-group", "--source", "kafka", "--conf", f"spark.jars={jars}")
+    done = command(*land, str(tmp_path / "kafka"), *kafka)
+    assert done.code == 0, done.err
     committed = {("land-sources", 0): 40, ("land-sources", 1): 20}
     assert topics.committed(shared_node.bootstrap, "land-sources-group") == committed
-    ours = land(shared_node, "land-sources", tmp_path / "chronik", "--master", "local[2]")
+    done = command(*land, str(tmp_path / "chronik"))
+    assert done.code == 0, done.err
     everything = 'select * from landed order by "partition", "offset"'
-    assert sql(theirs, everything) == sql(ours, everything)
-    assert len(sql(ours, everything)) == 60
+    theirs, ours = (sql(tmp_path / source / "land-sources", everything) for source in ("kafka", "chronik"))
+    assert theirs == ours
+    assert len(ours) == 60

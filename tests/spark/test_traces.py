@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cli.run_chronik import chronik
+from tests.cli.run_chronik import Outcome
 from tests.conftest import StartNode
 from tests.pipeline.support_traces import START_MS, Story, consuming, stopped_consumer
 from tests.support import topics
@@ -23,8 +24,9 @@ from chronik.pipeline.stalls_job import check_traces, stalls_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
-SPARK_S_MAX = 240
+pytestmark = pytest.mark.timeout(300)
+
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,10 @@ def test_a_nodes_own_events_are_all_understood(spark: SparkSession, traced: Node
     assert (told["unreadable"], told["stalls"]) == (0, [])
 
 
-def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Path) -> None:
+def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Path, command: Command) -> None:
     report = tmp_path / "stalls.html"
-    where = ("-b", traced.bootstrap, "--master", "local[2]", "--from", str(int(START_MS)))
-    done = chronik("pipeline", "traces", *where, "--report", str(report), "--json", timeout_s=SPARK_S_MAX)
+    where = ("-b", traced.bootstrap, "--from", str(int(START_MS)))
+    done = command("pipeline", "traces", *where, "--report", str(report), "--json")
     assert done.err == ""
     told = done.json()
     assert "partition-imbalance" in [stall["cause"] for stall in told["stalls"]]
@@ -82,7 +84,7 @@ def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Pat
     assert "http" not in page
 
 
-def test_without_traces_it_says_how_to_begin(shared_node: Node) -> None:
-    done = chronik("pipeline", "traces", "-b", shared_node.bootstrap)
+def test_without_traces_it_says_how_to_begin(shared_node: Node, command_without_spark: Command) -> None:
+    done = command_without_spark("pipeline", "traces", "-b", shared_node.bootstrap)
     assert done.code == 2
     assert "chronik trace on TOPIC begins them" in done.error_line

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from random import Random
 
-from chronik.storage.disk import Buffer
+from chronik.storage.disk import Buffer, DiskSpace
 
 
 class Crash(BaseException):
@@ -233,8 +233,8 @@ class FaultyDisk:
         self.names = {name: inode for name, inode in self.names.items() if not name.startswith(path + "/")}
         self.folders = {name: None for name in self.folders if name != path and not name.startswith(path + "/")}
 
-    def free_bytes(self, path: str) -> int:
-        return self.capacity_bytes - self.used_bytes()
+    def space(self, path: str) -> DiskSpace:
+        return DiskSpace(self.capacity_bytes, self.capacity_bytes - self.used_bytes())
 
     def lock(self, path: str) -> FaultyFile:
         return self.open(path, create=True)

@@ -127,6 +127,47 @@ def test_a_crash_at_any_step_leaves_a_log_without_holes(story: Story, power_is_l
     assert steps > 2
 
 
+class NothingByChance(Random):
+    """The kernel had written nothing back that it was not asked for."""
+
+    def randint(self, a: int, b: int) -> int:
+        return a
+
+
+def begin(config: LogConfig) -> tuple[FaultyDisk, Log]:
+    """A log without a record."""
+    disk = FaultyDisk()
+    return disk, reopen(disk, config)
+
+
+@pytest.mark.parametrize("start", [prepared, begin])
+def test_what_is_synced_after_a_kill_at_any_step_survives_a_power_failure(
+    start: Callable[[LogConfig], tuple[FaultyDisk, Log]],
+) -> None:
+    """The second life goes on with files of the first, whose names nobody may have made durable."""
+    steps = 0
+    while True:
+        disk, log = start(SMALL)
+        disk.crash_at = disk.steps + steps
+        try:
+            for _ in range(20):
+                append_many(log, 1, value_bytes=900)  # so that checkpoints end with their segment
+                sync(log)
+            break
+        except Crash:
+            disk.kill()
+        steps += 1
+        log = reopen(disk)
+        append_many(log, 1)
+        sync(log)
+        end = log.log_end_offset
+        disk.power_loss(NothingByChance())
+        log = reopen(disk)
+        assert log.log_end_offset == end, f"crashed at step {steps}"
+        assert offsets(log) == list(range(end))
+    assert steps > 20
+
+
 @pytest.mark.parametrize("power_is_lost", [False, True])
 def test_a_crash_at_any_step_of_a_compaction_keeps_the_last_record_of_every_key(power_is_lost: bool) -> None:
     for seed in range(3 if power_is_lost else 1):

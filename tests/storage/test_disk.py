@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,5 +103,7 @@ def test_a_shared_file_is_closed_by_its_last_user(tmp_path: Path) -> None:
         file.pread(0, 1)
 
 
-def test_free_space_is_known(tmp_path: Path) -> None:
-    assert RealDisk().free_bytes(str(tmp_path)) > 0
+def test_the_space_of_a_folder_is_known(tmp_path: Path) -> None:
+    space = RealDisk().space(str(tmp_path))
+    assert 0 < space.free_bytes <= space.total_bytes
+    assert space.total_bytes == shutil.disk_usage(tmp_path).total

@@ -1,13 +1,16 @@
 """The data folder: whose it is, who holds it, and what a start learns from it."""
 
+import contextlib
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from chronik.storage.disk import RealDisk
-from chronik.storage.errors import DataFolderError
+from chronik.storage.errors import DataFolderError, StorageError
 from chronik.storage.folder import DataFolder, Life, RecoveryPoint
+
+TOPIC_ID = UUID(int=7)
 
 
 def opened(path: Path, node_id: int = 1) -> DataFolder:
@@ -171,4 +174,46 @@ def test_a_life_is_told_to_the_next_process_until_a_sync_fails(tmp_path: Path) -
     folder.close()
     folder = opened(tmp_path)
     assert folder.last_life is None
+    folder.close()
+
+
+@pytest.mark.parametrize("flipped", range(8))
+def test_a_flipped_bit_in_a_topic_id_deletes_no_record(tmp_path: Path, flipped: int) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID)
+    log = Path(folder.log_path("orders", 0))
+    records = log / f"{0:020d}.log"
+    records.write_bytes(b"records")
+    good = (log / "topic-id").read_bytes()
+    for at in range(len(good)):
+        spoilt = bytearray(good)
+        spoilt[at] ^= 1 << flipped
+        (log / "topic-id").write_bytes(spoilt)
+        with contextlib.suppress(StorageError):
+            folder.claim_log("orders", 0, TOPIC_ID)
+        assert records.read_bytes() == b"records"
+    folder.close()
+
+
+def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID)
+    path = Path(folder.log_path("orders", 0)) / "topic-id"
+    good = path.read_bytes()
+    path.write_bytes(good[:10])
+    folder.claim_log("orders", 0, TOPIC_ID)
+    assert path.read_bytes() == good
+    folder.close()
+
+
+def test_a_topic_id_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID)
+    log = Path(folder.log_path("orders", 0))
+    (log / "topic-id").write_text(f"{TOPIC_ID}\n")
+    (log / f"{0:020d}.log").write_bytes(b"records")
+    folder.claim_log("orders", 0, TOPIC_ID)
+    assert (log / f"{0:020d}.log").exists()
+    folder.claim_log("orders", 0, UUID(int=8))
+    assert not (log / f"{0:020d}.log").exists()
     folder.close()

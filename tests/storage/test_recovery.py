@@ -1,10 +1,24 @@
 """What a log is after it was not closed, or its files were damaged."""
 
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.storage.faulty_disk import FaultyDisk
-from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, append_many, batch, offsets, read_all, reopen, sync
+from tests.storage.helpers import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    append,
+    append_many,
+    batch,
+    headers,
+    offsets,
+    read_all,
+    reopen,
+    sync,
+)
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
@@ -252,3 +266,122 @@ def test_a_real_disk_gives_the_same(tmp_path: object) -> None:
     assert log.recovery is None
     assert len(read_all(log)) == 105
     log.close()
+
+
+# -- found by fuzzing (chronik.testing.fuzz.log_files) -----------------------------------------------------------------
+
+
+def of_segments(disk: FaultyDisk, count: int = 60) -> list[str]:
+    """A log of several segments with a snapshot in the last ones, killed; the names of its segments."""
+    log = reopen(disk)
+    for _ in range(count):
+        append(log, batch(value_bytes=60))
+        sync(log)
+    disk.kill()
+    names = [f"{FOLDER}/{name}" for name in disk.listdir(FOLDER) if name.endswith(".log")]
+    assert len(names) > 3
+    return names
+
+
+def contents(disk: FaultyDisk, path: str) -> bytes:
+    return bytes(disk.content(path))
+
+
+def overwrite(disk: FaultyDisk, path: str, data: bytes) -> None:
+    disk.content(path)[:] = data
+
+
+@pytest.mark.parametrize("how", ["removed", "empty"])
+def test_a_closed_segment_that_is_gone_is_reported_and_not_skipped_over(how: str) -> None:
+    disk = FaultyDisk()
+    second = of_segments(disk)[1]
+    if how == "removed":
+        disk.remove(second)
+    else:
+        overwrite(disk, second, b"")
+    log = reopen(disk, recovery_point=60)
+    assert log.recovery is not None and log.recovery.is_damaged
+    assert offsets(log) == list(range(int(second[-24:-4])))
+    with pytest.raises(KafkaError):
+        append(log, batch())
+
+
+def test_swapped_segments_below_the_recovery_point_are_not_thrown_away() -> None:
+    disk = FaultyDisk()
+    names = of_segments(disk)
+    first, second = contents(disk, names[-2]), contents(disk, names[-1])
+    overwrite(disk, names[-2], second)
+    overwrite(disk, names[-1], first)
+    log = reopen(disk, recovery_point=60)
+    assert log.recovery is not None and log.recovery.is_damaged
+    assert (contents(disk, names[-2]), contents(disk, names[-1])) == (second, first)
+
+
+def test_a_flipped_bit_in_an_offset_below_the_recovery_point_deletes_nothing() -> None:
+    """A batch's offset is not under its CRC: the log seems to jump over the recovery point there."""
+    disk = FaultyDisk()
+    filled(disk)
+    before = contents(disk, FIRST)
+    size_bytes = len(batch())
+    spoilt = bytearray(before)
+    spoilt[5 * size_bytes + 6] ^= 1
+    overwrite(disk, FIRST, bytes(spoilt))
+    log = reopen(disk, ONE_SEGMENT, recovery_point=10)
+    assert log.recovery is not None and log.recovery.is_damaged
+    assert offsets(log) == list(range(5))
+    assert contents(disk, FIRST) == bytes(spoilt)
+
+
+@pytest.mark.parametrize("at", [6, 25], ids=["offset", "last offset delta"])
+def test_a_reader_of_a_batch_whose_header_lies_gets_an_error_rather_than_nothing(at: int) -> None:
+    disk = FaultyDisk()
+    names = of_segments(disk)
+    spoilt = bytearray(contents(disk, names[0]))
+    spoilt[at] ^= 0x40
+    overwrite(disk, names[0], bytes(spoilt))
+    log = reopen(disk, recovery_point=60)
+    with pytest.raises(KafkaError, match="is damaged at its byte 0"):
+        log.read_job(0, 1 << 20, log.log_end_offset)()
+
+
+def test_a_page_of_zeros_in_a_closed_segment_is_not_taken_for_its_end() -> None:
+    disk = FaultyDisk()
+    names = of_segments(disk)
+    spoilt = bytearray(contents(disk, names[0]))
+    spoilt[:512] = bytes(512)
+    overwrite(disk, names[0], bytes(spoilt))
+    log = reopen(disk, recovery_point=60)
+    with pytest.raises(KafkaError, match="is damaged at its byte 0"):
+        log.read_job(0, 1 << 20, log.log_end_offset)()
+
+
+def test_an_index_entry_that_points_before_the_file_is_not_believed(tmp_path: Path) -> None:
+    log = Log.open(RealDisk(), str(tmp_path), SMALL, NOW_MS)
+    append_many(log, 60)
+    log.close()
+    first = tmp_path / f"{0:020d}.index"
+    first.write_bytes(first.read_bytes()[:-4] + b"\xff\xff\xff\xff")
+    log = Log.open(RealDisk(), str(tmp_path), SMALL, NOW_MS, 60, clean=True)
+    last = int(sorted(tmp_path.glob("*.log"))[1].stem) - 1
+    assert headers(bytes(log.read_job(last, 1 << 20, 60)()))[0][1].base_offset == last
+    log.close()
+
+
+@pytest.mark.parametrize("flipped", range(8))
+def test_a_flipped_bit_in_the_log_start_file_hides_and_deletes_no_record(flipped: int) -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    append_many(log, 60)
+    sync(log)
+    log.increment_log_start(10).run()
+    log.close()
+    path = f"{FOLDER}/log-start-offset"
+    for at in range(len(contents(disk, path))):
+        spoilt = bytearray(contents(disk, path))
+        spoilt[at] ^= 1 << flipped
+        copy = deepcopy(disk)
+        overwrite(copy, path, bytes(spoilt))
+        log = reopen(copy, recovery_point=60)
+        assert log.log_start_offset <= 10
+        assert set(range(10, 60)) <= set(offsets(log))
+        log.close()

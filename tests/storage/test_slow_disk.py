@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from chronik.storage.slow_disk import SlowReads
+from chronik.storage.slow_disk import SlowDisk
 
 
 def test_segments_are_slow_in_threads_while_the_switch_is_there(
@@ -23,7 +23,7 @@ def test_segments_are_slow_in_threads_while_the_switch_is_there(
 
     monkeypatch.setattr(Event, "wait", noted)
     switch = tmp_path / "slow"
-    disk = SlowReads(str(switch))
+    disk = SlowDisk(reads=str(switch))
     segment = disk.open(str(tmp_path / "0.log"), create=True)
     index = disk.open(str(tmp_path / "0.index"), create=True)
     segment.pwrite(b"abc", 0)
@@ -43,5 +43,26 @@ def test_segments_are_slow_in_threads_while_the_switch_is_there(
         assert executor.submit(segment.pread, 0, 3).result() == b"abc"
         assert waits.count(1.5) == 1
     segment.close()
+    segment.close()
+    index.close()
+
+
+def test_syncs_of_segments_are_slow_while_their_switch_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    monkeypatch.setattr(Event, "wait", lambda self, timeout=None: waits.append(timeout))
+    switch = tmp_path / "slow"
+    disk = SlowDisk(syncs=str(switch))
+    segment = disk.open(str(tmp_path / "0.log"), create=True)
+    index = disk.open(str(tmp_path / "0.index"), create=True)
+    segment.pwrite(b"abc", 0)
+    segment.datasync()
+    assert waits == []
+    switch.write_text("1500")
+    segment.datasync()
+    index.datasync()
+    assert segment.pread_cached(0, 3) == b"abc"
+    assert waits == [1.5]
     segment.close()
     index.close()

@@ -25,6 +25,8 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
 def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, FOREVER))
+        # Answered by the leaders alone, which Apache Kafka has some time after it has said yes.
+        cluster.offsets([(topic, partition) for partition in range(partitions)], -1)
 
 
 def grow(bootstrap: str, topic: str, partitions: int) -> None:

@@ -331,6 +331,19 @@ def test_a_consumer_that_is_given_everything_at_once_has_no_lag() -> None:
     assert story.check().worst_lag is None
 
 
+def test_a_consumer_that_goes_back_on_purpose_has_no_lag_and_must_skip_nothing() -> None:
+    story = Story()
+    story.assign(t_0=0)
+    story.written("a", "b", "c")
+    story.poll((0, "a"), (1, "b"), (2, "c"))
+    story.assign("again", t_0=0)
+    story.poll((0, "a"), (2, "c"), consumer="again")
+    story.poll(consumer="again")
+    report = check(story.operations, rereaders=["c", "again"])
+    assert report.worst_lag is None
+    only(report, "int-poll-skip", "1 records left out")
+
+
 def test_a_value_sent_twice_is_no_history() -> None:
     story = Story()
     story.send("a")

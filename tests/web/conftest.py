@@ -1,21 +1,12 @@
-"""A cluster for the tests of the page and its API, and a headless Chromium: Debian's, or whatever the machine has."""
+"""A cluster for the tests of the page and its API."""
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
 import pytest
-from tests.web.support_browser import HeadlessBrowser
 
 from chronik.testing.cluster import TestCluster
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-OpenPage: TypeAlias = Callable[..., Any]
-Expect: TypeAlias = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -31,38 +22,3 @@ def chronik_cluster(_used_cluster: TestCluster) -> TestCluster:
     """The plugin's cluster, with all nodes up and in sync."""
     _used_cluster.heal()
     return _used_cluster
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[HeadlessBrowser]:
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("no Chromium here: install it (apt-get install chromium)")
-    if importlib.util.find_spec("playwright") is None:
-        pytest.skip("playwright is not installed: make test installs it")
-    browser = HeadlessBrowser(found)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def expect(browser: HeadlessBrowser) -> Expect:
-    return browser.expect
-
-
-@pytest.fixture
-def open_page(browser: HeadlessBrowser) -> Iterator[OpenPage]:
-    """Opens pages that must not complain: `open_page(address, width=390)`; `may_fail` for one that loses its node."""
-    pages: list[Any] = []
-    complaints: list[str] = []
-
-    def open_one(address: object, path: str = "/", *, width: int = 1280, may_fail: bool = False, **context: Any) -> Any:
-        page = browser.open(complaints, width=width, takes_console=not may_fail, **context)
-        pages.append(page)
-        page.goto(f"http://{address}{path}")
-        return page
-
-    yield open_one
-    for page in pages:
-        page.context.close()
-    assert complaints == []

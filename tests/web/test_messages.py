@@ -58,6 +58,8 @@ def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestClust
     for path, status, says in (
         ("nothing/messages?partition=0", 404, "/api/topics"),
         (f"{topic}/messages", 400, "partition=N"),
+        (f"{topic}/messages?partition=0&own=2", 400, "pass 0 or 1"),
+        (f"{topic}/batches?partition=0&own=-1", 400, "pass 0 or 1"),
         (f"{topic}/messages?partition=2", 404, "partition=0 to 1"),
         (f"{topic}/messages?partition=0&offset=1&time=1", 400, "one of them"),
         (f"{topic}/messages?partition=0&offset=first", 400, "no whole number"),

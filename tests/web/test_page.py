@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kafka import KafkaConsumer
+from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
-from tests.web.conftest import Expect, OpenPage
 from tests.web.support_http import batch_of, put, put_unacknowledged
 
 from chronik.testing.cluster import TestCluster

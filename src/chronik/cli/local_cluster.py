@@ -42,7 +42,10 @@ Told = Callable[[str], None]
 
 
 class LocalCluster:
-    """The nodes of one folder. `command` starts one node, given its `--config FILE`."""
+    """The nodes of one folder. `command` starts one node, given its `--config FILE`.
+
+    All nodes are on loopback; a subclass may put each on a host of its own (`host_of`, `command_of`).
+    """
 
     def __init__(
         self,
@@ -89,6 +92,14 @@ class LocalCluster:
         views = [view for node in self.nodes if node.process.state == "running" and (view := node.cluster_view())]
         return max(views, key=lambda view: (view["version"], view["controller"] is not None), default=None)
 
+    def host_of(self, node_id: int) -> str:
+        """The address that a node listens on."""
+        return HOST
+
+    def command_of(self, node_id: int) -> tuple[str, ...]:
+        """What starts a node, without the arguments that name it."""
+        return self._command
+
     # -- making one ----------------------------------------------------------------------------------------------------
 
     def create(self, nodes: int, port: int, settings: Mapping[str, Any] | None = None) -> None:
@@ -102,7 +113,7 @@ class LocalCluster:
                 "data_dir": self._path(index + 1),
                 "default_replication_factor": min(REPLICAS_MAX, nodes),
                 **(settings or {}),
-                "listen": _listen(port + index),
+                "listen": self._listen(index + 1, port + index),
             }
             write_settings(self._path(index + 1), own)
         self.refresh()
@@ -120,7 +131,7 @@ class LocalCluster:
             "data_dir": self._path(node_id),
             "default_replication_factor": max(first.default_replication_factor, min(REPLICAS_MAX, len(self.nodes) + 1)),
             "durability": first.durability,
-            "listen": _listen(port),
+            "listen": self._listen(node_id, port),
         }
         write_settings(self._path(node_id), {name: value for name, value in own.items() if value is not None})
         self.refresh()
@@ -133,7 +144,7 @@ class LocalCluster:
         check_ports(ports)
         for node, own in zip(self.nodes, ports, strict=True):
             # Without the peers' old addresses, one of which may be this node's new one.
-            node.change({"listen": _listen(own), "peers": None})
+            node.change({"listen": self._listen(node.id, own), "peers": None})
         self.introduce()
 
     def introduce(self) -> None:
@@ -160,17 +171,22 @@ class LocalCluster:
 
     def start(self, node_id: int, timeout_s: float = READY_TIMEOUT_S) -> bool:
         """Starts one node. True when it serves; False where too few nodes run for any to serve."""
+        node = self.launch(node_id)
+        if not self.has_majority:
+            self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
+            return False
+        self._wait(lambda: self._serves(node), [node], timeout_s, "become ready")
+        return True
+
+    def launch(self, node_id: int) -> LocalNode:
+        """Starts one node's process, and does not wait for what becomes of it."""
         node = self.node(node_id)
         if node.process.state is not None:
             if node.process.state == "paused":
                 raise CliError(f"node {node_id} is paused: chronik cluster resume {node_id}")
             raise CliError(f"node {node_id} is already running (process {node.process.pid})")
         self._launch(node)
-        if not self.has_majority:
-            self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
-            return False
-        self._wait(lambda: self._serves(node), [node], timeout_s, "become ready")
-        return True
+        return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """A clean stop: leadership moves away, logs are synced and marked clean."""
@@ -244,7 +260,7 @@ class LocalCluster:
 
     def _launch(self, node: LocalNode) -> None:
         # The folder is told again: it may have been moved since its settings were written.
-        node.process.launch([*self._command, "--data-dir", node.folder], self._environment)
+        node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
 
     def _running_node(self, node_id: int) -> LocalNode:
         node = self.node(node_id)
@@ -269,6 +285,13 @@ class LocalCluster:
             raise CliError(
                 f"node {names} did not stop within {timeout_s:g} s and was killed: the next start recovers its logs", 1
             )
+
+    def _listen(self, node_id: int, port: int) -> dict[str, str]:
+        host = self.host_of(node_id)
+        if host == HOST:
+            return {"kafka": f"{host}:{port}"}
+        # HTTP stays on loopback unless it is told otherwise.
+        return {"kafka": f"{host}:{port}", "http": f"{host}:{port - HTTP_PORT_BELOW_KAFKA}"}
 
     def _path(self, node_id: int) -> str:
         return os.path.join(self.folder, f"node-{node_id}")
@@ -338,10 +361,6 @@ def check_ports(ports: Sequence[int]) -> None:
 
 def _ports(kafka: int) -> tuple[int, int, int]:
     return kafka, kafka - HTTP_PORT_BELOW_KAFKA, kafka - INTERNAL_PORT_BELOW_KAFKA
-
-
-def _listen(port: int) -> dict[str, str]:
-    return {"kafka": f"{HOST}:{port}"}
 
 
 def _is_free(port: int) -> bool:

@@ -64,8 +64,7 @@ class NodeProcess:
             self._launch(command, environment)
 
     def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(self._pid_path)
+        self.forget()
         with open(self._log_path, "ab") as log:
             self._log_bytes_before = log.tell()
             child = subprocess.Popen(
@@ -76,11 +75,18 @@ class NodeProcess:
                 env=dict(environment),
                 start_new_session=True,
             )
+        try:
+            with open(self._pid_path, "w", encoding="ascii") as opened:
+                opened.write(f"{child.pid}\n")
+        except OSError as error:
+            # A full disk, for one. Without the file nobody would find the process.
+            child.kill()
+            child.wait()
+            self.forget()
+            raise CliError(f"cannot write {self._pid_path}: {error.strerror}; make room, then try again") from None
         # It may outlive this process, and nobody has to wait for it: not what Popen expects of its children.
         child.returncode = 0
         self._child_pid = child.pid
-        with open(self._pid_path, "w", encoding="ascii") as opened:
-            opened.write(f"{child.pid}\n")
 
     def send(self, number: signal.Signals) -> bool:
         """False where there is no process to send it to."""

@@ -14,6 +14,7 @@ import typer
 
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, parse_time_ms
+from chronik.cli.pipeline_connector import with_connector
 from chronik.cli.pipeline_spark import jvm_pid, parse_conf, spark_for
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 CHECKPOINTS = ".checkpoints"
 POLL_S = 0.25
 SOURCES = ("chronik", "kafka")
-KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 
 def land(
@@ -69,7 +69,9 @@ def land(
     )
     _check_names(names, schema is not None)
     if source == "kafka":
-        settings_of_spark = _with_kafka_package(settings_of_spark)
+        import pyspark
+
+        settings_of_spark = with_connector(settings_of_spark, pyspark.__version__)
     try:
         _run(settings, names, _read(schema), schema or "", master, settings_of_spark)
     except PipelineError as error:
@@ -199,12 +201,3 @@ def _read(schema: str | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise CliError(f"cannot read --schema {schema}: {reason}") from None
-
-
-def _with_kafka_package(conf: dict[str, str]) -> dict[str, str]:
-    """Spark gets its own connector from Maven, unless the jars are given."""
-    if "spark.jars" in conf or "spark.jars.packages" in conf:
-        return conf
-    import pyspark
-
-    return {**conf, "spark.jars.packages": f"{KAFKA_PACKAGE}:{pyspark.__version__}"}

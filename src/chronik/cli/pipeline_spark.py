@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chronik.cli.errors import CliError
+from chronik.cli.pipeline_connector import connector_fault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,10 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
         finally:
             session.stop()
     except PipelineError as error:
+        fault = _package_fault(log_path)
+        if fault is not None:
+            os.unlink(log_path)
+            raise CliError(fault) from None
         if os.path.getsize(log_path):
             raise CliError(f"{error} (Spark's log: {log_path})") from None
         os.unlink(log_path)
@@ -40,6 +45,11 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
         os.unlink(log_path)
     finally:
         os.close(descriptor)
+
+
+def _package_fault(log_path: str) -> str | None:
+    with open(log_path, encoding="utf-8", errors="replace") as log:
+        return connector_fault(log.read())
 
 
 @contextmanager

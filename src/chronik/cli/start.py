@@ -20,10 +20,12 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from chronik.cli.errors import CANNOT, CliError, say
 from chronik.cli.imports import unused_modules
+from chronik.cli.log_lines import LogLines
 
 if TYPE_CHECKING:
     import socket
@@ -130,14 +132,15 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.observe.process import machine_boot_id
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
-        from chronik.storage.slow_disk import SlowReads
+        from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
         from chronik.web.server import WebServer
 
-    log = make_logger(_write_line, wall_ms, config.levels, node=config.node_id)
+    log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
-        disk = SlowReads(config.debug_slow_reads) if config.debug_slow_reads else RealDisk()
+        slow = config.debug_slow_reads or config.debug_slow_syncs
+        disk = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs) if slow else RealDisk()
         environment = Environment(disk, random.Random(os.urandom(32)), executor, wall_ms, boot_id=machine_boot_id())
         http = config.advertised_http(http_socket.getsockname()[1])
         broker = Broker(config, environment, Metrics(), log, http=str(http))
@@ -247,13 +250,6 @@ def _on_signal(stop: asyncio.Event) -> None:
         say("stopped at once by a second signal: the next start recovers the logs")
         os._exit(FORCED_EXIT)
     stop.set()
-
-
-def _write_line(line: str) -> None:
-    """A log line, whole. A reader that went away must not stop a node."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(line)
-        sys.stderr.flush()
 
 
 class _Parser(argparse.ArgumentParser):

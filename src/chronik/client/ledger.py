@@ -10,10 +10,8 @@ missing from its ledger, which errs on the safe side: a ledger never names a rec
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
-from binascii import b2a_base64
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,8 +29,6 @@ FLUSH_S = 0.2
 """The longest that a line waits while its process lives."""
 TAIL_BYTES = 64 * 1024
 
-_LINE = b'{"topic":%b,"partition":%d,"offset":%d,"key":%b,"timestamp_ms":%d,"checksum":%d}\n'
-
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -49,6 +45,20 @@ class Entry(msgspec.Struct, frozen=True):
     key: str | None
     timestamp_ms: int
     checksum: int
+
+
+class _Line(msgspec.Struct, gc=False):
+    """An entry before it is written; msgspec makes the base64 of the key."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    timestamp_ms: int
+    checksum: int
+
+
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Ledger:
@@ -72,8 +82,9 @@ class Ledger:
         os.lseek(self._file, 0, os.SEEK_END)
         _cut_torn_line(self._file)
         # Added to by any thread, taken from under the lock: both ends of a deque are atomic.
-        self._pending: deque[tuple[str, int, int, bytes | None, int, int]] = deque()
+        self._pending: deque[_Line] = deque()
         self._append = self._pending.append
+        self._pending_max = PENDING_RECORDS_MAX
         self._lock = threading.Lock()
         self._fault: OSError | None = None
         self._closing = threading.Event()
@@ -97,17 +108,18 @@ class Ledger:
             self.failed += 1
             return
         # Not by way of `record`: a call more is felt here.
+        key = message.key()
         self._append(
-            (
+            _Line(
                 message.topic(),
                 message.partition(),
                 message.offset(),
-                message.key(),
+                key,
                 message.timestamp()[1],
-                record_checksum(message.key(), message.value(), message.headers() or ()),
+                record_checksum(key, message.value(), message.headers() or ()),
             )
         )
-        if len(self._pending) >= PENDING_RECORDS_MAX or self._fault is not None:
+        if len(self._pending) >= self._pending_max:
             self.flush()
 
     def confluent_with(self, headers: Headers) -> Callable[[object, Any], None]:
@@ -159,8 +171,8 @@ class Ledger:
         headers: Headers = (),
     ) -> None:
         """One record, whoever reports it. Raises LedgerError where lines before it could not be written."""
-        self._append((topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
-        if len(self._pending) >= PENDING_RECORDS_MAX or self._fault is not None:
+        self._append(_Line(topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
+        if len(self._pending) >= self._pending_max:
             self.flush()
 
     # The file.
@@ -191,31 +203,19 @@ class Ledger:
 
     def _write_pending(self) -> None:
         """Under the lock. A fault stays: behind a hole, no more lines."""
-        if self._fault is not None or not self._pending:
+        if self._fault is not None:
+            self._pending.clear()
+        if not self._pending:
             return
         take = self._pending.popleft
-        lines = [take() for _ in range(len(self._pending))]
-        names = {topic: json.dumps(topic).encode() for topic in {line[0] for line in lines}}
-        text = b"".join(
-            [
-                _LINE
-                % (
-                    names[topic],
-                    partition,
-                    offset,
-                    b"null" if key is None else b'"%b"' % b2a_base64(key, newline=False),
-                    timestamp_ms,
-                    checksum,
-                )
-                for topic, partition, offset, key, timestamp_ms, checksum in lines
-            ]
-        )
+        text = _encode_lines([take() for _ in range(len(self._pending))])
         try:
             left = memoryview(text)
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             self._fault = error
+            self._pending_max = 0  # the next report flushes, and so is told
 
 
 def entries(path: str | os.PathLike[str]) -> Iterator[Entry]:

@@ -92,7 +92,7 @@ BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
 def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTER_DEFAULT) -> None:
     """Raises INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at the start.
 
-    So is one that must be the same for all brokers, where `broker` names a single one.
+    So is one that must be the same for all brokers, where `broker` names a single one. None unsets, unknown names too.
     """
     for name, text in configs.items():
         if name in CLUSTER_WIDE_CONFIGS and broker != CLUSTER_DEFAULT and text is not None:
@@ -103,8 +103,9 @@ def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTE
             raise KafkaError(
                 ErrorCode.invalid_request, f"Cannot update {name} while the broker runs: set it where the node starts"
             )
+        if text is None:
+            continue
         definition = DYNAMIC_BROKER_CONFIGS.get(name)
         if definition is None:
             raise KafkaError(ErrorCode.invalid_config, f"Unknown broker config name: {name}")
-        if text is not None:
-            definition.parse(text)
+        definition.parse(text)

@@ -131,6 +131,11 @@ class ClusterImage(msgspec.Struct, frozen=True):
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
         return found
 
+    def is_live(self, broker_id: int) -> bool:
+        """Whether there is such a broker, and it serves."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.is_fenced
+
     def live_brokers(self) -> list[BrokerImage]:
         """The brokers that serve, by id."""
         return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]

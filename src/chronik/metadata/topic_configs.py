@@ -241,12 +241,16 @@ _INTERNAL_TOPIC_VALUES: Mapping[str, ConfigValue] = {"cleanup.policy": ("compact
 
 
 def check_topic_configs(configs: Mapping[str, str | None], is_internal: bool = False) -> None:
-    """Raises INVALID_CONFIG for the first config that a topic cannot have; None, which unsets, is always fine."""
+    """Raises INVALID_CONFIG for the first config that a topic cannot have; None, which unsets, is always fine.
+
+    Of unknown names too, as in Kafka: kafka-reassign-partitions takes away limits that nobody has set.
+    """
     for name, text in configs.items():
+        if text is None:
+            continue
         definition = TOPIC_CONFIGS.get(name)
         if definition is None:
             raise KafkaError(ErrorCode.invalid_config, f"Unknown topic config name: {name}")
-        if text is not None:
-            value = definition.parse(text)
-            if is_internal and name in _INTERNAL_TOPIC_VALUES and value != _INTERNAL_TOPIC_VALUES[name]:
-                raise KafkaError(ErrorCode.invalid_config, f"{name} of an internal topic cannot be {text!r}")
+        value = definition.parse(text)
+        if is_internal and name in _INTERNAL_TOPIC_VALUES and value != _INTERNAL_TOPIC_VALUES[name]:
+            raise KafkaError(ErrorCode.invalid_config, f"{name} of an internal topic cannot be {text!r}")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
 from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
+from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
 from chronik.node.cluster_links import ClusterLinks
@@ -331,9 +332,15 @@ class Broker:
             return
 
     async def create_missing_topic(self, name: str) -> TopicImage:
-        """Create a topic with the node's defaults because a client asked for it; fine if another was first."""
+        """Create a topic with the node's defaults because a client asked for it; fine if another was first.
+
+        The groups' own topic too, which lag tools ask for before there is a group.
+        """
         try:
-            await create_topic(self, name)
+            if name == OFFSETS_TOPIC:
+                await self.groups.ensure_topic()
+            else:
+                await create_topic(self, name)
         except KafkaError as error:
             if error.code != ErrorCode.topic_already_exists:
                 raise

@@ -115,6 +115,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     recovery_point_interval_ms: int = 5_000
     shutdown_timeout_ms: int = 2_000
     debug_slow_reads: str = ""
+    debug_slow_syncs: str = ""
 
     @property
     def data_folder(self) -> str:

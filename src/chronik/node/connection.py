@@ -56,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = False
         self._end_of_input = False
         self._on_close: dict[object, Callable[[], None]] = {}
+        self._on_end_of_input: list[Callable[[], None]] = []
         self.client_host = ""
         self.peer_id: int | None = None
         """The node at the other end, once it has said HELLO on the internal listener."""
@@ -95,12 +96,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         # The peer sends no more; what it already sent is still answered (acks=0 producers close this way).
-        self._end_of_input = True
+        self._input_ended()
         self._drop_unfinished_frame()
         return bool(self._replies or self._partial)
 
+    def _input_ended(self) -> None:
+        self._end_of_input = True
+        callbacks, self._on_end_of_input = self._on_end_of_input, []
+        for callback in callbacks:
+            callback()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        self._input_ended()
         callbacks = list(self._on_close.values())
         self._on_close.clear()
         self._replies.clear()
@@ -347,6 +355,13 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._on_close[owner] = callback
 
+    def when_input_ends(self, callback: Callable[[], None]) -> None:
+        """Call back once when the peer can send no more, though answers may still be on their way to it."""
+        if self._closing or self._end_of_input:
+            self._server.loop.call_soon(callback)
+        else:
+            self._on_end_of_input.append(callback)
+
     def forget(self, owner: object) -> None:
         self._on_close.pop(owner, None)
 
@@ -363,6 +378,10 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
 
     @property
     def has_unfinished_frame(self) -> bool:

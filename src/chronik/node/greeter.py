@@ -114,10 +114,11 @@ class Greeter:
         if connection not in present.connections:
             present.connections[connection] = None
             known = present
-            connection.when_closed(self, lambda: self._closed(node_id, known, connection))
+            # Not when it is closed: an answer that waits for the peer itself would keep up a dead peer's connection.
+            connection.when_input_ends(lambda: self._ended(node_id, known, connection))
             self._on_greeting(node_id, Endpoint.parse(hello.internal))
 
-    def _closed(self, node_id: int, present: _Present, connection: Connection) -> None:
+    def _ended(self, node_id: int, present: _Present, connection: Connection) -> None:
         present.connections.pop(connection, None)
         if not present.connections and self._present.get(node_id) is present:
             self._on_gone(node_id)

@@ -10,6 +10,7 @@ from chronik.node.environment import Environment
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.observe.logging import Logger
+from chronik.storage.errors import StorageError
 
 YIELD_EVERY_PARTITIONS = 100
 
@@ -56,6 +57,8 @@ class Housekeeping:
             await asyncio.sleep(interval_ms / 1000)
             try:
                 await work()
+            except OSError as error:
+                self._log.error("housekeeping_failed", error=repr(error))  # a full disk; tried again next time
             except Exception:
                 self._log.exception("housekeeping_failed")
 
@@ -67,6 +70,10 @@ class Housekeeping:
                 with partition.jobs.running():
                     try:
                         await visit(partition)
+                    except (OSError, StorageError) as error:
+                        self._log.error(
+                            f"{name}_failed", topic=partition.topic, partition=partition.index, error=repr(error)
+                        )
                     except Exception:
                         self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
                 if count % YIELD_EVERY_PARTITIONS == 0:

@@ -186,6 +186,23 @@ class Partition(PartitionState):
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
         self._replicating.sync_failed(self)
 
+    def found_damaged(self, offset: int) -> bool:
+        """A reader met a batch that is not what was written. Whether it should ask again: another replica will lead.
+
+        Where no other can, readers are given what there is, and those that look at checksums see it.
+        """
+        if self.damaged_at != offset:
+            self.damaged_at = offset
+            self._logger.error("log_damaged", topic=self.topic, partition=self.index, offset=offset)
+        leader = self.leader
+        if leader is not None:
+            others = [other for other in leader.in_sync_replicas if other in self._replicating.live]
+            if all(other == self.node_id for other in others):
+                return False
+        self.log.found_damaged(offset)
+        self._replicating.log_failed(self)
+        return True
+
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def is_written(self, end_offset: int) -> bool:

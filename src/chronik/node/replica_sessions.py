@@ -25,6 +25,7 @@ from chronik.node.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, N
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.divergence import EpochEnd
+from chronik.storage.log import ReadJob
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
     HIGH_WATERMARK_NOT_SENT,
@@ -88,7 +89,7 @@ class ColdRead(NamedTuple):
     partition: Partition
     generation: int
     max_bytes: int
-    job: Callable[[], Buffer]
+    job: ReadJob
 
 
 class ReplicaSession:
@@ -438,8 +439,13 @@ class ReplicaSessions:
                     # It was truncated or led anew meanwhile: bytes of two logs may be mixed.
                     read.response.error_code = ErrorCode.not_leader_or_follower
                 elif not isinstance(outcome, Exception) and len(outcome):
+                    if read.job.damaged_at is not None:
+                        # The follower will refuse it; from another leader it can have what was written.
+                        partition.found_damaged(read.job.damaged_at)
                     read.response.records = outcome
                 else:
+                    if isinstance(outcome, KafkaError) and outcome.code == ErrorCode.corrupt_message:
+                        partition.found_damaged(read.job.offset)
                     # The follower would wait for ever for what it was not sent.
                     self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error

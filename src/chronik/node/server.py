@@ -142,6 +142,9 @@ class Server:
 
     def refused(self, connection: Connection, reason: str) -> None:
         """One log line for each connection that is closed for what it sent, but not for each of a flood."""
+        if connection.is_closing:
+            # Something else that it sent was refused before, and this had begun by then.
+            return
         self.broker.metrics.malformed_requests += 1
         self._refusals_logged += 1
         if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:

@@ -17,6 +17,7 @@ from threading import Event
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -66,41 +67,60 @@ def read_log(task: LogRange) -> Iterator[Any]:
 # By HTTP.
 
 
+class _Batch(msgspec.Struct, gc=False):
+    """What is needed of a batch's header: the rest of the answer is skipped, not decoded."""
+
+    base_offset: int
+    last_offset: int
+    count: int
+    base_timestamp_ms: int
+    is_control: bool
+
+    @property
+    def is_thinned(self) -> bool:
+        return self.count != self.last_offset - self.base_offset + 1
+
+
+class _Page(msgspec.Struct):
+    high_watermark: int
+    next: int | None
+    batches: list[_Batch]
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+
+
 def _from_headers(task: LogRange) -> Iterator[Any]:
     wanted = task.wanted
     offset: int | None = wanted.start
     pause, waited = Event(), 0
     while offset is not None and offset < wanted.stop:
         page = _page(task, offset)
-        batches = [batch for batch in page["batches"] if batch["base_offset"] < wanted.stop]
-        thinned = [batch for batch in batches if not batch["is_control"] and _is_thinned(batch)]
-        whole = [batch for batch in batches if batch["is_control"] or not _is_thinned(batch)]
+        batches = [batch for batch in page.batches if batch.base_offset < wanted.stop]
+        thinned = [batch for batch in batches if not batch.is_control and batch.is_thinned]
+        whole = [batch for batch in batches if batch.is_control or not batch.is_thinned]
         if whole:
             yield from _ranges(
                 task,
-                [max(batch["base_offset"], offset) for batch in whole],
-                [batch["last_offset"] + 1 for batch in whole],
-                [batch["base_timestamp_ms"] for batch in whole],
-                [batch["is_control"] for batch in whole],
+                [max(batch.base_offset, offset) for batch in whole],
+                [batch.last_offset + 1 for batch in whole],
+                [batch.base_timestamp_ms for batch in whole],
+                [batch.is_control for batch in whole],
             )
         for batch in thinned:
-            yield from _thinned(task, max(batch["base_offset"], offset), batch["last_offset"] + 1)
-        behind = max([offset, *(batch["last_offset"] + 1 for batch in batches)])
-        offset = page["next"]
-        if offset is None and page["high_watermark"] < wanted.stop and behind < wanted.stop:
+            yield from _thinned(task, max(batch.base_offset, offset), batch.last_offset + 1)
+        behind = max([offset, *(batch.last_offset + 1 for batch in batches)])
+        offset = page.next
+        if offset is None and page.high_watermark < wanted.stop and behind < wanted.stop:
             # A new leader may need a moment to know what had been readable when the audit began.
             if waited >= WATERMARK_TRIES:
                 raise PipelineError(
                     f"{wanted.topic}-{wanted.partition} was readable up to {wanted.stop} and now only up to "
-                    f"{page['high_watermark']}: see chronik doctor {wanted.topic}"
+                    f"{page.high_watermark}: see chronik doctor {wanted.topic}"
                 )
             waited += 1
             pause.wait(WATERMARK_PAUSE_S)
             offset = behind
-
-
-def _is_thinned(batch: dict[str, Any]) -> bool:
-    return bool(batch["count"] != batch["last_offset"] - batch["base_offset"] + 1)
 
 
 def _thinned(task: LogRange, start: int, stop: int) -> Iterator[Any]:
@@ -110,15 +130,15 @@ def _thinned(task: LogRange, start: int, stop: int) -> Iterator[Any]:
         yield from _from_fetches(LogRange(inside, task.topic_id, task.bootstrap, RECORDS, (), task.block_bits))
 
 
-def _page(task: LogRange, offset: int) -> dict[str, Any]:
+def _page(task: LogRange, offset: int) -> _Page:
     wanted = task.wanted
     query = urlencode({"partition": wanted.partition, "from": offset, "to": wanted.stop, "limit": PAGE_BATCHES})
     path = f"/api/topics/{quote(wanted.topic)}/batches?{query}"
     failure = "none of its nodes has an HTTP address"
     for node in task.nodes:
         try:
-            return get_json(node, path)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            return _decode_page(get_body(node, path))
+        except (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError) as error:
             failure = f"http://{node}: {error}"
     raise PipelineError(
         f"no node lists the batches of {wanted.topic}-{wanted.partition} ({failure}): pass --log records"
@@ -127,16 +147,24 @@ def _page(task: LogRange, offset: int) -> dict[str, Any]:
 
 def get_json(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
     """A node's answer; ValueError where it is not the object that was asked for."""
+    told = json.loads(get_body(address, path, timeout_s))
+    if not isinstance(told, dict):
+        raise ValueError(f"no object but {told!r:.80}")
+    return told
+
+
+def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> bytes:
+    """ValueError, with the node's own words, where it refuses."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         body = answer.read()
-        told = json.loads(body)
-        if answer.status != http.client.OK or not isinstance(told, dict):
+        if answer.status != http.client.OK:
+            told = json.loads(body)
             raise ValueError(told.get("error", answer.status) if isinstance(told, dict) else answer.status)
-        return told
+        return body
     finally:
         connection.close()
 

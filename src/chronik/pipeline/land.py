@@ -21,6 +21,7 @@ from chronik.pipeline.land_ranges import LandedOffsets
 from chronik.pipeline.land_schema import dead_letter_schema, table_schema
 from chronik.pipeline.land_task import REPORT_SCHEMA, WriteTask, read_reports
 from chronik.pipeline.progress import Figures, ProgressAccount, offsets_of
+from chronik.pipeline.reading import ReadSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LandSettings", "TopicLanding", "dead_letters_name", "topic_ids"]
 
+OWN_SOURCE = "chronik"
 ROWS_PER_BATCH_MAX = 1_000_000
 ROWS_PER_BATCH_SETTING = "spark.chronik.maxOffsetsPerTrigger"
 START_TIMEOUT_S = 60.0
+ROWS_PER_CHUNK = 32 * 1024
+"""Read at once by a task: larger than what Spark takes best, since here Spark takes none."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,14 @@ class LandSettings:
     group: str = ""
     once: bool = False
     trigger_s: float = 1.0
-    source: str = "chronik"
+    source: str = OWN_SOURCE
+
+    @property
+    def reading(self) -> ReadSettings | None:
+        """How tasks read the records by themselves; None where Spark's own connector brings them."""
+        if self.source != OWN_SOURCE:
+            return None
+        return ReadSettings(self.bootstrap, with_headers=True, rows_max=ROWS_PER_CHUNK)
 
     def table(self, name: str) -> str:
         return f"{self.to.rstrip('/')}/{name}"
@@ -89,6 +100,8 @@ class TopicLanding:
         self._query: Any = None
         self._query_id: Future[str] = Future()
         self._attempts = 0
+        self._rows_of: dict[int, int] = {}
+        """What the last two micro-batches landed: Spark tells the progress of one while the next is on its way."""
         self._account = ProgressAccount()
         self._committed: object = None
 
@@ -141,8 +154,10 @@ class TopicLanding:
             "maxOffsetsPerTrigger": self._spark.conf.get(ROWS_PER_BATCH_SETTING, str(ROWS_PER_BATCH_MAX)) or "",
             **settings.starting,
         }
-        if settings.source == "chronik" and settings.group:
-            options["kafka.group.id"] = settings.group
+        if settings.source == OWN_SOURCE:
+            options["rangesOnly"] = "true"
+            if settings.group:
+                options["kafka.group.id"] = settings.group
         return self._spark.readStream.format(settings.source).options(**options).load()
 
     def _land(self, frame: DataFrame, batch: int) -> None:
@@ -152,8 +167,9 @@ class TopicLanding:
             self._attempts += 1
             uris = self._settings.table(self.topic), self._settings.table(dead_letters_name(self.topic))
             name = f"{self._settings.token}-{batch}-{self._attempts}"
+            task = WriteTask(*uris, name, self._fields, landed, self._settings.reading)
             try:
-                reports = frame.mapInArrow(WriteTask(*uris, name, self._fields, landed), REPORT_SCHEMA).collect()
+                reports = frame.mapInArrow(task, REPORT_SCHEMA).collect()
             except Exception as error:
                 for uri in uris:
                     remove_files(uri, name)  # they would fill a disk that is full
@@ -163,13 +179,15 @@ class TopicLanding:
         landed: LandedBatch = self._lander.land(self._query_id.result(START_TIMEOUT_S), batch, write)
         self.rows += landed.rows
         self.dead_letters += landed.dead_letters
+        self._rows_of = {batch - 1: self._rows_of.get(batch - 1, 0), batch: landed.rows + landed.dead_letters}
 
     def _take_progress(self) -> None:
         """And commits what it says to the group, which for the last micro-batch of a run nobody else does in time."""
         progress = self._query.lastProgress
         if not progress:
             return
-        self._account.take(progress)
+        # Spark counts what the source hands over, which here are ranges.
+        self._account.take({**progress, "numInputRows": self._rows_of.get(progress["batchId"], 0)})
         end = progress["sources"][0].get("endOffset") if progress.get("sources") else None
         offsets = offsets_of(end)
         if not self._settings.group or not offsets or end == self._committed:

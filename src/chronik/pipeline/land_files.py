@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.land_ranges import first_and_last, widened
 
-__all__ = ["DATE", "FileSet", "NewFile", "remove_files"]
+__all__ = ["DATE", "FileSet", "NewFile", "parquet_settings", "remove_files"]
 
 DATE = "date"
 """The column that tables are partitioned by: it stands in the folder's name, not in the file."""
@@ -30,6 +30,8 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
+RISING = ("offset", "timestamp")
+"""Written as differences: faster and smaller than a dictionary of what never comes again (bench/parquet.py)."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +66,9 @@ class FileSet:
         if not rows.num_rows:
             return
         dates = pc.cast(rows.column("timestamp"), pa.date32())
-        for date in pc.unique(dates).to_pylist():
-            here = pc.is_null(dates) if date is None else pc.fill_null(pc.equal(dates, pa.scalar(date)), False)
-            part = rows if len(pc.unique(dates)) == 1 else rows.filter(here)
+        found = pc.unique(dates).to_pylist()
+        for date in found:
+            part = rows if len(found) == 1 else rows.filter(_are(dates, date))
             opened = self._file(None if date is None else date.isoformat())
             opened.add(part)
             if opened.size_bytes >= FILE_BYTES_MAX:
@@ -111,9 +113,7 @@ class _OpenFile:
         self._store = store
         with _told(self._where):
             store.create_dir(self._where.rpartition("/")[0], recursive=True)
-            self._writer = pq.ParquetWriter(
-                self._where, schema, filesystem=store, compression="zstd", coerce_timestamps=None
-            )
+            self._writer = pq.ParquetWriter(self._where, schema, filesystem=store, **parquet_settings(schema))
 
     def add(self, rows: Any) -> None:
         self._measure(rows)
@@ -160,6 +160,20 @@ class _OpenFile:
                 self._high[name] = max(high, self._high.get(name, high))
 
 
+def parquet_settings(schema: Any) -> dict[str, Any]:
+    """A dictionary where values may come again; one of payloads is given up after a while, and costs until then."""
+    again = [
+        column.name
+        for column in schema
+        if column.name not in ("value", *RISING) and not pa.types.is_nested(column.type)
+    ]
+    return {
+        "compression": "zstd",
+        "use_dictionary": again,
+        "column_encoding": dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
+    }
+
+
 def remove_files(uri: str, names_from: str) -> None:
     """Those of the files of one attempt that are in no commit and never will be, as far as that goes: a vacuum of the
     table gets the rest."""
@@ -181,6 +195,10 @@ def _stat(value: Any, up_ms: int) -> Any:
             value += timedelta(milliseconds=up_ms)
         return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
     return value
+
+
+def _are(dates: Any, date: Any) -> Any:
+    return pc.is_null(dates) if date is None else pc.fill_null(pc.equal(dates, pa.scalar(date)), False)
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:

@@ -16,6 +16,8 @@ from chronik.pipeline.land_batch import DEAD_LETTERS, ROWS
 from chronik.pipeline.land_files import FileSet, NewFile
 from chronik.pipeline.land_ranges import LandedOffsets
 from chronik.pipeline.land_schema import OWN, dead_letter_schema, table_schema
+from chronik.pipeline.range_rows import from_rows
+from chronik.pipeline.reading import ReadSettings, read_range
 
 __all__ = ["REPORT_SCHEMA", "WriteTask", "read_reports"]
 
@@ -32,6 +34,8 @@ class WriteTask:
     """Of this attempt at this batch: the task's own number makes a file's name out of it."""
     fields: StructType | None
     landed: LandedOffsets
+    reading: ReadSettings | None = None
+    """How to read the ranges that the rows name; None where the rows are the records."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -43,7 +47,7 @@ class WriteTask:
         rows = FileSet(ROWS, self.rows_uri, table_schema(self.fields), name)
         dead_letters = FileSet(DEAD_LETTERS, self.dead_letters_uri, dead_letter_schema(), name)
         json = None if self.fields is None else JsonColumns(self.fields)
-        for batch in batches:
+        for batch in self._records(batches):
             fresh = _own_columns(batch)
             if self.landed:
                 fresh = self.landed.without(fresh)
@@ -56,6 +60,14 @@ class WriteTask:
                 rows.add(good)
                 dead_letters.add(bad)
         return rows.finish() + dead_letters.finish()
+
+    def _records(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self.reading is None:
+                yield batch
+            else:
+                for wanted, topic_id in from_rows(batch):
+                    yield from read_range(wanted, topic_id, self.reading)
 
 
 def read_reports(lines: list[str]) -> list[NewFile]:

@@ -9,6 +9,7 @@
     maxOffsetsPerTrigger, minPartitions, maxRecordsPerPartition, failOnDataLoss, includeHeaders
     kafka.group.id                      the group to which finished micro-batches are committed
     kafka.isolation.level               read_uncommitted or read_committed
+    rangesOnly                          rows are what is to be read, not records (`range_rows`): for our own jobs
 
 A timestamp wins over offsets, as there. Other options of the Kafka client that only tune it (`kafka.fetch.max.bytes`)
 are taken and not used; those that would change who may read (TLS, SASL) are refused, since they cannot be kept.
@@ -36,7 +37,7 @@ PLAIN = {
         *("subscribe", "subscribePattern", "assign", "startingOffsets", "endingOffsets"),
         *("startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
         *("startingOffsetsByTimestampStrategy", "maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition"),
-        *("failOnDataLoss", "includeHeaders", "groupIdPrefix"),
+        *("failOnDataLoss", "includeHeaders", "groupIdPrefix", "rangesOnly"),
     )
 }
 REFUSED = ("kafka.sasl.", "kafka.ssl.")
@@ -69,6 +70,7 @@ class SourceOptions:
     with_headers: bool = False
     group: str = ""
     committed_only: bool = False
+    ranges_only: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -93,6 +95,7 @@ class SourceOptions:
             with_headers=_flag(options, "includeHeaders", False),
             group=options.get("kafka.group.id", "").strip(),
             committed_only=level == "read_committed",
+            ranges_only=_flag(options, "rangesOnly", False),
         )
 
     def wants(self, topic: str, partition: int) -> bool:

@@ -18,7 +18,7 @@ from chronik.client.errors import ClientError
 from chronik.client.topics import EARLIEST, Topics
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.columns import RecordRange
-from chronik.pipeline.decoder import ArrowDecoder, next_offset_behind
+from chronik.pipeline.decoder import ROWS_MAX, ArrowDecoder, next_offset_behind
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
@@ -45,13 +45,18 @@ class ReadSettings:
     with_headers: bool = False
     committed_only: bool = False
     fail_on_data_loss: bool = True
+    rows_max: int = ROWS_MAX
+    """Of one Arrow batch."""
+
+    def decoder(self, wanted: RecordRange) -> ArrowDecoder:
+        return ArrowDecoder(wanted, with_headers=self.with_headers, rows_max=self.rows_max)
 
 
 def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
     """Arrow batches of the range. `topic_id` is the topic's when it was planned, empty where brokers have none."""
     with BlockingCluster(settings.bootstrap) as cluster:
         fetches = PartitionFetches(cluster, wanted, topic_id, settings.committed_only)
-        decoder = ArrowDecoder(wanted, with_headers=settings.with_headers)
+        decoder = settings.decoder(wanted)
         pending: Asked | None = fetches.ask(wanted.start)
         while not decoder.is_done:
             try:
@@ -63,7 +68,7 @@ def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> It
                     break
                 # The first batch may hold records below it, which are as gone as the others.
                 yield from decoder.finish()
-                decoder = ArrowDecoder(wanted._replace(start=gap.resume_at), with_headers=settings.with_headers)
+                decoder = settings.decoder(wanted._replace(start=gap.resume_at))
                 pending = fetches.ask(gap.resume_at)
                 continue
             records = memoryview(fetched.records)

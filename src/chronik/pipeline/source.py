@@ -20,6 +20,7 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.options import SourceOptions
 from chronik.pipeline.planning import Planner
 from chronik.pipeline.positions import Position
+from chronik.pipeline.range_rows import RANGES_DDL, to_row
 from chronik.pipeline.reading import ReadSettings, read_range
 
 __all__ = ["ChronikSource"]
@@ -42,6 +43,8 @@ class ChronikSource(DataSource):
         return "chronik"
 
     def schema(self) -> str:
+        if self._given_flag("rangesOnly"):
+            return RANGES_DDL
         return SCHEMA + (HEADERS_SCHEMA if self._given_flag("includeHeaders") else "")
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -70,10 +73,12 @@ def _settings(options: SourceOptions) -> ReadSettings:
     return ReadSettings(options.bootstrap, options.with_headers, options.committed_only, options.fail_on_data_loss)
 
 
-def _read(partition: InputPartition, settings: ReadSettings) -> Iterator[Any]:
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
     if not isinstance(partition, RangeToRead):
         return iter(())  # what Spark hands over where a batch read has nothing to read
-    return read_range(partition.wanted, partition.topic_id, settings)
+    if options.ranges_only:
+        return iter((to_row(partition.wanted, partition.topic_id),))
+    return read_range(partition.wanted, partition.topic_id, _settings(options))
 
 
 class BatchReader(DataSourceReader):
@@ -88,7 +93,7 @@ class BatchReader(DataSourceReader):
             return [RangeToRead(*part) for part in planner.ranges(planner.start(), planner.end())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(partition, _settings(self._options))
+        return _read(partition, self._options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -147,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangeToRead(*part) for part in self._planner().ranges(begin, stop)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(partition, _settings(self._options))
+        return _read(partition, self._options)
 
     def _commit(self, position: Position) -> None:
         """A group that cannot be reached costs others their view of the lag, not the query its life."""

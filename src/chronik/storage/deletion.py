@@ -6,6 +6,7 @@ from typing import NamedTuple
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk, write_file_atomic
 from chronik.storage.segment import LogSegment
+from chronik.storage.small_files import encode_value
 
 __all__ = ["DeletionJob", "NumberFile", "segments_to_delete"]
 
@@ -47,7 +48,7 @@ class DeletionJob:
     def run(self) -> None:
         if self._number_file is not None:
             path, number = self._number_file
-            write_file_atomic(self._disk, path, b"%d\n" % number())
+            write_file_atomic(self._disk, path, encode_value(str(number())))
         if self._paths:
             self._disk.sync_dir(self._folder)
         for path in self._paths:

@@ -9,13 +9,20 @@ import errno
 import fcntl
 import os
 import shutil
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Buffer", "Disk", "File", "RealDisk", "RealFile", "read_file", "write_file_atomic"]
+__all__ = ["Buffer", "Disk", "DiskSpace", "File", "RealDisk", "RealFile", "read_file", "write_file_atomic"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class DiskSpace(NamedTuple):
+    """Of the file system that a folder is on: all of it, and what may still be written."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 class File(Protocol):
@@ -68,7 +75,7 @@ class Disk(Protocol):
 
     def rmtree(self, path: str) -> None: ...
 
-    def free_bytes(self, path: str) -> int: ...
+    def space(self, path: str) -> DiskSpace: ...
 
     def lock(self, path: str) -> File:
         """Open `path`, held against all other processes until the file is closed; BlockingIOError if it is held."""
@@ -205,9 +212,9 @@ class RealDisk:
     def rmtree(self, path: str) -> None:
         shutil.rmtree(path)
 
-    def free_bytes(self, path: str) -> int:
+    def space(self, path: str) -> DiskSpace:
         stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize
+        return DiskSpace(stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
 
     def lock(self, path: str) -> RealFile:
         file = self.open(path, create=True)

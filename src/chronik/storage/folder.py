@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
-from chronik.storage.errors import DataFolderError
+from chronik.storage.errors import DataFolderError, StorageError
+from chronik.storage.small_files import decode_value, encode_value
 
 __all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "Life", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
 
@@ -186,15 +187,16 @@ class DataFolder:
     def claim_log(self, topic: str, partition: int, topic_id: UUID) -> None:
         """Have the partition's folder belong to the topic of this id; what another topic of that name left there goes.
 
-        A crash may come between a topic's deletion and that of its files, and the name be used again.
+        A crash may come between a topic's deletion and that of its files, and the name be used again. Raises
+        StorageError where it cannot be told whose the folder is: nothing is deleted for a damaged file.
         """
         path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
         found = read_file(self.disk, path)
-        if found is not None and found.decode(errors="replace").strip() == str(topic_id):
-            return
         if found is not None:
+            if self._owner(topic, partition, path, found) == topic_id:
+                return
             self.remove_log(topic, partition)()
-        data = f"{topic_id}\n".encode()
+        data = encode_value(str(topic_id))
         if self.disk.exists(self.log_path(topic, partition)):
             write_file_atomic(self.disk, path, data)
             self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
@@ -210,6 +212,18 @@ class DataFolder:
         finally:
             file.close()
         # The names become durable with the log's first records: that sync covers its folder and the one around it.
+
+    def _owner(self, topic: str, partition: int, path: str, data: bytes) -> UUID | None:
+        """Whose log it is; None where a crash came before it had a record, and left the file unfinished."""
+        try:
+            return UUID(decode_value(data))
+        except ValueError as error:
+            folder = self.log_path(topic, partition)
+            segments = [name for name in self.disk.listdir(folder) if name.endswith(".log")]
+            if not any(self.disk.size(f"{folder}/{name}") for name in segments):
+                return None
+            line = f"{path} is damaged ({error}): restore it, or remove it to have the log as it is"
+            raise StorageError(line) from None
 
     def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
         """How far the log of this very topic was known to be durable."""

@@ -18,6 +18,7 @@ from chronik.storage.producers import Duplicate
 from chronik.storage.reading import ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
 from chronik.storage.segment import LogSegment
+from chronik.storage.small_files import encode_value
 from chronik.storage.swap import Replacement, replace_segments
 from chronik.storage.syncing import SyncJob
 from chronik.storage.times import TimeLookup, TimestampOffset
@@ -101,7 +102,7 @@ class Log(LogWriter):
         """The same read for a thread: called there once, it returns the batches."""
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise self._out_of_range(offset)
-        return self._segments.read_job(offset, max_bytes, min(upto_offset, self.log_end_offset), min_one_batch)
+        return self._segments.read_job(offset, max_bytes, upto_offset, min_one_batch, self.log_end_offset)
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """For a thread: the headers of the batches that hold any of [offset, to_offset), all below `upto_offset`.
@@ -249,7 +250,8 @@ class Log(LogWriter):
         if self.log_end_offset < self.log_start_offset:
             # The start lay inside the batch that went.
             self.log_start_offset = self.log_end_offset
-            write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", b"%d\n" % self.log_start_offset)
+            start = encode_value(str(self.log_start_offset))
+            write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", start)
         self._truncated()
 
     def truncate_fully(self, new_start_offset: int) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import cut_whole_batches
+from chronik.storage.batches import cut_whole_batches, is_intact
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.errors import ErrorCode, KafkaError
 
 __all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
@@ -73,7 +74,9 @@ class ReadJob:
     """A read for a thread: touches files only. Called once, it returns the batches; `result` then has it all.
 
     `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
-    on may be gone from the first.
+    on may be gone from the first. `end_offset` is the log's end when the segments were looked at: nothing in them
+    reaches it. Batches that lay on disk when the log was opened have their checksums looked at; a bad one ends the
+    read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
     """
 
     def __init__(
@@ -84,14 +87,17 @@ class ReadJob:
         max_bytes: int,
         upto_offset: int,
         min_one_batch: bool,
+        end_offset: int,
     ) -> None:
         self._segments = segments
         self._hints = hints
-        self._offset = offset
+        self.offset = offset
         self._max_bytes = max_bytes
         self._upto_offset = upto_offset
         self._min_one_batch = min_one_batch
+        self._end_offset = end_offset
         self.result: ReadResult | None = None
+        self.damaged_at: int | None = None
 
     def __call__(self) -> Buffer:
         try:
@@ -103,11 +109,16 @@ class ReadJob:
 
     def _read(self) -> ReadResult:
         for segment, view in self._segments:
-            found = view.find(self._offset) if self._offset < self._upto_offset else None
+            found = view.find(self.offset) if self.offset < self._upto_offset else None
             if found is None:
                 continue
             position, header = found
             if header.last_offset >= self._upto_offset:
+                # It reaches beyond what may be shown; or its header lies, and a reader would wait here for ever. Its
+                # offset may lie although the CRC is right, which does not cover it.
+                batch = view.shared.file.pread(position, header.size_bytes)
+                if header.last_offset >= self._end_offset or not is_intact(batch, header):
+                    raise _damaged(view, position)
                 break
             result = read_batches(
                 view.shared.file.pread,
@@ -120,11 +131,35 @@ class ReadJob:
                 view.boundary_before,
             )
             if result is None:
-                break
+                raise _damaged(view, position)
+            if not segment.is_checked(position, position + len(result.data)):
+                result = self._check(result, segment, position)
             # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
-            self._hints[self._offset % HINTS_MAX] = Hint(self._offset, segment, position)
+            self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
                 self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
-        return ReadResult(b"", self._offset)
+        return ReadResult(b"", self.offset)
+
+    def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
+        """The batches before the first bad one, or that one alone."""
+        data = memoryview(result.data)
+        at = 0
+        next_offset = self.offset
+        while at < len(data):
+            header = read_batch_header(data, at)
+            behind = at + header.size_bytes
+            if not is_intact(data[at:behind], header):
+                if at == 0:
+                    self.damaged_at = header.base_offset
+                    return ReadResult(data[:behind], header.next_offset)
+                result = ReadResult(data[:at], next_offset)
+                break
+            at, next_offset = behind, header.next_offset
+        segment.checked(position, position + at)
+        return result
+
+
+def _damaged(view: SegmentView, position: int) -> KafkaError:
+    return KafkaError(ErrorCode.corrupt_message, f"segment {view.base_offset} is damaged at its byte {position}")

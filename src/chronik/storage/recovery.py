@@ -22,15 +22,17 @@ from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.producers import ProducerStates
 from chronik.storage.scanning import is_zero, scan_batches, used_bytes
 from chronik.storage.segment import NO_TIMESTAMP, RELATIVE_OFFSET_MAX, LogSegment, segment_path
+from chronik.storage.small_files import read_number
 from chronik.storage.snapshot import Snapshot, decode_snapshot, restore_producers
 from chronik.storage.swap import CLEANER_NAME, finish_swaps
 from chronik.storage.syncing import EPOCHS_NAME
 from chronik.wire.batch import BatchHeader
 
-__all__ = ["START_NAME", "Damage", "LoadedLog", "RecoveryReport", "load_log", "read_number"]
+__all__ = ["START_NAME", "Damage", "LoadedLog", "RecoveryReport", "load_log"]
 
 START_NAME = "log-start-offset"
-"""A text file with one number: what DeleteRecords has set, where the segments do not say it."""
+"""One number (see `small_files`): what DeleteRecords has set, where the segments do not say it. Damaged, it counts as
+missing: what was deleted may be there again, which is better than the contrary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +96,6 @@ class LoadedLog:
     report: RecoveryReport
 
 
-def read_number(disk: Disk, path: str) -> int | None:
-    """The number in a file; None where there is none."""
-    data = read_file(disk, path)
-    try:
-        return int(data) if data else None
-    except ValueError:
-        return None
-
-
 def load_log(
     disk: Disk, folder: str, config: LogConfig, now_ms: int, recovery_point: int | None, clean: bool
 ) -> LoadedLog:
@@ -128,6 +121,8 @@ class _Recovery:
         self.producers = ProducerStates(config.producer_expiration_ms)
         self.last_batch_crc = 0
         self.cleaned_upto = 0
+        self.gap: tuple[int, int] | None = None
+        """The last gap in the segment that was scanned: its position, and the offset that was next."""
 
     def load(self) -> LoadedLog:
         self.report.finished_swaps = finish_swaps(self.disk, self.folder)
@@ -233,8 +228,11 @@ class _Recovery:
             first = next(i for i, s in enumerate(segments) if s.base_offset == snapshot.segment_base)
         # A snapshot says which epochs were durable; those above it are read from the batches.
         self.epochs.truncate_to(offset)
-        for segment in segments[:first]:
-            self._check_indexes(segment)
+        for at in range(first):
+            self._check_indexes(segments[at])
+            end = self._end_of(segments[at])
+            if not self._goes_on_at(segments[at + 1].base_offset, end):
+                return self._broken(segments, at, *end), True
         touched = False
         for at in range(first, len(segments)):
             segment = segments[at]
@@ -244,11 +242,12 @@ class _Recovery:
             touched = touched or self.report.scanned_batches > before or reason is not None
             if reason is None:
                 continue
-            if offset < self.recovery_point:
-                self.report.damages.append(Damage(offset, segment.base_offset, position, chain_is_broken=True))
-                del segments[at + 1 :]
-                segment.let_go()
-                return offset, True
+            lowest = min(self._lowest_left(segment, position, offset), offset if next_base is None else next_base)
+            if min(offset, lowest) < self.recovery_point:
+                if self.gap is not None and self.gap[1] <= lowest < offset:
+                    # What follows belongs before the gap: the batch behind it has a wrong offset, which no CRC covers.
+                    position, offset = self.gap
+                return self._broken(segments, at, position, offset), True
             self._truncate(segments, at, position, offset)
             break
         if offset < self.recovery_point and not self.report.damages:
@@ -257,9 +256,52 @@ class _Recovery:
         if touched:
             # What was found may be in the page cache only; from here on it counts as durable.
             active.file.datasync()
+        if touched or not active.size_bytes:
+            # So may be names: the process may have been killed when it had begun a segment, and not yet synced its
+            # folder. What is appended there now is synced without looking at names again.
             self.disk.sync_dir(self.folder)
+            self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
         active.let_go()
         return offset, False
+
+    def _broken(self, segments: list[LogSegment], at: int, position: int, offset: int) -> int:
+        """The log ends at `position` of segment `at` for now, and no file is touched."""
+        segment = segments[at]
+        self.report.damages.append(Damage(offset, segment.base_offset, position, chain_is_broken=True))
+        del segments[at + 1 :]
+        segment.size_bytes = position
+        segment.let_go()
+        return offset
+
+    def _lowest_left(self, segment: LogSegment, position: int, offset: int) -> int:
+        """The lowest offset that the data from `position` on has a claim to, by the segment's name or a whole batch."""
+        if position == 0:
+            return segment.base_offset
+        for _, header, _, intact in scan_batches(segment.file, position, segment.file.size()):
+            return header.base_offset if intact else offset
+        return offset
+
+    def _end_of(self, segment: LogSegment) -> tuple[int, int]:
+        """Where a closed segment's batches end, and the offset behind them, from its last index entry on."""
+        view = segment.view()
+        try:
+            entry = view.offsets.last()
+            position = entry[1] if entry is not None and view.is_right(*entry) else 0
+            end, offset = position, segment.base_offset
+            for at, header in walk_headers(segment.file, position, segment.size_bytes):
+                end, offset = at + header.size_bytes, header.next_offset
+            return end, offset
+        finally:
+            view.release()
+            segment.let_go()
+
+    def _goes_on_at(self, next_base: int, end: tuple[int, int]) -> bool:
+        """Whether a closed segment below the snapshot is followed by the next one, as it was when that was written."""
+        return end[1] == next_base or (end[1] < next_base and self._may_have_gaps(next_base))
+
+    def _may_have_gaps(self, offset: int) -> bool:
+        """Whether compaction may have removed what lies before `offset`."""
+        return self.config.cleanup_compact or offset <= self.cleaned_upto
 
     def _scan_segment(
         self, segment: LogSegment, offset: int, resumed: Snapshot | None, next_base: int | None
@@ -269,6 +311,7 @@ class _Recovery:
         Returns its end, the next offset, and why the log cannot go on behind it: None if it can.
         """
         file_bytes = segment.size_bytes
+        self.gap = None
         position = self._resume(segment, resumed)
         if position == file_bytes and (next_base is None or next_base == offset):
             if next_base is not None:
@@ -277,7 +320,11 @@ class _Recovery:
         file = segment.file
         interval = self.config.index_interval_bytes
         reason: str | None = None
+        segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
+            if header.base_offset > offset:
+                # A gap that compaction left here or at the leader; or else this batch's offset lies.
+                self.gap = position, offset
             if header.base_offset < offset or header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 reason = "offsets"
                 break
@@ -291,6 +338,7 @@ class _Recovery:
                     # Seen now: the batch's own time is the client's, and may make the producer look long gone.
                     self.producers.record(header, header.base_offset, self.now_ms, append_time)
             else:
+                segment.unchecked_to = at + header.size_bytes
                 self.report.damages.append(Damage(header.base_offset, segment.base_offset, at, chain_is_broken=False))
             timestamp = header.max_timestamp if intact else NO_TIMESTAMP
             segment.note_batch(at, header.last_offset, header.size_bytes, timestamp, interval)
@@ -323,8 +371,7 @@ class _Recovery:
         """Whether the next segment continues this one."""
         if next_base == offset:
             return None
-        may_have_gaps = self.config.cleanup_compact or next_base <= self.cleaned_upto
-        if next_base > offset and position == file_bytes and may_have_gaps:
+        if next_base > offset and position == file_bytes and self._may_have_gaps(next_base):
             return None
         return "gap"
 

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 from chronik.storage.batches import header_at, walk_headers
 from chronik.storage.disk import Disk, File
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, IndexView, SparseIndex
+from chronik.storage.scanning import is_zero
 from chronik.storage.shared_file import SharedFile
-from chronik.wire.batch import HEADER_BYTES, BatchHeader
+from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
 __all__ = ["NO_TIMESTAMP", "RELATIVE_OFFSET_MAX", "LogSegment", "SegmentView", "segment_path"]
@@ -52,7 +53,7 @@ class SegmentView(NamedTuple):
 
     def is_right(self, relative_offset: int, position: int) -> bool:
         """Whether an entry of the offset index is true."""
-        header = header_at(self.shared.file, position, self.size_bytes)
+        header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -61,7 +62,8 @@ class SegmentView(NamedTuple):
         for at, header in walk_headers(self.shared.file, position, self.size_bytes):
             yield at, header
             end = at + header.size_bytes
-        if end < self.size_bytes and any(self.shared.file.pread(end, HEADER_BYTES)):
+        # Zeros at the end are preallocated; those with something behind them are a hole.
+        if not is_zero(self.shared.file, end, self.size_bytes):
             raise KafkaError(ErrorCode.corrupt_message, f"segment {self.base_offset} is damaged at its byte {end}")
 
     def largest_timestamp(self) -> tuple[int, int]:
@@ -100,6 +102,8 @@ class LogSegment:
         "offset_index",
         "size_bytes",
         "time_index",
+        "unchecked_from",
+        "unchecked_to",
         "unindexed_bytes",
     )
 
@@ -114,6 +118,10 @@ class LogSegment:
         self.first_append_ms: int | None = None
         self.unindexed_bytes = 0
         self.last_batch_position = -1
+        # What lay on disk when the log was opened, and may have rotted there: nobody has looked at its checksums since.
+        # Readers in threads make it less, never more.
+        self.unchecked_from = 0
+        self.unchecked_to = size_bytes
         self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
         self.time_index = SparseIndex(disk, segment_path(folder, base_offset, ".timeindex"), TIME_ENTRY)
         self._shared: SharedFile | None = None
@@ -138,6 +146,18 @@ class LogSegment:
     @property
     def path(self) -> str:
         return segment_path(self.folder, self.base_offset)
+
+    def is_checked(self, start: int, end: int) -> bool:
+        """Whether these bytes were written by this process, or their checksums seen by it."""
+        first, behind = self.unchecked_from, self.unchecked_to
+        return first >= behind or end <= first or start >= behind
+
+    def checked(self, start: int, end: int) -> None:
+        """The checksums of these bytes are right. Remembered where they lie at either end of what is unchecked."""
+        if start <= self.unchecked_from:
+            self.unchecked_from = max(self.unchecked_from, end)
+        elif end >= self.unchecked_to:
+            self.unchecked_to = min(self.unchecked_to, start)
 
     @property
     def file(self) -> File:

@@ -97,11 +97,16 @@ class Segments:
     # -- reading away from the tail ------------------------------------------------------------------------------------
 
     def read_cached(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool) -> ReadResult | None:
-        """Continue where a reader stopped, if the pages are in memory; None if it takes a `read_job`."""
+        """Continue where a reader stopped, if the pages are in memory; None if it takes a `read_job`.
+
+        So do bytes that nobody has checked since the log was opened: a thread does that, once.
+        """
         hint = self._hints.get(offset % HINTS_MAX)
         if hint is None or hint.offset != offset:
             return None
         segment, position = hint.segment, hint.position
+        if not segment.is_checked(position, position + 1):
+            return None
         if segment is not self.all[-1]:
             self.touch(segment)
         view = segment.view()
@@ -118,17 +123,21 @@ class Segments:
             )
         finally:
             view.release()
-        if result is None:
+        if result is None or (min_one_batch and not result.data):
+            # Nothing where there should be something: whether that is damage, a search tells.
             return None
         next_position = position + len(result.data)
+        if not segment.is_checked(position, next_position):
+            return None
         if result.data and next_position < segment.size_bytes:
             self._hints[result.next_offset % HINTS_MAX] = Hint(result.next_offset, segment, next_position)
         return result
 
-    def read_job(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool) -> ReadJob:
+    def read_job(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool, end_offset: int) -> ReadJob:
         """The same for a thread, which may search and wait."""
         views = [(segment, segment.view()) for segment in self._from(offset)]
-        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch)
+        upto_offset = min(upto_offset, end_offset)
+        return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch, end_offset)
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """The headers of the batches from `offset` on, for a thread."""

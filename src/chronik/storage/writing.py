@@ -70,6 +70,11 @@ class LogWriter:
         self.config = config
         self.producers.expiration_ms = config.producer_expiration_ms
 
+    def found_damaged(self, offset: int) -> None:
+        """The durable batch at `offset` is not what was written: such a log is not written on."""
+        self.read_only = self.read_only_forever = True
+        self.read_only_reason = f"durable data is damaged at offset {offset}"
+
     @property
     def size_bytes(self) -> int:
         return self._segments.size_bytes

@@ -22,7 +22,7 @@ Pure: a history in, a report out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,16 +67,17 @@ class Report:
         return "\n".join(lines)
 
 
-def check(operations: Sequence[Operation], *, dense: bool = False) -> Report:
+def check(operations: Sequence[Operation], *, dense: bool = False, rereaders: Container[str] = ()) -> Report:
     """The report on a history.
 
     `dense` says that the topics have a record at every offset (no transactions, no compaction), so that an offset which
-    was passed over is a skip, even where nobody ever saw what stands there.
+    was passed over is a skip, even where nobody ever saw what stands there. `rereaders` are consumers that go back to
+    old records on purpose: how far behind they are is not measured, all else counts for them too.
     """
     facts = Facts()
     for number, operation in enumerate(operations):
         facts.take(number, operation)
-    walk = PollWalk(facts.known_offsets(), facts.timelines, dense)
+    walk = PollWalk(facts.known_offsets(), facts.timelines, dense, rereaders)
     for number, operation in enumerate(operations):
         walk.take(number, operation)
     anomalies: dict[str, list[Anomaly]] = {}

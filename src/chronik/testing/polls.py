@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,12 +55,22 @@ class Position(NamedTuple):
 
 
 class PollWalk:
-    """Follows each consumer through its polls. `known` are the offsets that hold a record, as far as anybody knows."""
+    """Follows each consumer through its polls. `known` are the offsets that hold a record, as far as anybody knows.
 
-    def __init__(self, known: dict[str, list[int]], timelines: dict[str, Timeline], dense: bool) -> None:
+    `rereaders` are behind on purpose: their lag says nothing.
+    """
+
+    def __init__(
+        self,
+        known: dict[str, list[int]],
+        timelines: dict[str, Timeline],
+        dense: bool,
+        rereaders: Container[str] = (),
+    ) -> None:
         self._known = known
         self._timelines = timelines
         self._dense = dense
+        self._rereaders = rereaders
         self._positions: dict[str, dict[str, Position | None]] = {}
         self.anomalies: list[Anomaly] = []
         self.worst_lag: Lag | None = None
@@ -75,7 +86,8 @@ class PollWalk:
             case Polled(consumer=consumer):
                 stands = self._positions.setdefault(consumer, {})
                 self._follow(number, operation, stands)
-                self._measure(number, operation, stands)
+                if consumer not in self._rereaders:
+                    self._measure(number, operation, stands)
 
     def _follow(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
         for partition, offset, value in polled.records:

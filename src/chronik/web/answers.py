@@ -44,7 +44,9 @@ async def refused(request: Request, error: Exception) -> Response:
 async def not_here(request: Request, error: Exception) -> Response:
     """Starlette's handler of unknown paths, and of methods that would change something."""
     if getattr(error, "status_code", 404) == 405:
-        return json_answer({"error": "nothing can be changed here: ask with GET"}, 405)
+        answer = json_answer({"error": "nothing can be changed here: ask with GET"}, 405)
+        answer.headers["allow"] = "GET, HEAD"
+        return answer
     line = f"nothing is at {request.url.path[:200]}: see / for the page, or /api/cluster and /api/topics"
     return json_answer({"error": line}, 404)
 

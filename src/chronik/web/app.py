@@ -1,5 +1,6 @@
 """The HTTP application of one node: /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON),
-/api/events (server-sent events) and / (the page). Nothing here changes the cluster.
+/api/events (server-sent events), /api/openapi.json (what all of these take and tell) and / (the page). Nothing here
+changes the cluster.
 
 Every node answers /api/cluster and /api/topics from its own metadata image, so a node that is cut off tells what it
 last knew; `version` in /api/cluster shows how new that is. What lies in a partition's log is asked of its leader.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -31,6 +33,8 @@ from chronik.web.served import ServedNode, require_image, require_topic
 from chronik.web.views import cluster_view, topic_view, topics_view
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DESCRIPTION = Path(__file__).with_name("openapi.json")
+"""What is asked and answered here, kept by hand; a test holds it to the routes, and schemathesis to the answers."""
 ASKING_MAX = 4
 """Requests at a time that ask every broker; the others wait for them."""
 
@@ -53,6 +57,10 @@ def create_app(node: ServedNode) -> Starlette:
         families = list(node.metrics.collect())
         text = await loop.run_in_executor(None, render, families)
         return Response(text, headers={"content-type": METRICS_CONTENT_TYPE})
+
+    async def described(request: Request) -> Response:
+        Parameters(request, ())
+        return encoded_answer(description)
 
     async def cluster(request: Request) -> Response:
         Parameters(request, ())
@@ -100,6 +108,7 @@ def create_app(node: ServedNode) -> Starlette:
     async def event_stream(request: Request) -> Response:
         return hub.open(request)
 
+    description = DESCRIPTION.read_bytes()
     hub = EventHub(node)
     doctor = diagnosis.Doctor(node)
     asking = asyncio.Semaphore(ASKING_MAX)
@@ -108,6 +117,7 @@ def create_app(node: ServedNode) -> Starlette:
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", metrics),
+            Route("/api/openapi.json", described),
             Route("/api/cluster", cluster),
             Route("/api/topics", topics),
             Route("/api/topics/{name}", topic),

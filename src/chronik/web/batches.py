@@ -87,6 +87,8 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
     first = parameters.number("from", 0)
     to = parameters.number("to", INT64_MAX)
     limit = parameters.number("limit", LIMIT, 1, LIMIT_MAX)
+    # Looked at where it decides nothing too: a value that is refused by one node is not taken by another.
+    parameters.flag("own")
     hosted = led_here(node, topic.name, partition.partition)
     if hosted is not None:
         return await _from_own_log(node, hosted, first, to, limit)

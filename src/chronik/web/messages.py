@@ -95,6 +95,8 @@ async def messages_page(node: ServedNode, topic: TopicImage, parameters: Paramet
     partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
     if parameters.has("offset") and parameters.has("time"):
         raise Refusal(400, "offset and time were both given: pass one of them")
+    # Looked at where it decides nothing too: a value that is refused by one node is not taken by another.
+    own = parameters.flag("own")
     asked = Asked(
         parameters.number("offset", 0) if parameters.has("offset") else None,
         parameters.number("time", 0) if parameters.has("time") else None,
@@ -113,7 +115,7 @@ async def messages_page(node: ServedNode, topic: TopicImage, parameters: Paramet
             return await _read_page(node, log, name, index, asked, leader.id, "leader")
     except Refusal as refusal:
         copy = node.partition(name, index)
-        if copy is None or refusal.status != 503 or parameters.flag("own"):
+        if copy is None or refusal.status != 503 or own:
             raise
         return await _read_page(node, OwnLog(node, copy), name, index, asked, node.node_id, "replica")
 

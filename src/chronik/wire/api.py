@@ -11,6 +11,8 @@ from typing import Final
 
 from kio.schema.index import api_key_map, schema_name_map
 
+from chronik.wire.old_layouts import OLD_REQUESTS
+
 __all__ = ["ApiKey", "is_flexible", "known_versions", "response_header_is_flexible"]
 
 
@@ -218,5 +220,5 @@ def known_versions(key: int) -> range:
     name = api_key_map.get(key)
     if name is None:
         return range(0)
-    versions = schema_name_map[name]
+    versions = {*schema_name_map[name], *(version for old, version in OLD_REQUESTS if old == key)}
     return range(min(versions), max(versions) + 1)

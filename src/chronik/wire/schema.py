@@ -1,4 +1,5 @@
 """The layouts of Kafka's messages, taken from kio's classes: one module per API and version, loaded when first used.
+What kio lacks is in `old_layouts`.
 
 A `Structure` lists the fields of one message or of a structure nested in it. Everything here is immutable and depends
 on kio's release alone, so it is cached for the process.
@@ -13,6 +14,7 @@ from kio.index import load_request_schema, load_response_schema
 
 from chronik.wire.api import known_versions
 from chronik.wire.errors import MalformedRequest
+from chronik.wire.old_layouts import OLD_REQUESTS, OLD_RESPONSES
 
 __all__ = ["MISSING", "Direction", "Field", "Structure", "has_field", "load"]
 
@@ -46,7 +48,11 @@ def load(key: int, version: int, direction: Direction) -> Structure:
     """The layout of a message; MalformedRequest for a key or version that nobody knows."""
     if version not in known_versions(key):
         raise MalformedRequest(f"API {key} has no version {version}")
-    entity = load_request_schema(key, version) if direction == "request" else load_response_schema(key, version)
+    entity: Any
+    if direction == "request":
+        entity = OLD_REQUESTS.get((key, version)) or load_request_schema(key, version)
+    else:
+        entity = OLD_RESPONSES.get((key, version)) or load_response_schema(key, version)
     return _structure(entity)
 
 

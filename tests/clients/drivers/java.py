@@ -1,9 +1,13 @@
-"""Java's kafka-clients, through the driver in ../java: one JVM for each version of the client."""
+"""Java's kafka-clients, through the driver in ../java: one JVM for each version of the client.
+
+`Jvm` runs any driver that speaks the same lines: the tests of Apache Kafka's tools have one too.
+"""
 
 from __future__ import annotations
 
 import base64
 import itertools
+import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -40,19 +44,23 @@ Field = str | bytes | int | None
 
 
 class Jvm:
-    """The driver's process. Any thread may call it: calls are lines with an id, a reader hands out the answers."""
+    """The driver's process. Any thread may call it: calls are lines with an id, a reader hands out the answers.
 
-    def __init__(self, version: str, folder: Path) -> None:
-        jars = TOOLS / f"kafka-clients-{version}"
-        if not any(jars.glob("kafka-clients-*.jar")):
-            raise FileNotFoundError(f"Java's kafka-clients {version} are not in .tools: make test fetches them")
-        class_path = f"{jars}/*:{folder}"
+    `jars` is a folder of .tools, `source` the driver, `folder` what it is compiled into.
+    """
+
+    def __init__(self, jars: str, source: Path, folder: Path) -> None:
+        if shutil.which("javac") is None:
+            raise FileNotFoundError("there is no javac on the PATH: install a JDK of 17 or newer")
+        if not any((TOOLS / jars).glob("*.jar")):
+            raise FileNotFoundError(f"the jars of {jars} are not in .tools: make test fetches them")
+        class_path = f"{TOOLS / jars}/*:{folder}"
         subprocess.run(
-            ["javac", "-d", str(folder), "-cp", class_path, str(SOURCE)], check=True, timeout=COMPILE_TIMEOUT_S
+            ["javac", "-d", str(folder), "-cp", class_path, str(source)], check=True, timeout=COMPILE_TIMEOUT_S
         )
         self._log = (folder / "driver.log").open("wb")
         self._process = subprocess.Popen(
-            ["java", *JVM_FLAGS, "-cp", class_path, "KafkaDriver"],
+            ["java", *JVM_FLAGS, "-cp", class_path, source.stem],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -60,7 +68,7 @@ class Jvm:
         self._ids = itertools.count(1)
         self._waiting: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, name=f"java {version}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"java {jars}", daemon=True)
         self._reader.start()
 
     def call(self, verb: str, *fields: Field) -> Answer:
@@ -148,7 +156,7 @@ class Java:
 
     def __init__(self, version: str, folder: Path) -> None:
         self.name = f"java-{version}"
-        self.jvm = Jvm(version, folder)
+        self.jvm = Jvm(f"kafka-clients-{version}", SOURCE, folder)
 
     def produce(
         self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", idempotent: bool = False

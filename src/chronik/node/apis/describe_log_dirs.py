@@ -3,8 +3,8 @@
 Behaviour
 - A node has one log folder. The sizes are those of the segments of each partition that it hosts; null topics means all.
 - A topic or partition that is not hosted here is left out, as Kafka does.
-Versions: 2 flexible, 3 error code of the whole answer, 4 free and total space.
-Not supported: total space is answered as -1, unknown; moving between folders (there is only one).
+Versions: 2 flexible, 3 error code of the whole answer, 4 free and total space of the disk that the folder is on.
+Not supported: moving between folders (there is only one).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from chronik.wire.errors import ErrorCode
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
-UNKNOWN_BYTES = -1
-
 
 async def handle(broker: Broker, request: Request) -> Values:
     message = request.message
@@ -31,7 +29,7 @@ async def handle(broker: Broker, request: Request) -> Values:
         asked = [(topic.topic, topic.partitions) for topic in message.topics]
     topics = [{"name": name, "partitions": _partitions(broker, name, indexes)} for name, indexes in asked]
     folder = os.path.abspath(broker.config.data_folder)
-    usable_bytes = await broker.run_blocking(lambda: broker.env.disk.free_bytes(folder))
+    space = await broker.run_blocking(lambda: broker.env.disk.space(folder))
     return {
         "error_code": ErrorCode.none,
         "results": [
@@ -39,8 +37,8 @@ async def handle(broker: Broker, request: Request) -> Values:
                 "error_code": ErrorCode.none,
                 "log_dir": folder,
                 "topics": [topic for topic in topics if topic["partitions"]],
-                "total_bytes": UNKNOWN_BYTES,
-                "usable_bytes": usable_bytes,
+                "total_bytes": space.total_bytes,
+                "usable_bytes": space.free_bytes,
             }
         ],
     }

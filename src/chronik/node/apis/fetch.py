@@ -20,7 +20,6 @@ Not supported: records behind the watermark for consumers, except where `visibil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -30,6 +29,7 @@ from chronik.node.fetch_trace import FetchTrace
 from chronik.node.partition import Partition
 from chronik.node.read_replica import NO_REPLICA, read_replica
 from chronik.node.replica_sessions import run_reads
+from chronik.storage.log import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -337,9 +337,15 @@ class PendingFetch:
                     # Its role changed, or its lease ran out: what was read may be stale, or of two logs.
                     read.response.error_code = ErrorCode.not_leader_or_follower
                 elif not isinstance(outcome, Exception):
-                    read.response.records = outcome
+                    damaged_at = read.job.damaged_at
+                    if damaged_at is not None and partition.found_damaged(damaged_at):
+                        read.response.error_code = ErrorCode.kafka_storage_error
+                    else:
+                        read.response.records = outcome
                 elif isinstance(outcome, KafkaError):
-                    read.response.error_code = outcome.code
+                    # A chain of batches that is broken: this replica cannot reach what was written there.
+                    is_damage = outcome.code == ErrorCode.corrupt_message and partition.found_damaged(read.job.offset)
+                    read.response.error_code = ErrorCode.kafka_storage_error if is_damage else outcome.code
                 else:
                     self._broker.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error
@@ -412,7 +418,7 @@ class _ColdRead(NamedTuple):
     partition: Partition
     generation: int
     max_bytes: int
-    job: Callable[[], Buffer]
+    job: ReadJob
 
 
 def _describe(response: FetchPartitionResponse, partition: Partition) -> None:

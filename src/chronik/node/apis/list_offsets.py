@@ -1,4 +1,4 @@
-"""ListOffsets (key 2), versions 1-9.
+"""ListOffsets (key 2), versions 0-9.
 
 Behaviour
 - latest (-1) is what consumers see as the end: the high watermark, or the last stable offset for read_committed; it
@@ -8,7 +8,10 @@ Behaviour
 - any other timestamp names the first visible record that is not older, or -1 when there is none.
 - a leader whose watermark has not reached its epoch's start does not know the end that clients have seen, and answers
   OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest and for times with no answer below.
-Versions: 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local, 9 latest tiered.
+- version 0, which Burrow asks for, gives a list: the one offset, or none. Times are UNSUPPORTED_VERSION there: they
+  were about segments and when their files changed.
+Versions: 1 one offset with its time, 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local,
+9 latest tiered.
 Not supported: tiered storage.
 """
 
@@ -32,6 +35,7 @@ LATEST_TIERED = -5
 UNKNOWN = -1
 DEBUGGING_REPLICA = -2
 NOT_AVAILABLE_FROM_VERSION = 5
+TIMES_FROM_VERSION = 1
 
 
 async def handle(broker: Broker, request: Request) -> Values:
@@ -40,14 +44,10 @@ async def handle(broker: Broker, request: Request) -> Values:
     for topic in request.message.topics:
         partitions = []
         for wanted in topic.partitions:
-            values: Values = {
-                "partition_index": wanted.partition_index,
-                "error_code": ErrorCode.none,
-                "timestamp": UNKNOWN,
-                "offset": UNKNOWN,
-                "leader_epoch": UNKNOWN,
-            }
+            values = _unknown(wanted.partition_index, ErrorCode.none)
             try:
+                if wanted.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
+                    raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
                 partition = broker.require_partition(topic.name, wanted.partition_index)
                 partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
                 values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
@@ -55,6 +55,8 @@ async def handle(broker: Broker, request: Request) -> Values:
                 values["error_code"] = error.code
                 if error.code is ErrorCode.offset_not_available and request.api_version < NOT_AVAILABLE_FROM_VERSION:
                     values["error_code"] = ErrorCode.leader_not_available
+            if request.api_version < TIMES_FROM_VERSION and values["offset"] != UNKNOWN:
+                values["old_style_offsets"] = [values["offset"]][: max(0, wanted.max_num_offsets)]
             partitions.append(values)
         topics.append({"name": topic.name, "partitions": partitions})
     return {"topics": topics}
@@ -90,24 +92,26 @@ async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_de
     return {"offset": found.offset, "timestamp": found.timestamp_ms, "leader_epoch": log.epoch_of(found.offset)}
 
 
+def _unknown(index: int, code: ErrorCode) -> Values:
+    return {
+        "partition_index": index,
+        "error_code": code,
+        "timestamp": UNKNOWN,
+        "offset": UNKNOWN,
+        "leader_epoch": UNKNOWN,
+    }
+
+
 def on_error(request: Request, code: ErrorCode) -> Values:
     return {
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": partition.partition_index,
-                        "error_code": code,
-                        "timestamp": UNKNOWN,
-                        "offset": UNKNOWN,
-                    }
-                    for partition in topic.partitions
-                ],
+                "partitions": [_unknown(partition.partition_index, code) for partition in topic.partitions],
             }
             for topic in request.message.topics
         ]
     }
 
 
-API = Api(ApiKey.LIST_OFFSETS, (1, 9), handle, on_error=on_error)
+API = Api(ApiKey.LIST_OFFSETS, (0, 9), handle, on_error=on_error)

@@ -6,6 +6,7 @@ Behaviour
 - A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the
   answer with its leaders.
 - Where a leader has just gone, the answer waits a moment for its successor, and still names the node that is gone.
+- A replica is offline where its node is down.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chronik.metadata.image import TopicImage
+from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.names import check_topic_name
 from chronik.node.api import Api, Request, Values
 from chronik.node.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
@@ -31,7 +32,8 @@ async def handle(broker: Broker, request: Request) -> Values:
     wanted = message.topics
     if wanted is None or (request.api_version == 0 and not wanted):
         await broker.departures.noticed(None)
-        topics = [_described(topic) for _, topic in sorted(broker.image.topics.items())]
+        image = broker.image
+        topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
     else:
         await broker.departures.noticed(_names(broker, wanted))
         may_create = getattr(message, "allow_auto_topic_creation", True) and broker.config.auto_create_topics
@@ -65,15 +67,16 @@ async def _find(broker: Broker, wanted: Any, may_create: bool) -> Values:
     topic_id = getattr(wanted, "topic_id", None)
     if name is None:
         found = None if topic_id is None else broker.image.topic_by_id(topic_id)
-        return _described(found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
+        return _described(broker.image, found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
     found = broker.image.topic(name)
     if found is not None:
-        return _described(found)
+        return _described(broker.image, found)
     try:
         check_topic_name(name)
         if not may_create:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
-        return _described(await broker.create_missing_topic(name))
+        created = await broker.create_missing_topic(name)
+        return _described(broker.image, created)
     except KafkaError as error:
         return _failed(name, None, error.code)
 
@@ -82,7 +85,7 @@ def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
     return {"error_code": code, "name": name, "topic_id": topic_id, "partitions": []}
 
 
-def _described(topic: TopicImage) -> Values:
+def _described(image: ClusterImage, topic: TopicImage) -> Values:
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,
@@ -96,7 +99,7 @@ def _described(topic: TopicImage) -> Values:
                 "leader_epoch": partition.leader_epoch,
                 "replica_nodes": partition.replicas,
                 "isr_nodes": partition.isr,
-                "offline_replicas": [],
+                "offline_replicas": [replica for replica in partition.replicas if not image.is_live(replica)],
             }
             for partition in topic.partitions
         ],

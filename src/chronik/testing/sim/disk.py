@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NoReturn
 
-from chronik.storage.disk import Buffer
+from chronik.storage.disk import Buffer, DiskSpace
 from chronik.testing.sim.tree import FileNode, FolderNode, Resize, Write
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SYNC_S_MIN = 20e-6
 CALL_S = 3e-6
 BYTE_S = 1e-9
+UNLIMITED_BYTES = 1 << 40
 
 
 @dataclass(slots=True)
@@ -202,9 +203,9 @@ class ProcessDisk:
         self.begin("disk.remove")
         parent.change(own_name, None, None)
 
-    def free_bytes(self, path: str) -> int:
-        capacity = self.device.capacity_bytes
-        return 1 << 40 if capacity is None else max(0, capacity - self.device.root.size_bytes())
+    def space(self, path: str) -> DiskSpace:
+        capacity = UNLIMITED_BYTES if self.device.capacity_bytes is None else self.device.capacity_bytes
+        return DiskSpace(capacity, max(0, capacity - self.device.root.size_bytes()))
 
     def lock(self, path: str) -> SimFile:
         file = self.open(path, create=True)

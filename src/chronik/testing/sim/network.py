@@ -162,6 +162,11 @@ class Network:
         listener = self._listeners[(address, port)] = Listener(self, process, factory, port)
         return listener
 
+    def listener(self, address: str, port: int) -> Listener | None:
+        """Who takes connections there now."""
+        found = self._listeners.get((address, port))
+        return found if found is not None and found.is_serving() else None
+
     def unbind(self, listener: Listener) -> None:
         key = (listener.process.host.address, listener.port)
         if self._listeners.get(key) is listener:

@@ -1,4 +1,4 @@
-"""A headless browser in a thread of its own.
+"""Fixtures with a headless Chromium, Debian's or whatever the machine has, in a thread of its own.
 
 Playwright's plain interface keeps an event loop running in the thread that it is used in, where no test that comes
 later could run one of its own.
@@ -6,10 +6,15 @@ later could run one of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--no-sandbox",  # tests may run as root, and look at nothing but their own nodes
     "--disable-gpu",
@@ -20,6 +25,8 @@ FLAGS = (
     "--disable-sync",
 )
 WAIT_MS = 20_000
+OpenPage: TypeAlias = Callable[..., Any]
+Expect: TypeAlias = Callable[[Any], Any]
 PLAIN = (type(None), bool, int, float, str, bytes, dict)
 
 
@@ -84,3 +91,38 @@ class HeadlessBrowser:
         self._thread.submit(self._browser.close).result()
         self._thread.submit(self._playwright.stop).result()
         self._thread.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[HeadlessBrowser]:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium here: install it (apt-get install chromium)")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is not installed: make test installs it")
+    browser = HeadlessBrowser(found)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def expect(browser: HeadlessBrowser) -> Expect:
+    return browser.expect
+
+
+@pytest.fixture
+def open_page(browser: HeadlessBrowser) -> Iterator[OpenPage]:
+    """Opens pages that must not complain: `open_page(address, width=390)`; `may_fail` for one that loses its node."""
+    pages: list[Any] = []
+    complaints: list[str] = []
+
+    def open_one(address: object, path: str = "/", *, width: int = 1280, may_fail: bool = False, **context: Any) -> Any:
+        page = browser.open(complaints, width=width, takes_console=not may_fail, **context)
+        pages.append(page)
+        page.goto(f"http://{address}{path}")
+        return page
+
+    yield open_one
+    for page in pages:
+        page.context.close()
+    assert complaints == []

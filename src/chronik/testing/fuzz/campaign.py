@@ -1,0 +1,107 @@
+"""A run of the coverage-guided fuzzer: its worker in a process of its own, progress on the way, figures at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+WORKER = "chronik.testing.fuzz.worker"
+MEMORY_MB = 4096
+SAY_EVERY_S = 10.0
+TAIL_LINES = 40
+_STATUS = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+) corp: (\d+)/(\S+)")
+"""libFuzzer's line: inputs, why it speaks, edges reached, features, inputs kept and their size."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a run. `edges` are the branches of instrumented code that were taken."""
+
+    inputs: int = 0
+    seconds: float = 0.0
+    sessions: int = 0
+    edges: int = 0
+    kept: int = 0
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    kinds: list[list[int]] = field(default_factory=list)
+    """API key, version, and how many requests of it were sent."""
+    broken: str | None = None
+
+    def summary(self) -> str:
+        outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
+        return (
+            f"{self.inputs:,} inputs in {self.seconds:.0f} s ({self.inputs / max(self.seconds, 0.001):,.0f}/s) on "
+            f"{self.sessions} nodes; {len(self.kinds)} kinds of request; {self.edges:,} edges, {self.kept:,} inputs "
+            f"kept; {outcomes}"
+        )
+
+
+def campaign(
+    inputs: int,
+    seed: int,
+    corpus: Path,
+    finding: Path,
+    *,
+    seconds: float | None = None,
+    say: Callable[[str], object] = print,
+) -> Result:
+    """Run so many inputs, or for so long.
+
+    `corpus` keeps what reached new code, and is begun with where it has some; `finding` is the file for what breaks a
+    promise.
+    """
+    corpus.mkdir(parents=True, exist_ok=True)
+    finding.unlink(missing_ok=True)
+    task = {
+        "inputs": inputs,
+        "seconds": seconds,
+        "seed": seed,
+        "corpus": str(corpus),
+        "finding": str(finding),
+        "memory_mb": MEMORY_MB,
+    }
+    result = Result()
+    tail: list[str] = []
+    started_s = said_s = perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", WORKER, json.dumps(task)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            for line in process.stderr:
+                tail = [*tail[1 - TAIL_LINES :], line.rstrip()]
+                status = _STATUS.match(line)
+                if status is None:
+                    continue
+                result.inputs, result.edges, result.kept = int(status[1]), int(status[3]), int(status[5])
+                now_s = perf_counter()
+                if now_s - said_s >= SAY_EVERY_S:
+                    said_s = now_s
+                    rate = result.inputs / (now_s - started_s)
+                    say(f"{result.inputs:,} inputs, {rate:,.0f}/s, {result.edges:,} edges, {result.kept:,} kept")
+            told = process.stdout.read()
+        except BaseException:
+            process.kill()
+            raise
+    _take(result, told, tail)
+    return result
+
+
+def _take(result: Result, told: str, tail: list[str]) -> None:
+    try:
+        figures: dict[str, Any] = json.loads(told.splitlines()[-1])
+    except (IndexError, ValueError):
+        # The process itself ended: by a fault in compiled code, its memory, or a mistake of the fuzzer.
+        result.broken = "\n".join(["the fuzzing process ended by itself:", *tail])
+        return
+    result.inputs, result.sessions = figures["inputs"], figures["sessions"]
+    result.seconds = figures["seconds"]
+    result.outcomes, result.kinds = figures["outcomes"], figures["kinds"]
+    result.broken = figures["broken"]

@@ -1,0 +1,214 @@
+"""The node that is fuzzed: the real broker on a simulated machine, without a network in between.
+
+Virtual time makes a wait of minutes free, and everything that happens follows from the seed and the inputs, so that a
+finding replays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from uuid import UUID
+
+from chronik.node.broker import Broker
+from chronik.node.config import NodeConfig
+from chronik.node.internal_api import InternalKey, encode
+from chronik.testing.fuzz.connection import FuzzTransport
+from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, framed, hello
+from chronik.testing.sim.disk import DiskSpeed
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.network import Network
+from chronik.testing.sim.node import SimNode, node_config
+from chronik.testing.sim.world import World
+from chronik.wire import frames, messages
+from chronik.wire.api import ApiKey, response_header_is_flexible
+from chronik.wire.batch import check_batches, decode_batch, encode_batch
+from chronik.wire.errors import ErrorCode
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
+from chronik.wire.primitives import skip_tags
+from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
+
+KEPT_TOPIC = "kept"
+ADDRESS = "10.0.0.1"
+KAFKA_PORT, INTERNAL_PORT = 9092, 5092
+START_S_MAX = 60.0
+CALL_S_MAX = 10.0
+PRODUCE_VERSION, FETCH_VERSION = 9, 12
+FETCH_BYTES = 1 << 20
+
+
+class Broken(Exception):
+    """A promise was broken."""
+
+
+class WatchedNode(SimNode):
+    """Counts what is logged. A line with a traceback is an exception that nobody expected."""
+
+    def __init__(self, host: Host, config: NodeConfig) -> None:
+        super().__init__(host, config)
+        self.events: Counter[str] = Counter()
+
+    def _logged(self, line: str) -> None:
+        super()._logged(line)
+        event = json.loads(line)
+        self.events[event["event"]] += 1
+        if "traceback" in event:
+            self.world.violated(f"{event['event']}: {event.get('error')}\n{event['traceback']}")
+
+
+class FuzzedNode:
+    """One node with the topic that inputs speak of, and another whose records must stay, whatever comes."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self._network = Network(self.world)
+        self._host = Host(self.world, self._network, "node-1", ADDRESS)
+        self._host.disk.speed = DiskSpeed(sync_s=50e-6, cold_share=0.05)
+        config = node_config(
+            1,
+            self._host,
+            auto_create_topics=False,
+            group_initial_rebalance_delay_ms=0,
+            group_min_session_timeout_ms=1,
+            group_max_session_timeout_ms=30_000,
+            group_max_size=3,
+            retention_check_interval_ms=5_000,
+            compaction_check_interval_ms=5_000,
+            recovery_point_interval_ms=5_000,
+        )
+        self.node = WatchedNode(self._host, config)
+        self.kept: list[bytes] = []
+        """What the healthy client wrote and was told that it is safe; its place is its offset."""
+        self.start()
+        for topic in (FUZZED_TOPIC, KEPT_TOPIC):
+            self._create(topic)
+        topic_id = self.topic_id(FUZZED_TOPIC)
+        assert topic_id is not None
+        self.fuzzed_id = topic_id
+
+    @property
+    def broker(self) -> Broker:
+        assert self.node.broker is not None
+        return self.node.broker
+
+    def topic_id(self, name: str) -> UUID | None:
+        topic = self.broker.image.topics.get(name)
+        return None if topic is None else topic.id
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.node.start()
+        if not self.until(lambda: self.node.is_ready, START_S_MAX):
+            raise Broken(f"the node does not become ready:\n{self._last_lines()}")
+
+    def crash(self) -> None:
+        """The plug is pulled; all that was acknowledged is on the disk."""
+        self.node.power_off()
+
+    def bury(self) -> None:
+        self._host.bury()
+
+    def until(self, is_over: Callable[[], bool], within_s: float) -> bool:
+        """Let things happen; raises where a promise was broken meanwhile."""
+        reached = self.world.run(self.world.now + within_s, is_over)
+        if self.world.violation is not None:
+            raise Broken(self.world.violation)
+        return reached
+
+    def _last_lines(self) -> str:
+        return "\n".join(list(self.node.log_lines)[-5:])
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    def connect(
+        self, data: bytes, *, internal: bool = False, piece_bytes: int = 0, ends: bool = False
+    ) -> FuzzTransport:
+        """A connection that sends `data`; to the nodes' own listener only after a HELLO that was welcome."""
+        listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
+        process = self._host.process
+        if listener is None or process is None:
+            raise Broken("the node does not listen any more")
+        first = framed(InternalKey.HELLO, 0, encode(hello())).frame if internal else data
+        transport = FuzzTransport(
+            process.loop,
+            listener.factory,
+            first,
+            piece_bytes=0 if internal else piece_bytes,
+            ends_at_once=ends and not internal,
+        )
+        if internal:
+            if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
+                raise Broken("a peer's HELLO is not answered")
+            transport.written.clear()
+            transport.send(data)
+        return transport
+
+    def call(self, key: int, version: int, body: bytes) -> memoryview:
+        """A healthy client's request: it must be answered."""
+        request = frames.write_request(key, version, 1, CLIENT_ID, body)
+        transport = self.connect(request)
+        if not self.until(lambda: transport.is_settled, CALL_S_MAX):
+            raise Broken(f"a healthy client gets no answer to API {key}")
+        answer = memoryview(bytes(transport.written))[8:]
+        if not transport.written:
+            raise Broken(f"a healthy client's connection was closed at API {key}: {self._last_lines()}")
+        transport.lose()
+        return answer[skip_tags(answer, 0) :] if response_header_is_flexible(key, version) else answer
+
+    # -- the healthy client --------------------------------------------------------------------------------------------
+
+    def keep_one(self) -> None:
+        """Writes one record more; it counts from its acknowledgement on."""
+        value = b"kept-%d" % len(self.kept)
+        records = encode_batch([(None, value, (), self._host.clock.wall_ms())])
+        topic = ProduceTopic(KEPT_TOPIC, None, [(0, memoryview(records))])
+        body = write_produce_request(PRODUCE_VERSION, ProduceRequest(None, -1, 5000, [topic]))
+        answer = read_produce_response(PRODUCE_VERSION, self.call(ApiKey.PRODUCE, PRODUCE_VERSION, body))
+        written = answer.topics[0][2][0]
+        if written.error_code or written.base_offset != len(self.kept):
+            raise Broken(f"a healthy client's record {len(self.kept)} got {written}")
+        self.kept.append(value)
+
+    def check_kept(self, first: int = 0) -> None:
+        """Every record from `first` on is where it was acknowledged."""
+        found = [
+            (record.offset, record.value)
+            for start, data in self._batches(KEPT_TOPIC, first)
+            for record in decode_batch(data, start)
+            if record.offset >= first
+        ]
+        if found != list(enumerate(self.kept[first:], first)):
+            raise Broken(f"of {len(self.kept)} acknowledged records {len(found)} are there from {first} on")
+
+    def check_fuzzed(self) -> None:
+        """Whatever the node took of all those batches, it hands out whole and with its true CRC."""
+        start = self.broker.partition(FUZZED_TOPIC, 0)
+        if start is not None:
+            for _ in self._batches(FUZZED_TOPIC, start.log_start_offset):
+                pass
+
+    def _batches(self, topic: str, offset: int) -> list[tuple[int, memoryview]]:
+        """Each batch from `offset` on as its place in a block, and the block. Its CRC was checked."""
+        batches: list[tuple[int, memoryview]] = []
+        while True:
+            wanted = FetchTopic(topic, None, [FetchPartition(0, -1, offset, -1, -1, FETCH_BYTES)])
+            body = write_fetch_request(FETCH_VERSION, FetchRequest(max_wait_ms=0, min_bytes=0, topics=[wanted]))
+            answer = read_fetch_response(FETCH_VERSION, self.call(ApiKey.FETCH, FETCH_VERSION, body))
+            got = answer.topics[0][2][0]
+            if answer.error_code or got.error_code:
+                raise Broken(f"{topic} cannot be read at {offset}: {answer.error_code} {got.error_code}")
+            data = memoryview(got.records)
+            if not len(data):
+                return batches
+            for start, header in check_batches(data, len(data), from_producer=False):
+                batches.append((start, data))
+                offset = header.next_offset
+
+    def _create(self, topic: str) -> None:
+        wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1}
+        body = messages.write_request(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 10_000})
+        answer = messages.read_response(ApiKey.CREATE_TOPICS, 7, bytes(self.call(ApiKey.CREATE_TOPICS, 7, body)))
+        if answer.topics[0].error_code is not ErrorCode.none:
+            raise Broken(f"topic {topic} cannot be created: {answer.topics[0]}")

@@ -1,0 +1,281 @@
+"""Fuzzing of a log's files: spoilt in many ways, then opened, read, searched, written to and opened again.
+
+What must hold, whatever the damage:
+- Opening ends: with a log, or with an error that is meant for people (`KafkaError`, `OSError`), never with another.
+- What is read is what was written. A batch whose bytes differ must be one that its CRC gives away to the consumer. A
+  batch's offset is not under it: a wrong one is noticed where the log is scanned, and otherwise served as it is.
+- Where only files beside the batches were spoilt (indexes, snapshots, checkpoints), every record is there.
+- Otherwise every batch below the first spoilt byte is there, unless the log says that it is damaged.
+- Where durable batches are missing or bad, somebody is told: the report (`is_damaged`), a reader by an error, or a
+  consumer by the CRC. The one exception: files of the first segments that are gone look as if retention took them.
+- A log that takes appends keeps them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import RealDisk
+from chronik.storage.log import Log
+from chronik.testing.fuzz.spoilt_files import spoil
+from chronik.wire.batch import CRC_START, HEADER_BYTES, check_batches, encode_batch, read_batch_header
+from chronik.wire.errors import KafkaError
+
+NOW_MS = 1_700_000_000_000
+CONFIG = LogConfig(
+    segment_bytes=3000,
+    index_interval_bytes=200,
+    preallocate_bytes_min=256,
+    preallocate_bytes_max=1024,
+    checkpoint_bytes=1500,
+    retention_ms=-1,
+)
+"""Everything happens within a few records."""
+BATCHES = 60
+READ_BYTES_MAX = 1 << 20
+
+
+class BrokenLog(Exception):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A log as it was written. `batches` by base offset, each with its file and place."""
+
+    folder: Path
+    clean: bool
+    recovery_point: int
+    log_start_offset: int
+    batches: dict[int, bytes]
+    places: dict[int, tuple[str, int]]
+
+
+def write_original(folder: Path, *, clean: bool, deletes: bool = False) -> Original:
+    """A log of several segments, codecs, producers and leader epochs. Not `clean`: as a crash leaves it.
+
+    `deletes`: DeleteRecords has moved its start into a segment.
+    """
+    log = Log.open(RealDisk(), str(folder), CONFIG, NOW_MS)
+    sequences: Counter[int] = Counter()
+    for number in range(BATCHES):
+        producer_id = number % 3 - 1
+        count = 1 + number % 3
+        records = [
+            (b"key-%d" % number, b"value-%d-%d" % (number, each) * (1 + number % 5), [("h", b"x")], NOW_MS + number)
+            for each in range(count)
+        ]
+        batch = encode_batch(
+            records,
+            codec=number % 5,
+            producer_id=producer_id,
+            producer_epoch=0 if producer_id >= 0 else -1,
+            base_sequence=sequences[producer_id] if producer_id >= 0 else -1,
+        )
+        sequences[producer_id] += count
+        _append(log, batch, epoch=number // 20)
+        if number % 4 == 3:
+            _sync(log)
+    _sync(log)
+    if deletes:
+        log.increment_log_start(log.log_end_offset // 2).run()
+    end, start = log.log_end_offset, log.log_start_offset
+    if clean:
+        log.close()
+    batches: dict[int, bytes] = {}
+    places: dict[int, tuple[str, int]] = {}
+    for path in sorted(folder.glob("*.log")):
+        data = path.read_bytes()
+        at = 0
+        while at + HEADER_BYTES <= len(data) and (header := read_batch_header(data, at)).magic == 2:
+            batches[header.base_offset] = data[at : at + header.size_bytes]
+            places[header.base_offset] = (path.name, at)
+            at += header.size_bytes
+    return Original(folder, clean, end, start, batches, places)
+
+
+class LogFuzzer:
+    """Spoils copies of a log and opens them. `outcomes` counts what became of them."""
+
+    def __init__(self, original: Original, scratch: Path) -> None:
+        self._original = original
+        self._folder = scratch / "log"
+        self.outcomes: Counter[str] = Counter()
+
+    def run(self, seed: int) -> None:
+        """One spoilt copy. Raises `BrokenLog` with what was done and what came of it."""
+        random = Random(seed)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.copytree(self._original.folder, self._folder)
+        told: list[str] = []
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            told.append(spoil(random, sorted(self._folder.iterdir())))
+        try:
+            self._check()
+        except BrokenLog as broken:
+            raise BrokenLog(f"seed {seed} ({'; '.join(told)}): {broken}") from broken.__cause__
+
+    def _check(self) -> None:
+        # Before opening, which mends what it can.
+        intact, gone = self._intact(), self._gone_from_the_start()
+        log = self._opened(self._original.recovery_point, clean=self._original.clean)
+        if log is None:
+            self.outcomes["refused"] += 1
+            return
+        try:
+            self._check_opened(log, intact, gone)
+        finally:
+            log.close()
+
+    def _check_opened(self, log: Log, intact: list[int], gone: list[str]) -> None:
+        report = log.recovery
+        is_damaged = report is not None and report.is_damaged
+        counts: Counter[str] = Counter()
+        for base, (name, _) in self._original.places.items():
+            if base < self._first() or name in gone:
+                continue
+            became = self._read(log, base)
+            if became == "lost" and is_damaged:
+                became = "lost, and it was said"
+            counts[became] += 1
+            if base in intact and became != "served":
+                raise BrokenLog(f"the batch at {base} is below all damage, and {became}; {report}")
+            if became == "lost":
+                raise BrokenLog(f"the batch at {base} is lost, and nobody is told; {report}")
+        is_whole = set(counts) == {"served"}
+        self.outcomes["damaged, and says so" if is_damaged else "whole" if is_whole else "damage met by readers"] += 1
+        _expected(lambda: log.offset_for_timestamp(NOW_MS + BATCHES // 2))
+        _expected(log.max_timestamp)
+        self._append_and_reopen(log)
+
+    def _append_and_reopen(self, log: Log) -> None:
+        batch = encode_batch([(None, b"after the damage", (), NOW_MS + 1000)])
+        try:
+            offset = _append(log, batch, epoch=max(log.epochs.latest, 3))
+            _sync(log)
+        except KafkaError:
+            self.outcomes["read only"] += 1
+            return
+        except Exception as error:
+            raise BrokenLog(f"appending ends with {error!r}") from error
+        again = self._opened(log.log_end_offset, clean=False)
+        if again is None:
+            raise BrokenLog("it was opened and written to, and cannot be opened again")
+        try:
+            found = memoryview(bytes(again.read_job(offset, READ_BYTES_MAX, again.log_end_offset)()))
+            if bytes(found)[CRC_START:] != batch[CRC_START:]:
+                raise BrokenLog(f"what was appended at {offset} is not there after the next start; {again.recovery}")
+        except KafkaError:
+            # Damage before it in the same segment, and no index that leads past it: whoever reads is told.
+            self.outcomes["appended behind damage"] += 1
+        finally:
+            again.close()
+
+    # -- opening and reading -------------------------------------------------------------------------------------------
+
+    def _opened(self, recovery_point: int, *, clean: bool) -> Log | None:
+        try:
+            return Log.open(RealDisk(), str(self._folder), CONFIG, NOW_MS, recovery_point, clean)
+        except (KafkaError, OSError):
+            return None
+        except Exception as error:
+            raise BrokenLog(f"opening ends with {error!r}") from error
+
+    def _read(self, log: Log, base: int) -> str:
+        """What becomes of a consumer that comes to the batch at `base`."""
+        if not log.log_start_offset <= base < log.log_end_offset:
+            return "lost"
+        try:
+            data = memoryview(bytes(log.read_job(base, READ_BYTES_MAX, log.log_end_offset)()))
+        except (KafkaError, OSError):
+            return "refused with an error"
+        except Exception as error:
+            raise BrokenLog(f"reading at {base} ends with {error!r}") from error
+        if len(data) < HEADER_BYTES:
+            raise BrokenLog(f"reading at {base} gives nothing, and no error: a consumer waits there for ever")
+        header = read_batch_header(data)
+        batch = data[: header.size_bytes]
+        if bytes(batch)[CRC_START:] == self._original.batches[base][CRC_START:]:
+            return "served" if header.base_offset == base else "served with a wrong offset"
+        try:
+            check_batches(batch, READ_BYTES_MAX, from_producer=False)
+        except KafkaError:
+            return "given away by its CRC"
+        if header.base_offset > base:
+            return "lost"
+        raise BrokenLog(f"the batch at {base} is not the one that was written there, and its CRC is right")
+
+    # -- what should be there ------------------------------------------------------------------------------------------
+
+    def _first(self) -> int:
+        """The base offset of the first batch that was served before the damage."""
+        return max(base for base in self._original.batches if base <= self._original.log_start_offset)
+
+    def _gone_from_the_start(self) -> list[str]:
+        """The first segments, as far as their files are gone: just what retention leaves behind."""
+        names = sorted({name for name, _ in self._original.places.values()})
+        here = next((at for at, name in enumerate(names) if (self._folder / name).exists()), len(names))
+        return names[:here]
+
+    def _intact(self) -> list[int]:
+        """The batches below the first byte of batches that differs; all of them where none does."""
+        names = sorted({name for name, _ in self._original.places.values()})
+        found: list[int] = []
+        for name in names:
+            whole = (self._original.folder / name).read_bytes()
+            path = self._folder / name
+            now = path.read_bytes() if path.exists() else b""
+            same = next((at for at, (a, b) in enumerate(zip(whole, now, strict=False)) if a != b), len(now))
+            same = min(same, len(whole))
+            found += [
+                base
+                for base, (its_name, at) in self._original.places.items()
+                if its_name == name and at + len(self._original.batches[base]) <= same and base >= self._first()
+            ]
+            if whole != now:
+                break
+        return sorted(found)
+
+
+def fuzz_logs(count: int, seed: int) -> Counter[str]:
+    """So many spoilt logs of each kind: after a crash, after a clean stop, after DeleteRecords."""
+    outcomes: Counter[str] = Counter()
+    in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="chronik-fuzz-", dir=in_memory) as name:
+        folder = Path(name)
+        for kind, (clean, deletes) in enumerate(((False, False), (True, False), (False, True))):
+            original = write_original(folder / f"original-{kind}", clean=clean, deletes=deletes)
+            fuzzer = LogFuzzer(original, folder)
+            for number in range(count):
+                fuzzer.run(seed + number)
+            outcomes.update(fuzzer.outcomes)
+    return outcomes
+
+
+def _append(log: Log, batch: bytes, *, epoch: int) -> int:
+    buffer = memoryview(bytearray(batch))
+    return log.append(buffer, check_batches(buffer, READ_BYTES_MAX), epoch, NOW_MS).base_offset
+
+
+def _sync(log: Log) -> None:
+    job = log.sync_job()
+    if job is not None:
+        job.run()
+        log.synced(job)
+
+
+def _expected(look: object) -> None:
+    """A search may find nothing, or say that the log is damaged."""
+    assert callable(look)
+    try:
+        look()
+    except (KafkaError, OSError):
+        return
+    except Exception as error:
+        raise BrokenLog(f"searching by time ends with {error!r}") from error

@@ -1,0 +1,165 @@
+"""Fuzzing of the files beside the logs: the folder's own (whose it is, how far it was durable), and the Raft store.
+
+What must hold: opening ends with a result, or with the error that becomes one line for people. A log's records are
+never deleted because of a damaged file. The Raft store never gives out what was not stored: a term, a vote, an entry or
+a snapshot is one that was once written, or the store refuses.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+from chronik.node.raft_store import SqliteRaftStore, stored_after
+from chronik.node.sqlite_file import StoreError
+from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
+from chronik.raft.membership import Member, Membership
+from chronik.raft.ready import Persist
+from chronik.storage.disk import RealDisk
+from chronik.storage.errors import DataFolderError, StorageError
+from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.testing.fuzz.spoilt_files import spoil
+
+NODE_ID = 1
+TOPIC, TOPIC_ID = "orders", UUID(int=7)
+RECORDS = b"a batch, as far as this is concerned"
+STORE_ID = UUID(int=9)
+MEMBERSHIP = Membership((Member(NODE_ID, STORE_ID, True, "10.0.0.1:5092"),))
+
+
+class BrokenFiles(Exception):
+    """A promise was broken."""
+
+
+def fuzz_folders(count: int, seed: int) -> Counter[str]:
+    """So many spoilt data folders."""
+    return _fuzz(count, seed, _write_folder, _open_folder)
+
+
+def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
+    """So many spoilt Raft stores, with and without a write-ahead log."""
+    outcomes: Counter[str] = Counter()
+    for is_closed in (True, False):
+        history: list[StoredState] = []
+        outcomes += _fuzz(
+            count,
+            seed,
+            lambda folder, known=history, closed=is_closed: _write_store(folder, known, closed),  # type: ignore[misc]
+            lambda folder, known=history: _open_store(folder, known),  # type: ignore[misc]
+        )
+    return outcomes
+
+
+def _fuzz(count: int, seed: int, write: Callable[[Path], None], check: Callable[[Path], str]) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="chronik-fuzz-", dir=in_memory) as name:
+        original, copy = Path(name) / "original", Path(name) / "copy"
+        original.mkdir()
+        write(original)
+        for number in range(seed, seed + count):
+            random = Random(number)
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(original, copy)
+            told: list[str] = []
+            for _ in range(random.choice((1, 1, 1, 2, 3))):
+                files = sorted(path for path in copy.rglob("*") if path.is_file() and path.suffix != ".log")
+                if files:
+                    told.append(spoil(random, files))
+            try:
+                outcomes[check(copy)] += 1
+            except BrokenFiles as broken:
+                raise BrokenFiles(f"seed {number} ({'; '.join(told)}): {broken}") from broken.__cause__
+    return outcomes
+
+
+# -- the data folder ---------------------------------------------------------------------------------------------------
+
+
+def _write_folder(path: Path) -> None:
+    folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
+    folder.claim_log(TOPIC, 0, TOPIC_ID)
+    (path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log").write_bytes(RECORDS)
+    folder.record_life("boot", 3)
+    folder.record_clean_shutdown({(TOPIC, 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
+    folder.close()
+
+
+def _open_folder(path: Path) -> str:
+    try:
+        folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
+    except DataFolderError as error:
+        return _refused(str(error))
+    except Exception as error:
+        raise BrokenFiles(f"opening ends with {error!r}") from error
+    try:
+        folder.claim_log(TOPIC, 0, TOPIC_ID)
+        outcome = "opened"
+    except StorageError as error:
+        outcome = _refused(error.message)
+    except Exception as error:
+        raise BrokenFiles(f"taking the log ends with {error!r}") from error
+    finally:
+        folder.close()
+    records = path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log"
+    if not records.exists() or records.read_bytes() != RECORDS:
+        raise BrokenFiles("the log's records are gone")
+    folder.recovery_point(TOPIC, 0, TOPIC_ID)
+    return outcome
+
+
+def _refused(line: str) -> str:
+    if not line or "\n" in line:
+        raise BrokenFiles(f"a refusal that is no line: {line!r}")
+    return "refused"
+
+
+# -- the Raft store ----------------------------------------------------------------------------------------------------
+
+
+def _write_store(folder: Path, history: list[StoredState], is_closed: bool) -> None:
+    """Puts every state that the store ever had into `history`. Not closed, most of it is in the write-ahead log."""
+    working = folder.parent / f"working-{is_closed}"
+    working.mkdir()
+    store = SqliteRaftStore(str(working / "metadata.db"), lambda: STORE_ID)
+    history.append(store.load())
+    for number in range(1, 31):
+        entries = (Entry(number, 1 + number // 10, EntryKind.COMMAND, b"command-%d" % number * 20),)
+        snapshot = Snapshot(12, 2, MEMBERSHIP, b"image" * 300) if number == 15 else None
+        persist = Persist(
+            hard_state=HardState(1 + number // 10, number % 2, number - 1),
+            entries=entries,
+            snapshot=snapshot,
+            drop_before=13 if snapshot else None,
+        )
+        store.persist(persist)
+        history.append(stored_after(history[-1], persist))
+    if is_closed:
+        store.close()
+    for path in working.iterdir():
+        shutil.copy(path, folder)
+    store.close()
+
+
+def _open_store(folder: Path, history: list[StoredState]) -> str:
+    store = SqliteRaftStore(str(folder / "metadata.db"), lambda: UUID(int=11))
+    try:
+        stored = store.load()
+    except StoreError as error:
+        return _refused(str(error))
+    except Exception as error:
+        raise BrokenFiles(f"loading ends with {error!r}") from error
+    finally:
+        store.close()
+    if stored == history[-1]:
+        return "whole"
+    if stored in history:
+        return "as it once was"
+    if stored == StoredState(UUID(int=11)):
+        return "as if new"
+    raise BrokenFiles(f"a state that never was: {stored}")

@@ -1,0 +1,269 @@
+"""Inputs one after the other on one node, and what must be true of each and of the node all along.
+
+- An input is answered, each request by a well-formed response in its turn, or its connection is closed, which counts as
+  one refusal and is logged in one line.
+- No exception is unexpected: none reaches the loop, none is logged with a traceback.
+- Nothing hangs: an answer comes within a (virtual) second, or within the time that the request itself allows; and no
+  input takes seconds of the processor.
+- Memory: no input makes the process grow by more than what decompressing one batch may take.
+- A healthy client is served, and every record that it was told is safe is there: after the crash at the end too, which
+  also shows that no input left something behind that keeps the node from starting.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from types import FrameType
+
+from chronik.node.internal_api import InternalKey, decode_envelope
+from chronik.raft.messages import decode_message
+from chronik.testing.fuzz.answers import Asked, Unsound, answers_in, asked_in, check_answer
+from chronik.testing.fuzz.connection import FuzzTransport
+from chronik.testing.fuzz.fuzzed_node import Broken, FuzzedNode
+from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES
+from chronik.testing.fuzz.samples import FUZZED_TOPIC
+from chronik.wire import messages
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.frames import RequestHeader
+
+ANSWER_S = 1.0
+PATIENCE_S = 40.0
+SLACK_S = 5.0
+PATIENT_SHARE = 8
+"""One of so many that wait is waited for; the other clients go away, as clients do."""
+PROCESSOR_S_MAX = 5.0
+HANG_S = 30
+GROWTH_BYTES_MAX = 300 * 1024 * 1024
+"""Twice what one batch may become: it is decompressed, and its records are taken out."""
+PIECES_MAX = 100
+CHECK_EVERY = 50
+INPUTS_MAX = 3000
+DELETED_SHARE = 32
+"""One of so many inputs that delete the topic is sent: it ends the session, and a node's start is dear."""
+PARTITIONS_MAX = 60
+PARTITIONS_TAME_MAX = 8
+"""More of them in one request are valid and merely expensive, which says nothing about bad input."""
+UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
+
+
+class Session:
+    """One node from its start to its crash. `outcomes` counts what became of the inputs, `kinds` what they asked."""
+
+    def __init__(self, seed: int, outcomes: Counter[str], kinds: Counter[tuple[int, int]]) -> None:
+        self.seed = seed
+        self.inputs: list[bytes] = []
+        self.fuzzed = FuzzedNode(seed)
+        self._outcomes = outcomes
+        self._kinds = kinds
+        self._is_disturbed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another node should go on: this one has seen much, or lost the topic that inputs speak of."""
+        broker = self.fuzzed.broker
+        return (
+            len(self.inputs) >= INPUTS_MAX
+            or self._is_disturbed
+            or self.fuzzed.topic_id(FUZZED_TOPIC) != self.fuzzed.fuzzed_id
+            or len(broker.host.partitions) > PARTITIONS_MAX
+        )
+
+    def run(self, data: bytes) -> None:
+        """One input. Raises `Broken` where a promise was broken."""
+        self.inputs.append(data)
+        started_s, peak_bytes = perf_counter(), _peak_bytes()
+        with _alarm():
+            self._run(data)
+            if len(self.inputs) % CHECK_EVERY == 0 and not self._is_disturbed:
+                self._check()
+        taken_s, grown_bytes = perf_counter() - started_s, _peak_bytes() - peak_bytes
+        if taken_s > PROCESSOR_S_MAX:
+            raise Broken(f"an input of {len(data)} bytes took {taken_s:.1f} s")
+        if grown_bytes > GROWTH_BYTES_MAX:
+            raise Broken(f"an input of {len(data)} bytes took {grown_bytes / 1e6:.0f} MB")
+
+    def end(self) -> None:
+        """Crash, start again, and look for everything that was acknowledged."""
+        with _alarm():
+            self._check(whole=True)
+            self.fuzzed.crash()
+            self.fuzzed.start()
+            self.fuzzed.check_kept()
+            self.fuzzed.check_fuzzed()
+        self.fuzzed.bury()
+
+    def bury(self) -> None:
+        self.fuzzed.bury()
+
+    # -- one input -----------------------------------------------------------------------------------------------------
+
+    def _run(self, data: bytes) -> None:
+        how, stream = (data[0], data[1:]) if data else (0, b"")
+        internal = bool(how & INTERNAL)
+        fuzzed = self.fuzzed
+        asked = list(asked_in(stream, fuzzed.broker.server.frame_bytes_max))
+        if not all(_is_tame(each, internal) for each in asked):
+            self._outcomes["not sent: valid and merely expensive, or a peer's Raft message"] += 1
+            return
+        if zlib.crc32(data) % DELETED_SHARE and any(self._deletes(each) for each in asked):
+            self._outcomes["not sent: deletes the topic that all speak of"] += 1
+            return
+        for each in asked:
+            if each.header is not None and self._is_served(each.header, internal):
+                self._kinds[(each.header.api_key, each.header.api_version)] += 1
+        metrics = fuzzed.broker.metrics
+        refused_before = metrics.malformed_requests
+        lines_before = fuzzed.node.events["connection_refused"]
+        transport = fuzzed.connect(
+            stream,
+            internal=internal,
+            piece_bytes=max(PIECE_BYTES[how >> 2 & 3], len(stream) // PIECES_MAX) if how >> 2 & 3 else 0,
+            ends=bool(how & ENDS_AT_ONCE),
+        )
+        is_settled = fuzzed.until(lambda: transport.is_settled, ANSWER_S)
+        try:
+            left = _match(asked, bytes(transport.written), in_order=not internal)
+        except Unsound as error:
+            raise Broken(str(error)) from None
+        refused = metrics.malformed_requests - refused_before
+        if fuzzed.node.events["connection_refused"] - lines_before > refused or refused > 1:
+            raise Broken(f"{refused} refusals for one connection")
+        if not is_settled:
+            self._outcomes["waits"] += 1
+            self._wait(transport, left, zlib.crc32(data))
+        elif transport.was_closed and not transport.end_was_seen:
+            self._outcomes["closed"] += 1
+            if refused != 1 and not _may_close_silently(left, internal):
+                raise Broken("the connection was closed without a word in the log")
+        else:
+            self._outcomes["answered" if asked else "nothing whole sent"] += 1
+            missing = [each for each in left if not each.is_unanswered_by_design]
+            if missing and not refused and not (left and _may_close_silently(left, internal)):
+                raise Broken(f"no answer to {_describe(missing[0])}, and nothing said why")
+        if not transport.is_lost:
+            # Gone before the next one comes, or what it still sets off would be counted there.
+            transport.lose()
+            fuzzed.until(lambda: transport.is_lost, ANSWER_S)
+        if internal and not fuzzed.node.is_ready:
+            # A peer is trusted: it may take the node out of the cluster.
+            self._is_disturbed = True
+
+    def _is_served(self, header: RequestHeader, internal: bool) -> bool:
+        if internal and header.api_key >= InternalKey.HELLO:
+            return header.api_key <= InternalKey.ENVELOPE and header.api_version == 0
+        api = self.fuzzed.broker.apis.get(header.api_key)
+        return api is not None and api.parsed_versions[0] <= header.api_version <= api.parsed_versions[1]
+
+    def _deletes(self, asked: Asked) -> bool:
+        header = asked.header
+        if header is None or header.api_key != ApiKey.DELETE_TOPICS:
+            return False
+        named = bytes(asked.frame[header.body_at :])
+        return FUZZED_TOPIC.encode() in named or self.fuzzed.fuzzed_id.bytes in named
+
+    def _wait(self, transport: FuzzTransport, left: Sequence[Asked], chance: int) -> None:
+        """Something takes long: it must be something that may, and come to an end."""
+        first = next((each for each in left if not each.is_unanswered_by_design), None)
+        if first is None:
+            raise Broken("everything is answered, and still the connection is busy")
+        wait_s = first.wait_s()
+        if wait_s is None:
+            raise Broken(f"no answer to {_describe(first)} within {ANSWER_S} s")
+        if chance % PATIENT_SHARE == 0:
+            answered_before = len(transport.written)
+            over = self.fuzzed.until(
+                lambda: transport.is_settled or len(transport.written) > answered_before, PATIENCE_S
+            )
+            if not over and wait_s < PATIENCE_S - SLACK_S:
+                raise Broken(f"no answer to {_describe(first)} within {PATIENCE_S} s; it asked for {wait_s} s")
+
+    def _check(self, whole: bool = False) -> None:
+        self.fuzzed.keep_one()
+        self.fuzzed.check_kept(0 if whole else max(0, len(self.fuzzed.kept) - 3))
+        if whole and self.fuzzed.topic_id(FUZZED_TOPIC) is not None:
+            self.fuzzed.check_fuzzed()
+
+
+def _match(asked: Sequence[Asked], written: bytes, *, in_order: bool) -> list[Asked]:
+    """Gives each answer to its request; those that have none are left."""
+    left = list(asked)
+    for answer in answers_in(written):
+        if in_order:
+            while left and left[0].is_unanswered_by_design:
+                left.pop(0)
+            if not left:
+                raise Unsound("an answer that nobody asked for")
+            check_answer(left.pop(0), answer)
+            continue
+        for each in left:
+            try:
+                check_answer(each, answer)
+            except Unsound:
+                continue
+            left.remove(each)
+            break
+        else:
+            raise Unsound("an answer that belongs to no request")
+    return left
+
+
+def _may_close_silently(left: Sequence[Asked], internal: bool) -> bool:
+    """An acks=0 producer learns of an error by the end of its connection; a refused peer was told why in its answer."""
+    return internal or any(each.acks == 0 for each in left)
+
+
+def _describe(asked: Asked) -> str:
+    header = asked.header
+    return "a request" if header is None else f"API {header.api_key} v{header.api_version}"
+
+
+def _is_tame(asked: Asked, internal: bool) -> bool:
+    header = asked.header
+    if header is None:
+        return True
+    key, version, body = header.api_key, header.api_version, bytes(asked.frame[header.body_at :])
+    try:
+        if internal and key == InternalKey.RAFT:
+            # Members keep to the protocol: what they say is believed. Only what does not parse is bad input.
+            decode_message(body)
+            return False
+        if internal and key == InternalKey.ENVELOPE:
+            envelope = decode_envelope(memoryview(body))
+            key, version, body = envelope.api_key, envelope.api_version, envelope.body
+        if key == ApiKey.CREATE_TOPICS:
+            topics = messages.read_request(key, version, body).topics
+            return all(max(topic.num_partitions, len(topic.assignments)) <= PARTITIONS_TAME_MAX for topic in topics)
+        if key == ApiKey.CREATE_PARTITIONS:
+            topics = messages.read_request(key, version, body).topics
+            return all(topic.count <= PARTITIONS_TAME_MAX for topic in topics)
+    except UNREADABLE:
+        return True
+    return True
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def _alarm() -> Iterator[None]:
+    """Ends what would never end."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Broken(f"still busy after {HANG_S} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(HANG_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,114 @@
+"""The process that fuzzes: atheris (libFuzzer) chooses inputs by the code that they reach, and this runs them.
+
+Run by `campaign`, with its task as JSON in the first argument. It ends with one line of JSON on standard output; what
+libFuzzer prints goes to standard error. The rooms are instrumented as they are imported, so nothing of them is imported
+before; what stands beside them is not, or the simulator's own branches would count as news.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import atheris
+
+import chronik
+
+if TYPE_CHECKING:
+    from chronik.testing.fuzz.fuzzer import Fuzzer
+
+INPUT_BYTES_MAX = 64 * 1024
+ROOMS = ("wire", "node", "groups", "metadata", "storage")
+"""What requests should reach all of."""
+FOUND = 1
+
+
+class Worker:
+    """Counts inputs and ends the process when there were enough: libFuzzer itself never comes back."""
+
+    def __init__(self, fuzzer: Fuzzer, inputs: int, seconds: float | None, finding: Path) -> None:
+        self.fuzzer = fuzzer
+        self._inputs_max = inputs
+        self._seconds_max = math.inf if seconds is None else seconds
+        self._finding = finding
+        self._started_s = perf_counter()
+
+    def mutate(self, data: bytes, max_size: int, seed: int) -> bytes:
+        return self.fuzzer.mutate(data, Random(seed))[:max_size]
+
+    def run(self, data: bytes) -> None:
+        found = self.fuzzer.run(data)
+        is_enough = self.fuzzer.inputs >= self._inputs_max or perf_counter() - self._started_s > self._seconds_max
+        if found is None and is_enough:
+            found = self.fuzzer.finish()
+            if found is None:
+                self._end(None)
+        if found is not None:
+            found.write(self._finding)
+            self._end(found.broken)
+
+    def _end(self, broken: str | None) -> None:
+        fuzzer = self.fuzzer
+        print(
+            json.dumps(
+                {
+                    "inputs": fuzzer.inputs,
+                    "sessions": fuzzer.sessions,
+                    "seconds": perf_counter() - self._started_s,
+                    "outcomes": fuzzer.outcomes,
+                    "kinds": [[key, version, count] for (key, version), count in sorted(fuzzer.kinds.items())],
+                    "broken": broken,
+                }
+            ),
+            flush=True,
+        )
+        # Not by an exception: libFuzzer would take it for a finding of its own.
+        os._exit(0 if broken is None else FOUND)
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    corpus = Path(task["corpus"])
+    with atheris.instrument_imports(include=["chronik"], exclude=_beside()):
+        from chronik.testing.fuzz.fuzzer import Fuzzer
+
+        # Its first node too: the APIs' modules are imported then.
+        fuzzer = Fuzzer(task["seed"], by_engine=_mutated)
+    worker = Worker(fuzzer, task["inputs"], task["seconds"], Path(task["finding"]))
+    for number, data in enumerate(worker.fuzzer.first_inputs()):
+        (corpus / f"sample-{number:03}").write_bytes(data)
+    options = {
+        "seed": task["seed"],
+        "max_len": INPUT_BYTES_MAX,
+        "len_control": 0,
+        "timeout": 0,
+        "rss_limit_mb": task["memory_mb"],
+        "report_slow_units": 0,
+        "artifact_prefix": f"{task['finding']}-",
+    }
+    flags = [f"-{name}={value}" for name, value in options.items()]
+    atheris.Setup([sys.argv[0], str(corpus), *flags], worker.run, custom_mutator=worker.mutate)
+    atheris.Fuzz()
+
+
+def _mutated(data: bytes, size_max: int) -> bytes:
+    # Looked up anew: atheris puts the real one there when it begins.
+    return bytes(atheris.Mutate(data, size_max))
+
+
+def _beside() -> list[str]:
+    """The modules that are not under test, by name."""
+    source = Path(chronik.__file__).resolve().parent
+    paths = [path.relative_to(source.parent).with_suffix("") for path in source.rglob("*.py")]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    return [name for name in names if name.partition(".")[2].partition(".")[0] not in ROOMS]
+
+
+if __name__ == "__main__":
+    main()

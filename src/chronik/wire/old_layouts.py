@@ -1,0 +1,86 @@
+"""The layouts of versions that Kafka 4 no longer has, and kio with it, but that tools in use still ask for.
+
+ListOffsets v0, which Burrow asks for whatever version it is told to speak:
+
+    request     replica_id int32, topics: int32 count of (name string, partitions: int32 count of
+                (partition_index int32, timestamp int64, max_num_offsets int32))
+    response    topics: int32 count of (name string, partitions: int32 count of
+                (partition_index int32, error_code int16, old_style_offsets: int32 count of int64))
+
+The classes have the shape of kio's, which `schema` reads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from kio.schema.errors import ErrorCode
+from kio.schema.types import BrokerId, TopicName
+from kio.static.constants import EntityType
+from kio.static.primitive import i16, i32, i64
+
+__all__ = ["OLD_REQUESTS", "OLD_RESPONSES"]
+
+_LIST_OFFSETS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsPartition:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    partition_index: i32 = field(metadata={"kafka_type": "int32"})
+    timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    max_num_offsets: i32 = field(metadata={"kafka_type": "int32"}, default=i32(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsTopic:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    name: TopicName = field(metadata={"kafka_type": "string"})
+    partitions: tuple[ListOffsetsPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsRequest:
+    __type__: ClassVar = EntityType.request
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    __api_key__: ClassVar[i16] = i16(_LIST_OFFSETS)
+    replica_id: BrokerId = field(metadata={"kafka_type": "int32"})
+    topics: tuple[ListOffsetsTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsPartitionResponse:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    partition_index: i32 = field(metadata={"kafka_type": "int32"})
+    error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
+    old_style_offsets: tuple[i64, ...] = field(metadata={"kafka_type": "int64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsTopicResponse:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    name: TopicName = field(metadata={"kafka_type": "string"})
+    partitions: tuple[ListOffsetsPartitionResponse, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsResponse:
+    __type__: ClassVar = EntityType.response
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    __api_key__: ClassVar[i16] = i16(_LIST_OFFSETS)
+    topics: tuple[ListOffsetsTopicResponse, ...]
+
+
+OLD_REQUESTS: Final[Mapping[tuple[int, int], type[Any]]] = {(_LIST_OFFSETS, 0): ListOffsetsRequest}
+"""By API key and version."""
+OLD_RESPONSES: Final[Mapping[tuple[int, int], type[Any]]] = {(_LIST_OFFSETS, 0): ListOffsetsResponse}

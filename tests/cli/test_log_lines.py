@@ -1,0 +1,48 @@
+"""A node's log stays a file of whole JSON lines, though its disk was full for a while."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+from chronik.cli.log_lines import LogLines
+
+
+class Disk:
+    """Has room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.content = b""
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = data[: self.room]
+        self.room -= len(taken)
+        self.content += taken
+        return len(taken)
+
+
+def line(number: int) -> str:
+    return json.dumps({"number": number}) + "\n"
+
+
+def test_a_line_that_was_cut_short_does_not_spoil_the_next() -> None:
+    disk = Disk(room=len(line(1)) + 5)
+    write = LogLines(disk.write)
+    for number in (1, 2, 3):
+        write(line(number))
+    disk.room = 1_000
+    write(line(4))
+    write(line(5))
+    lines = disk.content.decode().splitlines()
+    assert [json.loads(found)["number"] for found in (lines[0], *lines[2:])] == [1, 4, 5]
+    assert lines[1] == line(2)[:5]
+
+
+def test_a_reader_that_went_away_stops_nobody() -> None:
+    def gone(data: bytes) -> int:
+        raise BrokenPipeError
+
+    LogLines(gone)("x\n")

@@ -1,0 +1,29 @@
+"""A node's process is found by its pid file, or it does not run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronik.cli.errors import CliError
+from chronik.cli.node_process import NodeProcess
+
+
+def test_a_process_whose_pid_cannot_be_written_down_is_not_left_behind(tmp_path: Path) -> None:
+    """As on a full disk; here, where there is no such folder."""
+    config = tmp_path / "node.toml"
+    process = NodeProcess(str(config), str(tmp_path / "missing" / "node.pid"), str(tmp_path / "node.log"))
+    with pytest.raises(CliError, match=r"cannot write .*node\.pid"):
+        process.launch([sys.executable, "-c", "import signal; signal.pause()"], {})
+    assert process.state is None
+    assert not any(str(config).encode() in command_of(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def command_of(path: Path) -> bytes:
+    """Empty where the process has ended meanwhile."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

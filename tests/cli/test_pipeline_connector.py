@@ -1,0 +1,37 @@
+"""Which version of Spark's own connector `--source kafka` asks for, and what is told where Maven does not have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from chronik.cli.pipeline_connector import PACKAGE, connector_fault, with_connector
+
+LOG = """
+:: problems summary ::
+\t\tmodule not found: org.apache.spark#spark-sql-kafka-0-10_2.13;4.3.0
+\t\t::          UNRESOLVED DEPENDENCIES         ::
+\t\t:: org.apache.spark#spark-sql-kafka-0-10_2.13;4.3.0: not found
+Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: \
+org.apache.spark#spark-sql-kafka-0-10_2.13;4.3.0: not found, unresolved dependency: \
+org.apache.kafka#kafka-clients;3.9.1: not found]
+"""
+
+
+@pytest.mark.parametrize(
+    ("spark", "asked"), [("4.3.0", "4.2.0"), ("4.2.0", "4.2.0"), ("4.0.1", "4.0.1"), ("4.10.0.dev1", "4.2.0")]
+)
+def test_the_newest_version_that_is_published_and_no_newer_than_spark(spark: str, asked: str) -> None:
+    assert with_connector({"a": "b"}, spark) == {"a": "b", "spark.jars.packages": f"{PACKAGE}:{asked}"}
+
+
+@pytest.mark.parametrize("name", ["spark.jars", "spark.jars.packages"])
+def test_what_is_given_is_taken(name: str) -> None:
+    assert with_connector({name: "x"}, "4.3.0") == {name: "x"}
+
+
+def test_what_maven_does_not_have_is_named_with_what_to_pass() -> None:
+    told = connector_fault(LOG) or ""
+    assert told.startswith(
+        f"Spark cannot get {PACKAGE}:4.3.0, org.apache.kafka:kafka-clients:3.9.1 from Maven: pass --conf spark.jars="
+    )
+    assert connector_fault("something else") is None

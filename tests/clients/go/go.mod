@@ -1,0 +1,15 @@
+module chronik/kadm
+
+go 1.25.0
+
+require (
+	github.com/twmb/franz-go v1.21.7
+	github.com/twmb/franz-go/pkg/kadm v1.18.0
+)
+
+require (
+	github.com/klauspost/compress v1.19.2 // indirect
+	github.com/pierrec/lz4/v4 v4.1.26 // indirect
+	github.com/twmb/franz-go/pkg/kmsg v1.13.1 // indirect
+	golang.org/x/crypto v0.50.0 // indirect
+)

@@ -1,0 +1,81 @@
+"""Apache Kafka's own command line tools, from its jars: one JVM runs them one after another, as a shell would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.clients.drivers.java import JVM_FLAGS, Jvm
+from tests.clients.drivers.java import TOOLS as JARS_FOLDER
+
+JARS = "kafka-broker-4.3"
+ALONE_TIMEOUT_S = 30.0
+RUNNER = Path(__file__).resolve().parents[1] / "clients" / "java" / "ToolRunner.java"
+
+TOOLS = {
+    "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-groups": "org.apache.kafka.tools.GroupsCommand",
+    "kafka-leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "kafka-log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "kafka-metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "kafka-verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+}
+
+
+class Ran(NamedTuple):
+    """What a tool left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+class KafkaTools:
+    """The tools, by the names of their scripts. Raises FileNotFoundError where they cannot be had."""
+
+    def __init__(self, folder: Path) -> None:
+        self._jvm = Jvm(JARS, RUNNER, folder)
+
+    def run(self, tool: str, *arguments: str) -> Ran:
+        answer = self._jvm.call(TOOLS[tool], *arguments)
+        return Ran(answer.number(), answer.name(), answer.name())
+
+    def ok(self, tool: str, *arguments: str) -> str:
+        """What a tool that must succeed wrote to standard output."""
+        ran = self.run(tool, *arguments)
+        # kafka-consumer-groups exits with 0 whatever happens.
+        is_good = ran.status == 0 and "\nError: " not in ran.out
+        assert is_good, f"{tool} {' '.join(arguments)}: exit {ran.status}\n{ran.out}\n{ran.err}"
+        return ran.out
+
+    def alone(self, tool: str, *arguments: str) -> str:
+        """As `ok`, in a JVM of its own: for a tool that finishes its work when that ends."""
+        command = ["java", *JVM_FLAGS, "-cp", f"{JARS_FOLDER / JARS}/*", TOOLS[tool], *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=ALONE_TIMEOUT_S).stdout
+
+    def close(self) -> None:
+        self._jvm.close()
+
+
+def table(out: str) -> list[dict[str, str]]:
+    """The rows of a table under a line of column names; no cell has a space in it."""
+    lines = [line.split() for line in out.splitlines() if line.strip()]
+    head = next(number for number, words in enumerate(lines) if words[0].isupper() and len(words) > 1)
+    return [dict(zip(lines[head], words, strict=True)) for words in lines[head + 1 :]]
+
+
+def json_lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]

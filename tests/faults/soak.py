@@ -1,0 +1,134 @@
+"""`make soak`: for a time given, faults on real processes, limits under load, and the simulator; a table at the end.
+
+    python -m tests.faults.soak [--seconds 1800] [--seed N] [--only ACT,...]
+
+A sixth of the time, at most, goes to the limits at full size (left out of runs below a quarter of an hour), a third of
+the rest to the simulator, and what remains to the campaign. Exit 1 where anything was found. The campaign's histories
+and the nodes' folders stay where something was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.support_soak import SoakResults
+from tests.faults.support_acts import ACTS
+from tests.faults.support_campaign import Campaign, fresh_seed
+from tests.faults.support_stage import Stage
+from tests.sim.support_soak import simulate
+
+from chronik.testing.sim.runner import SCENARIOS
+
+LIMITS = Path(__file__).with_name("test_limits.py")
+LIMITS_FROM_S = 900.0
+LIMITS_SHARE = 1 / 6
+SIMULATOR_SHARE = 1 / 3
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="make soak")
+    options.add_argument("--seconds", type=float, default=1800.0)
+    options.add_argument("--seed", type=int, default=None)
+    options.add_argument("--only", type=lambda text: text.split(","), default=None, help=f"of {', '.join(ACTS)}")
+    asked = options.parse_args()
+    unknown = set(asked.only or ()) - set(ACTS)
+    if unknown:
+        options.error(f"no such act: {', '.join(sorted(unknown))}")
+    seed = fresh_seed() if asked.seed is None else asked.seed
+    began_s = time.monotonic()
+    ends_s = began_s + asked.seconds
+    say(f"soak for {asked.seconds:.0f} s, seed {seed} (again: make soak SEED={seed})")
+    found: list[str] = []
+    if asked.only is None and asked.seconds >= LIMITS_FROM_S:
+        found += limits(asked.seconds * LIMITS_SHARE)
+    else:
+        say("limits under load: left out of a short run; they are in make test (small) and make soak-counts (full)")
+    left_s = ends_s - time.monotonic()
+    simulator_s = 0.0 if asked.only else left_s * SIMULATOR_SHARE
+    campaign = SoakResults("campaign")
+    found += play(campaign, seed, ends_s - simulator_s, asked.only)
+    campaign.write(passed=not found)
+    simulated = SoakResults("simulator")
+    if simulator_s:
+        found += simulations(simulated, max(10.0, ends_s - time.monotonic()))
+        simulated.write(passed=not simulated.anomalies.total())
+    say(table([campaign, simulated], time.monotonic() - began_s))
+    for complaint in found:
+        say(f"FOUND: {complaint}")
+    return 1 if found else 0
+
+
+def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None) -> list[str]:
+    """The campaign; what it found, if anything."""
+    folder = Path(tempfile.mkdtemp(prefix="chronik-soak-"))
+    say(f"campaign on real processes for {until_s - time.monotonic():.0f} s, in {folder}")
+    try:
+        with Stage(folder / "cluster", seed) as stage, kept_logs(stage, folder):
+            Campaign(stage, results, folder, say, only).run(until_s)
+    except Exception:
+        return [f"{traceback.format_exc()}\nseed {seed}; histories and logs are in {folder}"]
+    shutil.rmtree(folder, ignore_errors=True)
+    return []
+
+
+@contextlib.contextmanager
+def kept_logs(stage: Stage, folder: Path) -> Iterator[None]:
+    """Where something is found, the nodes' logs are copied from disks that end with the stage."""
+    try:
+        yield
+    except Exception:
+        for node_id in stage.nodes.ids:
+            (folder / f"node-{node_id}.log").write_text(stage.nodes.log_text(node_id))
+        raise
+
+
+def simulations(results: SoakResults, seconds: float) -> list[str]:
+    found: list[str] = []
+    for scenario in sorted(SCENARIOS):
+        say(f"simulator, {scenario}: fresh seeds on all cores for {seconds / len(SCENARIOS):.0f} s")
+        result = simulate(scenario, seconds / len(SCENARIOS))
+        say(f"       {result.summary()}")
+        results.simulated(result.acknowledged, result.faults, len(result.failures))
+        found += result.failures
+    return found
+
+
+def limits(seconds: float) -> list[str]:
+    say(f"limits under load, at full size, for at most {seconds:.0f} s")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", str(LIMITS)]
+    try:
+        status = subprocess.run(command, timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return [f"the limits under load took longer than {seconds:.0f} s: {' '.join(command)}"]
+    return [] if status == 0 else [f"a limit does not hold: {' '.join(command)}"]
+
+
+def table(sections: list[SoakResults], seconds: float) -> str:
+    """What was injected and what came of it, in plain text."""
+    lines = ["", f"{'fault':<34} {'injected':>9} {'longest unavailability':>24}", "-" * 69]
+    for section in sections:
+        for kind, count in sorted(section.faults.items()):
+            ms = section.unavailable_ms.get(kind)
+            lines.append(f"{kind:<34} {count:>9} {'' if ms is None else f'{ms:,.0f} ms':>24}")
+    operations = sum(section.operations for section in sections)
+    anomalies = {kind: count for section in sections for kind, count in section.anomalies.items() if count}
+    lines += ["-" * 69, f"{operations:,} operations in {seconds:,.0f} s"]
+    lines.append(f"anomalies: {sum(anomalies.values())} {anomalies or ''}".rstrip())
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Clients that ask for more than there is: floods, slow readers, groups of hundreds; each keeps account of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+from tests.cluster.support_cluster import Nodes
+from tests.node.support_wire import FETCH_VERSION, WireClient, decoded, fetch_of, unique
+from tests.support.eventually import eventually
+
+from chronik.wire import frames
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+from chronik.wire.fetch import read_fetch_response, write_fetch_request
+from chronik.wire.primitives import skip_tags
+
+MB = 1024 * 1024
+OUTCOME_TIMEOUT_S = 120.0
+JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 2
+SESSION_MS = 30_000
+
+
+def forget_peaks(nodes: Nodes) -> dict[int, int]:
+    """The nodes' peaks start anew from what is resident now, which is returned."""
+    before: dict[int, int] = {}
+    for node in nodes.running:
+        with open(f"/proc/{node.process.pid}/clear_refs", "w") as clear:
+            clear.write("5")
+        before[node.id] = nodes.resident_bytes(node.id)
+    return before
+
+
+def highest_growth_mb(nodes: Nodes, before: dict[int, int]) -> float:
+    """How much more than before was resident at the peak, at the node where that was most."""
+    return max(nodes.resident_bytes(node_id, "VmHWM") - was for node_id, was in before.items()) / MB
+
+
+@dataclass
+class Flood:
+    """Produces as fast as the client can, for a while; every record has its outcome in the end."""
+
+    bootstrap: str
+    topic: str
+    acks: str
+    value: bytes = bytes(10_000)
+    sent: int = 0
+    acknowledged: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "acks": self.acks,
+                "linger.ms": 1,
+                "max.in.flight.requests.per.connection": 1_000,
+                "queue.buffering.max.kbytes": 256 * 1024,
+                "message.timeout.ms": 110_000,
+                "log_level": 2,
+            }
+        )
+        ends_s = time.monotonic() + seconds
+        while time.monotonic() < ends_s:
+            try:
+                producer.produce(self.topic, self.value, on_delivery=self._answered)
+                self.sent += 1
+                producer.poll(0)
+            except BufferError:
+                producer.poll(0.05)  # this is the back-pressure as a client sees it
+        assert producer.flush(OUTCOME_TIMEOUT_S) == 0, "not every record has an outcome"
+
+    def _answered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.failed.append(str(error))
+
+
+class SlowReaders:
+    """So many connections that ask for megabytes and take them a little at a time; then all they asked for is checked.
+
+    On a loop in a thread of its own. `sips` is how often any of them has read so far.
+    """
+
+    PIPELINED = 4
+    SIP_BYTES = 4096
+    SIP_PAUSE_S = 0.05
+
+    def __init__(self, nodes: Nodes, topic: str, count: int) -> None:
+        leader = nodes.node(nodes.leader(topic))
+        self._host, self._port = leader.kafka
+        request = fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB)
+        self._body = write_fetch_request(FETCH_VERSION, request)
+        self._count = count
+        self.sips = 0
+        self._hurry = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="slow-readers", daemon=True)
+        self._thread.start()
+        self._all = asyncio.run_coroutine_threadsafe(self._read_all(), self._loop)
+
+    def finish(self) -> list[list[int]]:
+        """They stop being slow: the offsets that each was given by each answer."""
+        self._hurry.set()
+        try:
+            found = self._all.result(OUTCOME_TIMEOUT_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+        return found
+
+    async def _read_all(self) -> list[list[int]]:
+        given = await asyncio.gather(*(self._read() for _ in range(self._count)))
+        return [offsets for answers in given for offsets in answers]
+
+    async def _read(self) -> list[list[int]]:
+        reader, writer = await asyncio.open_connection(self._host, self._port, limit=64 * 1024)
+        for number in range(self.PIPELINED):
+            writer.write(frames.write_request(ApiKey.FETCH, FETCH_VERSION, number + 1, "slow", self._body))
+        received = bytearray()
+        answers: list[list[int]] = []
+        while len(answers) < self.PIPELINED:
+            data = await reader.read(self.SIP_BYTES if not self._hurry.is_set() else MB)
+            assert data, "the node ended a connection of a reader that was slow"
+            received += data
+            self.sips += 1
+            while len(received) >= 4 and len(received) >= 4 + (size := struct.unpack_from(">i", received)[0]):
+                answers.append(_offsets(bytes(received[4 : 4 + size]), len(answers) + 1))
+                del received[: 4 + size]
+            if not self._hurry.is_set():
+                await asyncio.sleep(self.SIP_PAUSE_S)
+        writer.transport.abort()
+        return answers
+
+
+def _offsets(frame: bytes, correlation_id: int) -> list[int]:
+    assert int.from_bytes(frame[:4], "big") == correlation_id
+    body = memoryview(frame)[4:]
+    answer = read_fetch_response(FETCH_VERSION, body[skip_tags(body, 0) :]).topics[0][2][0]
+    assert answer.error_code == 0, ErrorCode(answer.error_code)
+    return [record.offset for record in decoded(answer.records)]
+
+
+class Member:
+    """One of a group, with a connection of its own: joins, is assigned, and leaves."""
+
+    def __init__(self, nodes: Nodes, group: str, partitions: int) -> None:
+        self.client = coordinator(nodes, group)
+        self.id = ""
+        self.generation = -1
+        self.assigned: list[int] = []
+        self._group = group
+        self._partitions = partitions
+
+    def join(self) -> None:
+        """Through a whole rebalance: returns when the member knows what is its own, in a generation that stands."""
+        while True:
+            answer = self._ask_to_join()
+            if answer.error_code is ErrorCode.member_id_required:
+                self.id = answer.member_id
+                continue
+            assert answer.error_code is ErrorCode.none, answer.error_code
+            self.id, self.generation = answer.member_id, answer.generation_id
+            assignments: list[dict[str, Any]] = []
+            if answer.leader == answer.member_id:
+                assignments = self._share_out([member.member_id for member in answer.members])
+            synced = self.client.call(
+                ApiKey.SYNC_GROUP,
+                SYNC_VERSION,
+                {
+                    "group_id": self._group,
+                    "generation_id": self.generation,
+                    "member_id": self.id,
+                    "group_instance_id": None,
+                    "assignments": assignments,
+                },
+            )
+            if synced.error_code is ErrorCode.rebalance_in_progress:
+                continue
+            assert synced.error_code is ErrorCode.none, synced.error_code
+            self.assigned = list(synced.assignment)
+            return
+
+    def heartbeat(self) -> ErrorCode:
+        values = {"group_id": self._group, "generation_id": self.generation, "member_id": self.id}
+        answer = self.client.call(ApiKey.HEARTBEAT, HEARTBEAT_VERSION, {**values, "group_instance_id": None})
+        return ErrorCode(answer.error_code)
+
+    def follow(self) -> None:
+        """Joins again if its group is on the move, as a client's heartbeat thread makes it do."""
+        code = self.heartbeat()
+        if code is ErrorCode.rebalance_in_progress:
+            self.join()
+        else:
+            assert code is ErrorCode.none, code
+
+    def leave(self) -> None:
+        left = self.client.call(ApiKey.LEAVE_GROUP, LEAVE_VERSION, {"group_id": self._group, "member_id": self.id})
+        assert left.error_code is ErrorCode.none, left.error_code
+        self.client.socket.close()
+
+    def _ask_to_join(self) -> Any:
+        return self.client.call(
+            ApiKey.JOIN_GROUP,
+            JOIN_VERSION,
+            {
+                "group_id": self._group,
+                "session_timeout": SESSION_MS,
+                "rebalance_timeout": 60_000,
+                "member_id": self.id,
+                "group_instance_id": None,
+                "protocol_type": "consumer",
+                "protocols": [{"name": "shared-out", "metadata": b""}],
+            },
+        )
+
+    def _share_out(self, members: Sequence[str]) -> list[dict[str, Any]]:
+        """Each member's partitions, a byte for each: the group does not look into it."""
+        return [
+            {"member_id": member, "assignment": bytes(range(index, self._partitions, len(members)))}
+            for index, member in enumerate(members)
+        ]
+
+
+def coordinator(nodes: Nodes, group: str) -> WireClient:
+    """A connection to the node that coordinates the group."""
+
+    def found() -> int:
+        with nodes.connect(nodes.running[0].id) as client:
+            answer = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0})
+        assert answer.error_code is ErrorCode.none, answer.error_code
+        return int(answer.node_id)
+
+    return nodes.connect(eventually(found, what="the group has a coordinator"), timeout_s=90.0)
+
+
+def new_group() -> str:
+    return unique("group")

@@ -1,0 +1,119 @@
+"""Damaged files at a node's start: whatever is spoilt, the node serves what is whole, or says in one line why not."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.faults.support_load import no_surprises
+from tests.node.support_wire import connect
+from tests.support.node import Node, NodeFailed
+
+from chronik.testing.fuzz.log_files import BrokenLog, fuzz_logs
+from chronik.testing.fuzz.node_files import BrokenFiles, fuzz_folders, fuzz_raft_stores
+from chronik.testing.fuzz.spoilt_files import spoil
+from chronik.wire.batch import check_batches
+from chronik.wire.errors import KafkaError
+
+SHORT_RUN, FULL_RUN = 80, 20_000
+NODES_SHORT, NODES_FULL = 4, 150
+SEED = 1
+TOPIC = "kept"
+RECORDS = 40
+
+
+def fuzz(count: int) -> Counter[str]:
+    try:
+        outcomes = fuzz_logs(count, SEED)
+        return outcomes + fuzz_folders(count, SEED) + fuzz_raft_stores(count, SEED)
+    except (BrokenLog, BrokenFiles) as broken:
+        pytest.fail(str(broken))
+
+
+def test_spoilt_files_are_mended_refused_or_given_away() -> None:
+    outcomes = fuzz(SHORT_RUN)
+    for outcome in ("whole", "damaged, and says so", "damage met by readers", "refused", "as it once was"):
+        assert outcomes[outcome] > 0, outcomes
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_spoilt_files() -> None:
+    fuzz(FULL_RUN)
+
+
+def filled(folder: Path) -> Node:
+    """A node's data folder with records that were acknowledged, in several segments; it was killed, or stopped."""
+    node = Node(folder).start()
+    with connect(node) as client:
+        client.create_topic(TOPIC, configs={"segment.bytes": "2000", "index.interval.bytes": "200"})
+        for number in range(RECORDS):
+            assert client.append(TOPIC, b"record-%d" % number * 10) == number
+    return node
+
+
+def start_spoilt(folder: Path, seed: int) -> str:
+    """One node on spoilt files: what became of it. Everything it serves must be what was written."""
+    chance = random.Random(seed)
+    node = filled(folder)
+    try:
+        if chance.random() < 0.5:
+            node.kill()
+        else:
+            node.terminate()
+        files = sorted(path for path in node.data_dir.rglob("*") if path.is_file() and path.name != "lock")
+        told = "; ".join(spoil(chance, [path for path in files if path.exists()]) for _ in range(chance.choice((1, 2))))
+        try:
+            node.start()
+        except NodeFailed as failed:
+            log = node.log_text()
+            assert "exited 2 before" in str(failed) and "Traceback" not in log, f"{told}\n{failed}"
+            lines = [line for line in log.splitlines() if line.startswith("chronik: ") and "is ready" not in line]
+            assert len(lines) == 1, f"{told}\n{log}"
+            return "refused"
+        return _check_served(node, told)
+    finally:
+        if node.is_running:
+            node.kill()
+
+
+def _check_served(node: Node, told: str) -> str:
+    served: dict[int, bytes] = {}
+    is_given_away = False
+    with connect(node) as client:
+        for offset in range(RECORDS):
+            fetched = client.fetch_one(TOPIC, offset, partition_max_bytes=1)
+            if fetched.error_code or not len(fetched.records):
+                is_given_away = True
+                continue
+            try:
+                data = memoryview(fetched.records)
+                check_batches(data, len(data), from_producer=False)
+            except KafkaError:
+                is_given_away = True
+                continue
+            served[offset] = bytes(fetched.records)
+    for offset, records in served.items():
+        assert b"record-%d" % offset * 10 in records, f"{told}: offset {offset} holds {records!r}"
+    no_surprises(node)
+    log = node.log_text()
+    is_told = any(f'"{event}"' in log for event in ("log_damaged", "log_open_failed", "read_failed"))
+    assert len(served) == RECORDS or is_given_away or is_told, told
+    return "whole" if len(served) == RECORDS else "damaged"
+
+
+def run_nodes(folder: Path, count: int) -> None:
+    outcomes = Counter(start_spoilt(folder / str(seed), seed) for seed in range(SEED, SEED + count))
+    assert outcomes["whole"] > 0, outcomes
+
+
+def test_a_node_on_spoilt_files_serves_what_is_whole_or_refuses_in_one_line(tmp_path: Path) -> None:
+    run_nodes(tmp_path, NODES_SHORT)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_nodes_on_spoilt_files(tmp_path: Path) -> None:
+    run_nodes(tmp_path, NODES_FULL)

@@ -1,0 +1,158 @@
+"""The coverage-guided fuzzer of all requests: a short run, what it found before, and that it finds what is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronik.node.server import Server
+from chronik.storage.log import Log
+from chronik.testing.fuzz.campaign import Result, campaign
+from chronik.testing.fuzz.findings import Finding, replay
+from chronik.testing.fuzz.fuzzer import Fuzzer
+from chronik.testing.fuzz.samples import Sample
+from chronik.wire.api import ApiKey
+
+FINDINGS = sorted((Path(__file__).parent / "findings").glob("*.txt"))
+SHORT_RUN = 4_000
+FULL_RUN = 1_000_000
+SEED = 1
+
+
+def run(inputs: int, folder: Path) -> Result:
+    finding = folder / "finding.txt"
+    result = campaign(inputs, SEED, folder / "corpus", finding)
+    assert result.broken is None, f"{result.broken}\n{finding.read_text() if finding.exists() else ''}"
+    assert result.inputs >= inputs
+    return result
+
+
+def test_a_short_run_of_the_fuzzer_breaks_no_promise_and_sends_every_kind_of_request(tmp_path: Path) -> None:
+    result = run(SHORT_RUN, tmp_path)
+    fuzzer = Fuzzer(SEED)
+    assert {(key, version) for key, version, _ in result.kinds} >= {
+        (sample.key, sample.version) for sample in (*fuzzer.samples, *fuzzer.internal_samples)
+    }
+    fuzzer.finish()
+    for outcome in ("answered", "closed", "waits"):
+        assert result.outcomes[outcome] > 0, result.outcomes
+    # Coverage guides it: inputs that reach new code are kept beyond those it began with.
+    assert result.edges > 3_000
+    assert result.kept > 100
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_million_inputs_break_no_promise(tmp_path: Path) -> None:
+    run(FULL_RUN, tmp_path)
+
+
+@pytest.mark.parametrize("path", FINDINGS, ids=lambda path: path.stem)
+def test_what_was_found_stays_mended(path: Path) -> None:
+    found = Finding.read(path)
+    assert found.inputs
+    assert replay(found.seed, found.inputs) is None
+
+
+def test_a_finding_comes_back_from_its_file(tmp_path: Path) -> None:
+    found = Finding("a line\nand another", 7, (b"\x00abc", b""))
+    found.write(tmp_path / "finding.txt")
+    assert Finding.read(tmp_path / "finding.txt") == found
+
+
+# -- a fuzzer that finds nothing must be one that could ----------------------------------------------------------------
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callable[..., Any]) -> None:
+    monkeypatch.setattr(owner, name, bug)
+
+
+def found_with(*keys: ApiKey) -> str | None:
+    """What the valid requests of these APIs break, and the crash at the end."""
+    fuzzer = Fuzzer(SEED)
+
+    def wanted(sample: Sample) -> bool:
+        return sample.key in keys
+
+    for sample in filter(wanted, fuzzer.samples):
+        found = fuzzer.run(b"\x00" + sample.frame)
+        if found is not None:
+            return found.broken
+    found = fuzzer.finish()
+    return None if found is None else found.broken
+
+
+def test_an_exception_in_a_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    broker_apis = Server.answer_cold
+
+    async def answer(self: Server, api: Any, request: Any) -> tuple[bytes, bool]:
+        if api.key is ApiKey.HEARTBEAT:
+            api = type(api)(api.key, api.versions, fails)
+        return await broker_apis(self, api, request)
+
+    assert found_with(ApiKey.HEARTBEAT) is None
+    planted(monkeypatch, Server, "answer_cold", answer)
+    assert "ZeroDivisionError" in (found_with(ApiKey.HEARTBEAT) or "")
+
+
+def test_an_answer_that_does_not_parse_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_cold = Server.answer_cold
+
+    async def cut(self: Server, api: Any, request: Any) -> tuple[bytes, bool]:
+        answer, failed = await answer_cold(self, api, request)
+        return (answer[:-1] if api.key is ApiKey.METADATA else answer), failed
+
+    planted(monkeypatch, Server, "answer_cold", cut)
+    assert "does not parse" in (found_with(ApiKey.METADATA) or "")
+
+
+def test_a_request_that_is_never_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_cold = Server._run_cold
+
+    async def silent(self: Server, api: Any, request: Any, reply: Any, body: bytes) -> None:
+        if api.key is not ApiKey.HEARTBEAT:
+            await run_cold(self, api, request, reply, body)
+
+    planted(monkeypatch, Server, "_run_cold", silent)
+    assert "no answer to API 12" in (found_with(ApiKey.HEARTBEAT) or "")
+
+
+def test_a_connection_that_is_closed_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_request = Server.run_request
+
+    def abort(self: Server, connection: Any, frame: memoryview) -> None:
+        if int.from_bytes(frame[:2], "big") == ApiKey.HEARTBEAT:
+            connection.abort()
+        else:
+            run_request(self, connection, frame)
+
+    planted(monkeypatch, Server, "run_request", abort)
+    assert "without a word" in (found_with(ApiKey.HEARTBEAT) or "")
+
+
+def test_a_record_that_does_not_survive_the_crash_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Acknowledged without a sync: the crash at a session's end takes them.
+    class NoSync:
+        def __init__(self, job: Any) -> None:
+            self._job = job
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._job, name)
+
+        def run(self) -> None:
+            return
+
+    sync_job = Log.sync_job
+
+    def pretended(self: Log) -> Any:
+        job = sync_job(self)
+        return job if job is None or not self.folder.endswith("kept-0") else NoSync(job)
+
+    planted(monkeypatch, Log, "sync_job", pretended)
+    assert "acknowledged records" in (found_with(ApiKey.HEARTBEAT) or "")

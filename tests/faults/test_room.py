@@ -1,0 +1,118 @@
+"""The room that campaigns use does what it says: packets are lost and late there, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.faults.support_room import CUT, HOST, NoRoom, Room, Way
+from tests.support.eventually import eventually
+
+ECHO = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 7777))
+print("up", flush=True)
+while True:
+    near, _ = server.accept()
+    while data := near.recv(100):
+        near.sendall(data)
+"""
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    try:
+        made = Room(seed=1)
+    except NoRoom as reason:
+        pytest.skip(f"no network namespaces here: {reason}")
+    with made:
+        yield made
+
+
+@pytest.fixture
+def echo(room: Room) -> Iterator[str]:
+    """The address of somebody in namespace 1 who says again what is said."""
+    address = room.address(1)
+    process = subprocess.Popen([*room.enter(1), sys.executable, "-c", ECHO, address], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield address
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def say(near: socket.socket, timeout_s: float = 10.0) -> float:
+    """The seconds until it comes back."""
+    began_s = time.monotonic()
+    near.settimeout(timeout_s)
+    near.sendall(b"x")
+    assert near.recv(1) == b"x"
+    return time.monotonic() - began_s
+
+
+def test_packets_are_lost_and_late_in_one_direction_or_both_and_connections_live_through_it(
+    room: Room, echo: str
+) -> None:
+    with socket.create_connection((echo, 7777), 10) as near:
+        say(near)
+        room.put([(HOST, 1, Way(delay_ms=60.0)), (1, HOST, Way(delay_ms=60.0))])
+        assert say(near) >= 0.12
+        for cut in ((HOST, 1), (1, HOST)):
+            room.put([(*cut, CUT)])
+            with pytest.raises(TimeoutError):
+                say(near, timeout_s=0.5)
+            room.put([])
+            near.settimeout(10)
+            assert near.recv(1) == b"x"  # sent again by TCP
+        _, dropped = room.counts()
+        assert dropped >= 2
+        room.put([(HOST, 1, Way(loss=0.2)), (1, HOST, Way(loss=0.2))])
+        while room.counts()[1] == dropped:
+            say(near)
+        say(near)
+
+
+def test_namespaces_devices_and_disks_go_with_the_process_that_asked_for_them(tmp_path: Path, room: Room) -> None:
+    """`room` only to skip where there is none."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tests.faults.support_room import Room\n"
+        "room = Room(seed=1)\n"
+        "room.enter(2)\n"
+        f"room.disk(Path({str(disk)!r}), 1 << 20)\n"
+        "print(room.subnet, flush=True)\n"
+        "signal.pause()\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=root, text=True)
+    assert other.stdout is not None
+    subnet = other.stdout.readline().strip()
+    assert disk.is_mount()
+    assert subnet in links()
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    other.stdout.close()
+    eventually(lambda: not disk.is_mount() and subnet not in links(), timeout_s=20, what="nothing is left")
+
+
+def links() -> str:
+    return subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_disk_of_the_room_is_full_when_it_is(tmp_path: Path, room: Room) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    room.disk(disk, 1 << 20)
+    with pytest.raises(OSError, match="No space left"):
+        (disk / "file").write_bytes(bytes(2 << 20))

@@ -1,0 +1,55 @@
+"""The description at /api/openapi.json, held to the routes and to what their handlers know."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from starlette.routing import Route
+
+from chronik.web import batches, diagnosis, events, messages, traces
+from chronik.web.app import DESCRIPTION, create_app
+from chronik.web.served import ServedNode
+
+DESCRIBED: dict[str, Any] = json.loads(DESCRIPTION.read_text())
+PATHS: dict[str, Any] = DESCRIBED["paths"]
+
+
+def routes() -> list[Route]:
+    # Nothing of the node is looked at before a request comes.
+    return [route for route in create_app(cast(ServedNode, None)).routes if isinstance(route, Route)]
+
+
+def parameters(path: str) -> dict[str, Any]:
+    return {each["name"]: each["schema"] for each in PATHS[path]["get"].get("parameters", ())}
+
+
+def test_every_route_but_the_pages_own_is_described_and_nothing_else() -> None:
+    pages = {"/", "/page/{name}"}
+    served = {route.path.replace(":path}", "}") for route in routes()} - pages
+    assert set(PATHS) == served
+    assert all(set(PATHS[path]) <= {"get", "parameters"} for path in PATHS)
+    assert all((route.methods or set()) == {"GET", "HEAD"} for route in routes())
+
+
+def test_the_description_names_the_parameters_that_each_handler_knows() -> None:
+    known = {
+        "/api/topics/{name}/batches": batches.PARAMETERS,
+        "/api/topics/{name}/messages": messages.PARAMETERS,
+        "/api/traces": traces.PARAMETERS,
+        "/api/doctor/{name}": diagnosis.PARAMETERS,
+        "/api/events": events.PARAMETERS,
+    }
+    for path in PATHS:
+        assert set(parameters(path)) == set(known.get(path, ())), path
+
+
+def test_the_description_has_the_bounds_that_the_handlers_keep() -> None:
+    def bounds(path: str, name: str) -> tuple[int, int, int]:
+        schema = parameters(path)[name]
+        return schema["minimum"], schema["maximum"], schema["default"]
+
+    assert bounds("/api/topics/{name}/batches", "limit") == (1, batches.LIMIT_MAX, batches.LIMIT)
+    assert bounds("/api/topics/{name}/messages", "limit") == (1, messages.LIMIT_MAX, messages.LIMIT)
+    assert bounds("/api/traces", "limit") == (1, traces.LIMIT_MAX, traces.LIMIT)
+    assert bounds("/api/doctor/{name}", "seconds") == (1, diagnosis.SECONDS_MAX, diagnosis.SECONDS)
