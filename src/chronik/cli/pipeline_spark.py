@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import spark_session
 
+    # Ctrl-C breaks into a call to the JVM, which py4j would tell with a page of frames; what counts is raised as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     descriptor, log_path = tempfile.mkstemp(prefix="chronik-spark-", suffix=".log")
     try:
         with _stderr_into(descriptor):
