@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ from chronik.cli.pipeline_connector import connector_fault
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+PY4J_MODULES = ("clientserver", "java_gateway")
+
 
 @contextmanager
 def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
@@ -22,12 +26,11 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import spark_session
 
-    # Ctrl-C breaks into a call to the JVM, which py4j would tell with a page of frames; what counts is raised as well.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     descriptor, log_path = tempfile.mkstemp(prefix="chronik-spark-", suffix=".log")
     try:
         with _stderr_into(descriptor):
             session = spark_session(name, master, conf)
+        _take_interrupts_back()
         try:
             yield session
         finally:
@@ -48,6 +51,20 @@ def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[Spark
         os.unlink(log_path)
     finally:
         os.close(descriptor)
+
+
+def _take_interrupts_back() -> None:
+    """Ctrl-C is an exception again: Spark's own handler calls the JVM in the middle of a call to it.
+
+    What it breaks into is such a call, too, of which py4j tells with pages of frames on the root logger, and raises.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    root = logging.getLogger()
+    if not root.handlers:
+        shown = logging.StreamHandler()
+        shown.addFilter(lambda record: record.module not in PY4J_MODULES)
+        root.addHandler(shown)
 
 
 def _package_fault(log_path: str) -> str | None:
