@@ -34,6 +34,7 @@ class TopicChurn(SimClient):
     ) -> None:
         super().__init__(name, world, history, bootstrap)
         self.topics_made = 0
+        self._topic = TOPIC
         self._replication_factor = replication_factor
         self._configs = {
             "segment.bytes": self.random.choice(("1100", "100000")),
@@ -45,89 +46,100 @@ class TopicChurn(SimClient):
 
     async def work(self) -> None:
         while not self.is_finishing:
-            await self._make(lambda topics: topics.create(TOPIC, 1, self._replication_factor, self._configs))
+            await self._make(lambda topics: topics.create(self._topic, 1, self._replication_factor, self._configs))
             self.topics_made += 1
             self._values, self._deleted_below, self._perhaps_deleted_below = [], 0, 0
-            appender = Appender(self, TOPIC)
+            appender = Appender(self, self._topic)
             for _ in range(self.random.randint(1, 8)):
                 await self._append(appender)
                 if self.random.random() < 0.3:
                     await self.insist(self._delete_records)
                 await self._read_all()
                 await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
-            await self._make(lambda topics: topics.delete(TOPIC))
+            unanswered = await self._make(lambda topics: topics.delete(self._topic))
             # A node that lags may still name it for a while.
-            while TOPIC in (await self.insist(self.cluster.layout)).topics:
+            while self._topic in (await self.insist(self.cluster.layout)).topics:
                 await self.pause()
+            if unanswered:
+                # It names a topic, not which one: where it is still on its way, it would hit the next of that name.
+                self._topic = f"{TOPIC}-{self.topics_made}"
 
-    async def _make(self, change: Callable[[Topics], Awaitable[None]]) -> None:
-        """A change of topics until it is so; one whose answer was lost finds its work done."""
+    async def _make(self, change: Callable[[Topics], Awaitable[None]]) -> int:
+        """A change of topics until it is so; one whose answer was lost finds its work done. How many answers were."""
+        unanswered = 0
 
         async def attempt() -> None:
+            nonlocal unanswered
             try:
                 await change(Topics(self.cluster))
+            except ClientError:
+                unanswered += 1
+                raise
             except KafkaError as error:
                 if error.code not in (ErrorCode.topic_already_exists, ErrorCode.unknown_topic_or_partition):
                     raise
 
         await self.insist(attempt)
+        return unanswered
 
     async def _append(self, appender: Appender) -> None:
         values = [b"%d/%d" % (self.topics_made, len(self._values) + number) for number in range(5)]
         base_offset = await appender.append([(None, value.ljust(100)) for value in values])
         if base_offset != len(self._values):
-            self.world.violated(f"{TOPIC}: a batch is at {base_offset}, expected at {len(self._values)}")
+            self.world.violated(f"{self._topic}: a batch is at {base_offset}, expected at {len(self._values)}")
         self._values += values
 
     async def _delete_records(self) -> None:
         offset = self.random.randint(0, len(self._values))
         self._perhaps_deleted_below = max(self._perhaps_deleted_below, offset)
-        connection = await self.leader(TOPIC, 0)
+        connection = await self.leader(self._topic, 0)
         partitions = [{"partition_index": 0, "offset": offset}]
-        values = {"topics": [{"name": TOPIC, "partitions": partitions}], "timeout": 1000}
+        values = {"topics": [{"name": self._topic, "partitions": partitions}], "timeout": 1000}
         response = await connection.call(ApiKey.DELETE_RECORDS, values, timeout_s=REQUEST_TIMEOUT_S)
         result = response.topics[0].partitions[0]
         if result.error_code != ErrorCode.none:
             raise KafkaError(result.error_code, f"delete below {offset}")
         if result.low_watermark < offset:
-            self.world.violated(f"{TOPIC}: deleted below {offset}, and the log starts at {result.low_watermark}")
+            self.world.violated(f"{self._topic}: deleted below {offset}, and the log starts at {result.low_watermark}")
         self._deleted_below = max(self._deleted_below, offset)
 
     async def _read_all(self) -> None:
         position = self._deleted_below
         while position < len(self._values):
-            connection = await self.leader(TOPIC, 0)
+            connection = await self.leader(self._topic, 0)
             try:
-                fetched = await fetch_records(connection, TOPIC, 0, position, max_bytes=1_000, max_wait_ms=0)
+                fetched = await fetch_records(connection, self._topic, 0, position, max_bytes=1_000, max_wait_ms=0)
             except (ClientError, KafkaError) as error:
                 self.failed(error)
                 if isinstance(error, KafkaError) and error.code is ErrorCode.offset_out_of_range:
                     position = await self._new_start(position)
                     continue
                 if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-                    self.world.violated(f"{TOPIC}: {self.name} got {error.code.name} at {position}")
+                    self.world.violated(f"{self._topic}: {self.name} got {error.code.name} at {position}")
                     return
                 await self.pause()
                 continue
             if fetched.damage is not None or fetched.next_offset == position:
-                self.world.violated(f"{TOPIC} cannot be read at {position}: {fetched.damage}")
+                self.world.violated(f"{self._topic} cannot be read at {position}: {fetched.damage}")
                 return
             if fetched.log_start_offset < self._deleted_below:
                 self.world.violated(
-                    f"{TOPIC} starts at {fetched.log_start_offset}, deleted was below {self._deleted_below}"
+                    f"{self._topic} starts at {fetched.log_start_offset}, deleted was below {self._deleted_below}"
                 )
             for record in fetched.records:
                 expected = self._values[position] if position < len(self._values) else None
                 if record.offset != position or (record.value or b"").rstrip() != expected:
-                    self.world.violated(f"{TOPIC}: {record.value!r} at {record.offset}, not {expected!r} at {position}")
+                    self.world.violated(
+                        f"{self._topic}: {record.value!r} at {record.offset}, not {expected!r} at {position}"
+                    )
                     return
                 position += 1
 
     async def _new_start(self, position: int) -> int:
         """Where to go on reading: retention may have moved the start, or a DeleteRecords without an answer."""
-        listed = await self.insist(lambda: Topics(self.cluster).offsets(TOPIC, EARLIEST))
+        listed = await self.insist(lambda: Topics(self.cluster).offsets(self._topic, EARLIEST))
         start = listed[0].offset
         may_be = self._perhaps_deleted_below if self._configs["retention.bytes"] == "-1" else len(self._values)
         if not position < start <= may_be:
-            self.world.violated(f"{TOPIC}: offset {position} does not exist, the log starts at {start}")
+            self.world.violated(f"{self._topic}: offset {position} does not exist, the log starts at {start}")
         return max(start, position + 1)
