@@ -71,10 +71,11 @@ class KafkaTools:
 
 
 def table(out: str) -> list[dict[str, str]]:
-    """The rows of a table under a line of column names; no cell has a space in it."""
+    """The rows of a table under a line of column names, without those that lack a cell; no cell has a space in it."""
     lines = [line.split() for line in out.splitlines() if line.strip()]
     head = next(number for number, words in enumerate(lines) if words[0].isupper() and len(words) > 1)
-    return [dict(zip(lines[head], words, strict=True)) for words in lines[head + 1 :]]
+    names = lines[head]
+    return [dict(zip(names, words, strict=True)) for words in lines[head + 1 :] if len(words) == len(names)]
 
 
 def json_lines(out: str) -> list[dict[str, Any]]:

@@ -405,6 +405,41 @@ def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_
     play(story)
 
 
+def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_for_is_lost_not_late() -> None:
+    """The simulator's three-nodes seed 475192710: a lease that ran out for a moment, with batches on their way."""
+
+    async def story(scene: Scene) -> None:
+        leader = scene.leaders[2]
+        outcomes = [scene.produce(plain(bytes([number])), acks=0) for number in range(8)]
+        await scene.turn()
+        leader.answer(0)
+        await scene.turn()
+        await scene.turn()
+        assert len(leader.sent) == 8
+        # In any order: refusals are answered at once, and what was appended when it is durable.
+        leader.answer(2, ErrorCode.not_leader_or_follower)
+        leader.answer(1)
+        await asyncio.sleep(0.05)
+        assert len(leader.sent) == 8, "those on their way may be taken: it is not known yet whether it is too late"
+        leader.answer(3, ErrorCode.not_leader_or_follower)
+        leader.answer(5)
+        leader.answer(4, ErrorCode.not_leader_or_follower)
+        leader.answer(6, ErrorCode.not_leader_or_follower)
+        leader.answer(7, ErrorCode.not_leader_or_follower)
+        # The last two are in nobody's way.
+        for at in (8, 9):
+            while len(leader.sent) <= at:
+                await asyncio.sleep(0.01)
+            leader.answer(at)
+        lost = {2, 3, 4}
+        expected = [ErrorCode.not_leader_or_follower if at in lost else ErrorCode.none for at in range(8)]
+        assert [code(outcome) for outcome in await _all(outcomes)] == expected
+        assert [batches[0][1] for batches, _ in leader.sent[8:]] == [plain(bytes([6])), plain(bytes([7]))]
+        assert scene.forwarding.in_flight_bytes == 0
+
+    play(story)
+
+
 def test_beyond_the_bound_a_connection_is_not_read_on_until_there_is_room() -> None:
     async def story(scene: Scene) -> None:
         outcomes = [scene.produce(plain(b"x" * 400)) for _ in range(4)]

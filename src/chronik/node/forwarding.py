@@ -8,6 +8,7 @@ sent again: otherwise an idempotent producer's later batch could come before its
 
 A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while it was surely not appended. Those
 behind it wait until a leader has taken the first one: one that does not lead yet could refuse that and take these.
+Where a leader whose lease ran out for a moment did just that to batches on their way, those that it refused are lost.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Forwarding:
                 if lane.queue and lane.queue[0] is batch:
                     return
             elif leader != NO_LEADER:
-                if batch.acks == 0 and lane.open and lane.taken_by != leader:
+                if batch.acks == 0 and lane.open and (lane.taken_by != leader or lane.has_later_open(batch)):
                     return
                 lane.queue.popleft()
                 lane.leader = batch.leader = leader
@@ -211,12 +212,28 @@ class Forwarding:
     def _again(self, batch: ForwardedBatch) -> None:
         """Surely not appended, and nobody to tell: back to its place in the queue."""
         lane = batch.lane
+        if batch.number < lane.taken:
+            self._overtaken(batch)
+            return
         lane.open.pop(batch, None)
         lane.taken_by = NO_LEADER
         batch.is_sent = False
         at = next((at for at, other in enumerate(lane.queue) if other.number > batch.number), len(lane.queue))
         lane.queue.insert(at, batch)
         self._drain_later(lane)
+
+    def _taken(self, batch: ForwardedBatch) -> None:
+        """A leader has it, in the log or as an error of its own: nothing of this lane may come before it any more."""
+        lane = batch.lane
+        lane.taken_by = batch.leader
+        lane.taken = max(lane.taken, batch.number)
+        for earlier in [other for other in lane.queue if other.number < batch.number]:
+            self._overtaken(earlier)
+
+    def _overtaken(self, batch: ForwardedBatch) -> None:
+        """A later batch is in the log. With acks=0 it is lost rather than out of order; the connection is told so."""
+        self._broker.metrics.rejected(batch.topic, batch.response.partition)
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -248,7 +265,7 @@ class Forwarding:
                 self._refuse(batch, f"node {batch.leader} does not lead any more")
             return
         response = batch.response
-        batch.lane.taken_by = batch.leader
+        self._taken(batch)
         if answer.error_code:
             self._finish(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
             return

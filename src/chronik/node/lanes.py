@@ -91,13 +91,15 @@ class Lane:
     Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "taken_by")
+    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "taken", "taken_by")
 
     def __init__(self, key: tuple[UUID, int]) -> None:
         self.key = key
         self.leader = NO_LEADER
         self.taken_by = NO_LEADER
         """Who took the last batch that was answered: it leads, and takes those behind it too."""
+        self.taken = 0
+        """The largest number of a batch that was taken: one before it that was not comes too late."""
         self.open: dict[ForwardedBatch, None] = {}
         self.queue: deque[ForwardedBatch] = deque()
         self.broken: BatchHeader | None = None
@@ -107,6 +109,10 @@ class Lane:
     @property
     def is_idle(self) -> bool:
         return not self.open and not self.queue
+
+    def has_later_open(self, batch: ForwardedBatch) -> bool:
+        """Whether one that came behind it is on its way already, and may be taken: then it would be out of order."""
+        return any(other.number > batch.number for other in self.open)
 
     def break_at(self, header: BatchHeader | None, now_s: float) -> None:
         """This batch failed: later ones must not get ahead of it. Only an idempotent producer says which these are."""
