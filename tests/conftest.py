@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background jobs ignore Ctrl-C, and so would every command whose end on it is tested.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
