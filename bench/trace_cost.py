@@ -56,11 +56,11 @@ class Side:
 
     def __init__(self, bootstrap: str, modes: list[str], *configs: str) -> None:
         self.runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
-        self._bootstrap = bootstrap
+        self.bootstrap = bootstrap
         self._configs = [part for config in configs for part in ("--config", config)]
 
     def measure(self, name: str, records: int, size: int) -> None:
-        at = ("-b", self._bootstrap)
+        at = ("-b", self.bootstrap)
         chronik(HERE, "topic", "create", name, "--partitions", "3", *self._configs, *at)
         for mode, found in self.runs.items():
             wanted = ["--records", str(records), "--size", str(size)]
@@ -113,12 +113,13 @@ def main() -> None:
             on.measure(f"on-{number}", wanted.records, wanted.size)
         rows = compared("traces off, on", off, on)
     if wanted.against is not None:
-        # Both new: the topics of the runs before would count against this one.
-        with cluster(wanted.against.resolve(), wanted.port + 10) as there, cluster(HERE, wanted.port) as here:
-            other, same = Side(there, wanted.modes), Side(here, wanted.modes)
-            for number in range(wanted.rounds):
-                other.measure(f"other-{number}", wanted.records, wanted.size)
-                same.measure(f"same-{number}", wanted.records, wanted.size)
+        other, same = Side("", wanted.modes), Side("", wanted.modes)
+        trees = [(wanted.against.resolve(), other), (HERE, same)]
+        for number in range(wanted.rounds):
+            # One cluster at a time, and the order turned: two at once were in each other's way.
+            for source, side in trees if number % 2 == 0 else reversed(trees):
+                with cluster(source, wanted.port) as side.bootstrap:
+                    side.measure(f"round-{number}", wanted.records, wanted.size)
         rows += compared("the other tree, this one with traces off", other, same)
     print(json.dumps({"load_before": round(load_before, 2), "records": wanted.records, "rows": rows}, indent=1))
 
