@@ -173,6 +173,7 @@ class Forwarding:
                     return
                 lane.queue.popleft()
                 lane.leader = batch.leader = leader
+                lane.routed = max(lane.routed, batch.number)
                 lane.open[batch] = None
                 self._send_soon(batch)
             elif batch.acks == 0:
@@ -227,8 +228,8 @@ class Forwarding:
         lane = batch.lane
         lane.taken_by = batch.leader
         lane.taken = max(lane.taken, batch.number)
-        for earlier in [other for other in lane.queue if other.number < batch.number]:
-            self._overtaken(earlier)
+        while lane.queue and lane.queue[0].number < batch.number:
+            self._overtaken(lane.queue[0])
 
     def _overtaken(self, batch: ForwardedBatch) -> None:
         """A later batch is in the log. With acks=0 it is lost rather than out of order; the connection is told so."""

@@ -91,7 +91,7 @@ class Lane:
     Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "taken", "taken_by")
+    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "routed", "taken", "taken_by")
 
     def __init__(self, key: tuple[UUID, int]) -> None:
         self.key = key
@@ -100,6 +100,8 @@ class Lane:
         """Who took the last batch that was answered: it leads, and takes those behind it too."""
         self.taken = 0
         """The largest number of a batch that was taken: one before it that was not comes too late."""
+        self.routed = 0
+        """The largest number of a batch that was ever on its way to a leader."""
         self.open: dict[ForwardedBatch, None] = {}
         self.queue: deque[ForwardedBatch] = deque()
         self.broken: BatchHeader | None = None
@@ -112,7 +114,8 @@ class Lane:
 
     def has_later_open(self, batch: ForwardedBatch) -> bool:
         """Whether one that came behind it is on its way already, and may be taken: then it would be out of order."""
-        return any(other.number > batch.number for other in self.open)
+        # Batches come by their numbers: only one that was refused, and came back, has to look.
+        return batch.number < self.routed and any(other.number > batch.number for other in self.open)
 
     def break_at(self, header: BatchHeader | None, now_s: float) -> None:
         """This batch failed: later ones must not get ahead of it. Only an idempotent producer says which these are."""
