@@ -38,6 +38,8 @@ REPEATED_WHEN_REFUSED = frozenset(
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
 
+DAMAGES_TOLD_MAX = 100
+
 
 class Partition(PartitionState):
     """Invariant: log_start_offset <= high_watermark <= log_end_offset; while this node leads, both never fall.
@@ -191,8 +193,9 @@ class Partition(PartitionState):
 
         Where no other can, readers are given what there is, and those that look at checksums see it.
         """
-        if self.damaged_at != offset:
-            self.damaged_at = offset
+        if offset not in self._damages_told and len(self._damages_told) < DAMAGES_TOLD_MAX:
+            # Once for each: readers may come back to it for ever.
+            self._damages_told.add(offset)
             self._logger.error("log_damaged", topic=self.topic, partition=self.index, offset=offset)
         leader = self.leader
         if leader is not None:

@@ -98,8 +98,8 @@ class PartitionState:
         self.generation = 0
         """Rises when what was read before may no longer be true: with each role, and with each truncation."""
         self.jobs = StorageJobs()
-        self.damaged_at: int | None = None
-        """Where a reader met a batch that is not what was written."""
+        self._damages_told: set[int] = set()
+        """Where readers met a batch that is not what was written, as far as the log names it."""
         self._appender: PartitionLeader | None = None
         self._next_image: PartitionImage | None = None
         self._counts_unsynced = counts_unsynced
