@@ -112,3 +112,12 @@ def test_log_levels_are_set_per_component(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == ""
         assert process.wait(20) == 0
+
+
+def test_what_a_library_says_is_a_line_of_json_too(node: Node) -> None:
+    with socket.create_connection(("127.0.0.1", node.http_port)) as http:
+        http.sendall(b"no request\r\n\r\n")
+        assert http.recv(100).startswith(b"HTTP/1.1 400")
+    node.terminate()
+    lines = [json.loads(line) for line in node.log_path.read_text().splitlines() if not line.startswith("chronik: ")]
+    assert [line["library"] for line in lines if line["event"] == "library_message"] == ["uvicorn.error"]

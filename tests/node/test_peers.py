@@ -212,6 +212,29 @@ def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkey
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
+def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
+    """What is still unread on the old one was given up by the peer, and may not come behind what it sends now."""
+
+    async def story(nodes: LocalNodes) -> None:
+        (one,) = await nodes.start_all()
+
+        async def opened(purpose: str) -> Connection:
+            connection = await Connection.open("127.0.0.1", one.internal_server.port)
+            hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", purpose)
+            await connection.send(InternalKey.HELLO, VERSION, encode(hello))
+            return connection
+
+        old, other = await opened("produce"), await opened("fetch")
+        new = await opened("produce")
+        async with asyncio.timeout(5):
+            assert isinstance(await old.wait_closed(), ConnectionLost)
+        assert one.greeter.is_present(5) and not other.is_closed and not new.is_closed
+        other.close()
+        new.close()
+
+    play(tmp_path, story, count=1, default_replication_factor=1)
+
+
 def test_clients_are_not_answered_on_the_internal_apis(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()

@@ -1,19 +1,18 @@
 """A node alone, `synced`, under crashes, a bad disk and a bad network: nothing that was acknowledged or shown is lost.
 
-The seeds of `KNOWN` are always the same; beside them run fresh ones, and one that fails prints how to see it again.
+The seeds of `KNOWN` are always the same; beside them run fresh ones, of which the test's name tells the seed.
 """
 
 from __future__ import annotations
 
-import random
-from time import perf_counter
-
 import pytest
+from tests.sim.fresh import fresh_seeds
 
 from chronik.testing.sim import Report, run_seed
+from chronik.testing.sim.single_node import SingleNode
 
 KNOWN = range(12)
-FRESH_S = 12.0
+FRESH = 30
 
 
 def check(report: Report) -> None:
@@ -28,13 +27,9 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
     assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
 
 
-def test_nothing_acknowledged_is_lost_with_fresh_seeds() -> None:
-    started_s = perf_counter()
-    first = seed = random.randrange(1 << 32)
-    while perf_counter() - started_s < FRESH_S:
-        check(run_seed(seed))
-        seed += 1
-    print(f"{seed - first} fresh seeds from {first}")
+@pytest.mark.parametrize("seed", fresh_seeds(SingleNode.name, FRESH))
+def test_nothing_acknowledged_is_lost_with_fresh_seeds(seed: int) -> None:
+    check(run_seed(seed))
 
 
 def test_a_run_can_be_cut_short() -> None:

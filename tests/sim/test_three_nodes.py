@@ -1,20 +1,18 @@
 """Three nodes under everything that can happen to them: nothing that was acknowledged or shown is lost.
 
-The seeds of `KNOWN` are always the same; beside them run fresh ones, and one that fails prints how to see it again.
+The seeds of `KNOWN` are always the same; beside them run fresh ones, of which the test's name tells the seed.
 """
 
 from __future__ import annotations
 
-import random
-from time import perf_counter
-
 import pytest
+from tests.sim.fresh import fresh_seeds
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.three_nodes import ThreeNodes
 
 KNOWN = range(5, 11)
-FRESH_S = 25.0
+FRESH = 8
 
 
 def check(report: Report) -> None:
@@ -29,10 +27,6 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
     assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
 
 
-def test_nothing_acknowledged_is_lost_with_fresh_seeds() -> None:
-    started_s = perf_counter()
-    first = seed = random.randrange(1 << 32)
-    while perf_counter() - started_s < FRESH_S:
-        check(run_seed(seed, ThreeNodes.name))
-        seed += 1
-    print(f"{seed - first} fresh seeds from {first}")
+@pytest.mark.parametrize("seed", fresh_seeds(ThreeNodes.name, FRESH))
+def test_nothing_acknowledged_is_lost_with_fresh_seeds(seed: int) -> None:
+    check(run_seed(seed, ThreeNodes.name))

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import logging
 import os
 import random
 import signal
@@ -127,7 +128,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
         from chronik.node.sqlite_file import StoreError
-        from chronik.observe.logging import make_logger
+        from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.observe.process import machine_boot_id
         from chronik.storage.disk import RealDisk
@@ -137,6 +138,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.web.server import WebServer
 
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
+    logging.getLogger().addHandler(LibraryLog(log))
     http_socket = _bind_http(config)
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
         slow = config.debug_slow_reads or config.debug_slow_syncs

@@ -342,6 +342,9 @@ class Broker:
             else:
                 await create_topic(self, name)
         except KafkaError as error:
+            if error.code == ErrorCode.coordinator_not_available:
+                # The groups' word for it; who asks for metadata knows this one, and asks again.
+                raise KafkaError(ErrorCode.leader_not_available, error.message) from error
             if error.code != ErrorCode.topic_already_exists:
                 raise
             await self.applied()

@@ -29,6 +29,8 @@ class _Present:
     incarnation: UUID
     heard_s: float
     connections: dict[Connection, None] = field(default_factory=dict)
+    newest: dict[str, Connection] = field(default_factory=dict)
+    """The last connection for each purpose, open or not."""
 
 
 class Greeter:
@@ -116,7 +118,18 @@ class Greeter:
             known = present
             # Not when it is closed: an answer that waits for the peer itself would keep up a dead peer's connection.
             connection.when_input_ends(lambda: self._ended(node_id, known, connection))
+            self._replace(present, hello.purpose, connection)
             self._on_greeting(node_id, Endpoint.parse(hello.internal))
+
+    def _replace(self, present: _Present, purpose: str, connection: Connection) -> None:
+        """A peer that opens another connection has given the old one up: what that still holds comes too late.
+
+        A batch on it that ran now would come behind later ones, of which the peer believes that it comes before them.
+        """
+        old = present.newest.get(purpose)
+        present.newest[purpose] = connection
+        if old is not None:
+            old.abort()
 
     def _ended(self, node_id: int, present: _Present, connection: Connection) -> None:
         present.connections.pop(connection, None)

@@ -7,6 +7,7 @@ configuration. `log.bind(component="groups")` is the groups' logger, at the grou
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -119,6 +120,21 @@ def make_logger(
 ) -> Logger:
     """A node's root logger: `write` takes one line, `wall_ms` stamps it, `context` is on every line."""
     return Logger(LogSink(write, wall_ms, levels or LogLevels()), (), {"component": "node", **context})
+
+
+class LibraryLog(logging.Handler):
+    """What libraries say through Python's own logging, as lines of ours: nothing else may stand among the JSON."""
+
+    def __init__(self, log: Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = {"library": record.name, "detail": record.getMessage()}
+        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
+            fields |= {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
+        say = self._log.error if record.levelno >= logging.ERROR else self._log.warning
+        say("library_message", **fields)
 
 
 def silent_logger() -> Logger:
