@@ -40,3 +40,24 @@ def test_others_still_have_it(machines: Machines) -> None:
     with tripwires(machines.world):
         assert time.time() > 0 and len(os.urandom(4)) == 4
     assert machines.world.violation is None
+
+
+def test_another_thread_of_the_process_has_it_while_simulated_code_runs(machines: Machines) -> None:
+    asked, seen = threading.Event(), threading.Event()
+
+    def other() -> None:
+        asked.wait()
+        if time.time() > 0:
+            seen.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    async def main() -> None:
+        asked.set()
+        assert seen.wait(10)
+
+    with tripwires(machines.world):
+        machines.run(main())
+    thread.join()
+    assert machines.world.violation is None

@@ -1,6 +1,7 @@
 """Traps for what node code may not do: look at the real clock, draw from the real dice, start threads, open sockets.
 
-While a run lasts, these functions raise when they are called from simulated code; everybody else gets the real ones.
+While a run lasts, these functions raise when they are called from simulated code; everybody else gets the real ones,
+other threads of the process among them: those of a client that a test before left open, for example.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ TRAPPED: tuple[tuple[Any, str], ...] = (
 def tripwires(world: World) -> Iterator[None]:
     """Armed for as long as the block lasts."""
     originals = [(owner, name, getattr(owner, name)) for owner, name in TRAPPED if hasattr(owner, name)]
+    thread = threading.get_ident()
     for owner, name, original in originals:
-        setattr(owner, name, _trap(world, f"{owner.__name__}.{name}", original))
+        setattr(owner, name, _trap(world, thread, f"{owner.__name__}.{name}", original))
     try:
         yield
     finally:
@@ -57,9 +59,9 @@ def tripwires(world: World) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _trap(world: World, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _trap(world: World, thread: int, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def trapped(*args: Any, **kwargs: Any) -> Any:
-        if world.running is None:
+        if world.running is None or threading.get_ident() != thread:
             return original(*args, **kwargs)
         fault = f"{world.running.name} called {name}"
         world.violated(fault)
