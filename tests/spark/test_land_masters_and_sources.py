@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,6 +92,36 @@ def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: 
     assert told["verdict"] == "complete"
     assert [told[side] for side in ("acked", "readable", "delivered", "landed")] == [100, 100, 100, 100]
     assert told["verified"] == 100
+
+
+def test_spark_submit_runs_the_command_at_its_own_master(shared_node: Node, tmp_path: Path) -> None:
+    """As docs/pipeline.md says; the command must not choose another master than spark-submit's."""
+    topics.create(shared_node.bootstrap, "land-submit", 1)
+    topics.append(shared_node.bootstrap, "land-submit", 0, numbered(20))
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import sys\nfrom pyspark.sql import SparkSession\nfrom chronik.cli import main\n\n"
+        "stop = SparkSession.stop\n"
+        "SparkSession.stop = lambda self: (print('master', self.sparkContext.master), stop(self))\n"
+        "sys.exit(main())\n"
+    )
+    bin_folder = Path(sys.executable).parent
+    activated = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    submit = [str(bin_folder / "spark-submit"), "--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    land = ["pipeline", "land", "land-submit", "-b", shared_node.bootstrap, "--once", "--to", str(tmp_path / "tables")]
+
+    def submitted(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [*submit, str(job), *land, *options]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=RUN_S_MAX, env=activated, cwd=tmp_path, check=False
+        )
+
+    done = submitted()
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "master local[1]" in done.stdout
+    assert landed(tmp_path / "tables" / "land-submit") == [(0, offset) for offset in range(20)]
+    refused = submitted("--source", "none")
+    assert refused.returncode == 2 and "--source none is unknown" in refused.stdout
 
 
 def test_sparks_own_connector_reads_and_writes_what_our_source_reads(

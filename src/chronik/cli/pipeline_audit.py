@@ -11,15 +11,13 @@ from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json, print_table
 from chronik.cli.pipeline_audit_job import (
-    DEFAULT_MASTER,
-    Conf,
-    Master,
     Report,
     one_line,
     spark_job,
     time_option,
     write_report,
 )
+from chronik.cli.pipeline_spark import Conf, Master
 
 if TYPE_CHECKING:
     from chronik.pipeline.audit_result import AuditResult
@@ -46,7 +44,7 @@ def audit(
         typer.Option("--log", metavar="|".join(LOG_WAYS), help="How the log is read: batch headers where they do."),
     ] = "auto",
     report: Report = None,
-    master: Master = DEFAULT_MASTER,
+    master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

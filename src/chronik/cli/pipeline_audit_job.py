@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NEEDED = ("pyspark", "pyarrow", "deltalake")
-DEFAULT_MASTER = "local[*]"
 
-Master = Annotated[str, typer.Option("--master", metavar="M", help="Spark's master.")]
-Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A setting of Spark; repeat it.")]
 Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", help="Write a report with plots.")]
 
 
@@ -44,12 +41,14 @@ def one_line() -> Iterator[None]:
 
 
 @contextmanager
-def spark_job(name: str, master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     """A session for what is done inside; a fault of the job is told without the page of frames that Spark adds."""
     from chronik.pipeline.errors import PipelineError, failure_line
+    from chronik.pipeline.session import default_master
 
     settings = parse_conf(conf or [])
-    note(f"starting Spark at {master}")
+    where = master or default_master()
+    note(f"starting Spark at {where}" if where else "starting Spark")
     with spark_for(name, master, settings) as spark:
         try:
             yield spark

@@ -15,7 +15,7 @@ import typer
 from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, parse_time_ms
 from chronik.cli.pipeline_connector import with_connector
-from chronik.cli.pipeline_spark import jvm_pid, parse_conf, spark_for
+from chronik.cli.pipeline_spark import Conf, Master, jvm_pid, parse_conf, spark_for
 
 if TYPE_CHECKING:
     from chronik.pipeline.land import LandSettings, TopicLanding
@@ -40,8 +40,8 @@ def land(
     schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
     ] = None,
-    master: Annotated[str, typer.Option(metavar="M", help="Spark's master.")] = "local[*]",
-    conf: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of Spark; repeat it.")] = None,
+    master: Master = None,
+    conf: Conf = None,
     source: Annotated[str, typer.Option(metavar="|".join(SOURCES), help="kafka: Spark's own connector.")] = "chronik",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
@@ -79,7 +79,12 @@ def land(
 
 
 def _run(
-    settings: LandSettings, topics: list[str], schema: str | None, schema_name: str, master: str, conf: dict[str, str]
+    settings: LandSettings,
+    topics: list[str],
+    schema: str | None,
+    schema_name: str,
+    master: str | None,
+    conf: dict[str, str],
 ) -> None:
     from chronik.pipeline.land import TopicLanding, topic_ids
     from chronik.pipeline.land_claim import claim

@@ -9,7 +9,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from chronik.cli.errors import CliError
 from chronik.cli.pipeline_connector import connector_fault
@@ -19,9 +21,20 @@ if TYPE_CHECKING:
 
 PY4J_MODULES = ("clientserver", "java_gateway")
 
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="M",
+        help="Spark's master; default: this machine, or what spark-submit says.",
+        show_default=False,
+    ),
+]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A setting of Spark; repeat it.")]
+
 
 @contextmanager
-def spark_for(name: str, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """The session, stopped afterwards. Spark's own log is kept where the command fails, and named."""
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import spark_session

@@ -10,15 +10,13 @@ import typer
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json
 from chronik.cli.pipeline_audit_job import (
-    DEFAULT_MASTER,
-    Conf,
-    Master,
     Report,
     one_line,
     spark_job,
     time_option,
     write_report,
 )
+from chronik.cli.pipeline_spark import Conf, Master
 
 SECONDS = 5.0
 
@@ -30,7 +28,7 @@ def traces(
     ] = SECONDS,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="This topic only.")] = None,
     report: Report = None,
-    master: Master = DEFAULT_MASTER,
+    master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

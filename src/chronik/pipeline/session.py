@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["java_fault", "spark_session"]
 
+HERE = "local[*]"
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""In the environment of a Python that spark-submit has started, which has its master and its JVM already."""
+
 JAVA_MIN = 17
 JAVA_TIMEOUT_S = 30
 
@@ -54,8 +58,14 @@ def java_fault() -> str | None:
     return None
 
 
-def spark_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+def default_master() -> str | None:
+    """All cores of this machine; None: whatever spark-submit was told."""
+    return None if SUBMITTED in os.environ else HERE
+
+
+def spark_session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """The session of this process, made where there is none yet. Raises PipelineError where Spark cannot start."""
+    master = master or default_master()
     fault = java_fault()
     if fault is not None:
         raise PipelineError(fault)
@@ -64,20 +74,23 @@ def spark_session(name: str, master: str = "local[*]", conf: Mapping[str, str] |
     except ImportError:
         raise PipelineError("Spark is not installed: pip install 'chronik[spark]'") from None
     settings = dict(ALWAYS)
-    if master.startswith("local"):
+    if master is not None and master.startswith("local"):
         # Workers are this Python, and nothing asks the network for this machine's name.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= LOCAL
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
     for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise PipelineError(f"Spark does not start at {master}: {first[0]}") from None
+        where = f" at {master}" if master else ""
+        raise PipelineError(f"Spark does not start{where}: {first[0]}") from None
     session.sparkContext.setLogLevel("ERROR")
     commit_to_groups(session)
     return session
