@@ -124,23 +124,11 @@ class Ledger:
 
     def confluent_with(self, headers: Headers) -> Callable[[object, Any], None]:
         """For `on_delivery` of a record with headers."""
-
-        def delivered(error: object, message: Any) -> None:
-            if error is not None:
-                self.failed += 1
-                return
-            topic, partition, offset = message.topic(), message.partition(), message.offset()
-            self.record(topic, partition, offset, message.timestamp()[1], message.key(), message.value(), headers)
-
-        return delivered
+        return _Confluent(self, headers)
 
     def kafka_python(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Callable[[Any], None]:
         """For `add_callback` of the future that kafka-python's `send` returns."""
-
-        def delivered(metadata: Any) -> None:
-            self.record(metadata.topic, metadata.partition, metadata.offset, metadata.timestamp, key, value, headers)
-
-        return delivered
+        return _KafkaPython(self.record, key, value, headers)
 
     def aiokafka(
         self, key: bytes | None, value: bytes | None, headers: Headers = (), timestamp_ms: int | None = None
@@ -149,16 +137,7 @@ class Ledger:
 
         Pass the timestamp that was sent: aiokafka 0.14 tells that of the batch's first record for all of them.
         """
-
-        def delivered(future: Any) -> None:
-            if future.cancelled() or future.exception() is not None:
-                self.failed += 1
-                return
-            told = future.result()
-            time_ms = told.timestamp if timestamp_ms is None else timestamp_ms
-            self.record(told.topic, told.partition, told.offset, time_ms, key, value, headers)
-
-        return delivered
+        return _Aiokafka(self, key, value, headers, timestamp_ms)
 
     def record(
         self,
@@ -216,6 +195,63 @@ class Ledger:
         except OSError as error:
             self._fault = error
             self._pending_max = 0  # the next report flushes, and so is told
+
+
+# One object for each record on its way, which the garbage collector does not visit: functions with their cells would
+# be seven that it does.
+
+
+class _Confluent(msgspec.Struct, gc=False):
+    ledger: Ledger
+    headers: Headers
+
+    def __call__(self, error: object, message: Any) -> None:
+        if error is not None:
+            self.ledger.failed += 1
+            return
+        self.ledger.record(
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.timestamp()[1],
+            message.key(),
+            message.value(),
+            self.headers,
+        )
+
+
+class _KafkaPython(msgspec.Struct, gc=False):
+    record: Callable[..., None]
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+    def __call__(self, metadata: Any) -> None:
+        self.record(
+            metadata.topic,
+            metadata.partition,
+            metadata.offset,
+            metadata.timestamp,
+            self.key,
+            self.value,
+            self.headers,
+        )
+
+
+class _Aiokafka(msgspec.Struct, gc=False):
+    ledger: Ledger
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+
+    def __call__(self, future: Any) -> None:
+        if future.cancelled() or future.exception() is not None:
+            self.ledger.failed += 1
+            return
+        told = future.result()
+        time_ms = told.timestamp if self.timestamp_ms is None else self.timestamp_ms
+        self.ledger.record(told.topic, told.partition, told.offset, time_ms, self.key, self.value, self.headers)
 
 
 def entries(path: str | os.PathLike[str]) -> Iterator[Entry]:
