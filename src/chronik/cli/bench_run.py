@@ -143,7 +143,8 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         "log_level": 0,
     }
     if workload.mode == "consume":
-        settings |= {"group.id": "chronik-bench", "enable.auto.commit": False}
+        # Where its queue is full, librdkafka does not fetch for a second: the quicker the broker, the longer it sleeps.
+        settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
         return _consume_tasks(workload, topic, offsets, settings)
     settings |= {"acks": workload.acks, "enable.idempotence": workload.acks == "all"}
     if workload.linger_ms is not None:
