@@ -180,7 +180,7 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
     consumer: Any = Consumer(
         {**shared, "group.id": "chronik-bench", "enable.auto.commit": False, "fetch.wait.max.ms": 500}
     )
-    producer = Producer({**task.settings, "linger.ms": 0})
+    producer = Producer({"linger.ms": 0, **task.settings})
     start = consumer.get_watermark_offsets(TopicPartition(task.topic, partition), timeout=10.0)[1]
     consumer.assign([TopicPartition(task.topic, partition, start)])
     padding = os.urandom(max(0, task.size_bytes - 8))
