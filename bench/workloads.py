@@ -111,8 +111,8 @@ def consume(life: Life) -> Iterator[Figure]:
 def latency(life: Life) -> Iterator[Figure]:
     """From produce() to the consumer having the record; each client has a partition of its own.
 
-    With no linger at the higher rate librdkafka's threads would spin whenever five requests are under way, and what is
-    measured is how the servers get along with three of those on two cores: there its own default counts.
+    At the higher rate librdkafka's own linger counts: without one it sends each record by itself, on two cores that
+    clients and servers share.
     """
     for rate, clients, linger_ms in ((1_000, 1, 0.0), (20_000, PARTITIONS, 5.0)):
         with Topic(life.server, PARTITIONS) as topic:
