@@ -36,6 +36,8 @@ class Workload:
     rate: float | None
     clients: int
     linger_ms: float | None
+    idempotent: bool = True
+    """Where acks=all allows it."""
 
 
 class RunningTopic:
@@ -146,8 +148,7 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         # Where its queue is full, librdkafka does not fetch for a second: the quicker the broker, the longer it sleeps.
         settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
         return _consume_tasks(workload, topic, offsets, settings)
-    # Round trips have librdkafka's own default: with its limit of five requests under way, its thread spins at that limit.
-    is_idempotent = workload.acks == "all" and workload.mode != "roundtrip"
+    is_idempotent = workload.acks == "all" and workload.idempotent
     settings |= {"acks": workload.acks, "enable.idempotence": is_idempotent}
     if workload.linger_ms is not None:
         settings["linger.ms"] = workload.linger_ms
