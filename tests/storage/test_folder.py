@@ -1,12 +1,13 @@
 """The data folder: whose it is, who holds it, and what a start learns from it."""
 
 import contextlib
+import os
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from chronik.storage.disk import RealDisk
+from chronik.storage.disk import RealDisk, RealFile
 from chronik.storage.errors import DataFolderError, StorageError
 from chronik.storage.folder import DataFolder, Life, RecoveryPoint
 
@@ -203,6 +204,27 @@ def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_pat
     path.write_bytes(good[:10])
     folder.claim_log("orders", 0, TOPIC_ID)
     assert path.read_bytes() == good
+    folder.close()
+
+
+def test_a_topic_id_that_a_killed_process_may_not_have_synced_is_synced_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power loss takes it, and leaves records of which nobody knows whose they are (seed 2968494986)."""
+    synced: list[str] = []
+    datasync = RealFile.datasync
+
+    def recorded(file: RealFile) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file._fd}"))
+        datasync(file)
+
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.close()
+    monkeypatch.setattr(RealFile, "datasync", recorded)
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID)
+    assert synced == [f"{folder.log_path('orders', 0)}/topic-id"]
     folder.close()
 
 

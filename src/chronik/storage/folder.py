@@ -194,6 +194,9 @@ class DataFolder:
         found = read_file(self.disk, path)
         if found is not None:
             if self._owner(topic, partition, path, found) == topic_id:
+                if not self.was_clean:
+                    # Whoever wrote it may have been killed before its sync: a power loss would take it from the records.
+                    self._sync(path)
                 return
             self.remove_log(topic, partition)()
         data = encode_value(str(topic_id))
@@ -205,13 +208,18 @@ class DataFolder:
         self.recovery_points.pop((topic, partition), None)
         self.high_watermarks.pop((topic_id, partition), None)
         self.disk.mkdir(self.log_path(topic, partition))
+        self._sync(path, data)
+        # The names become durable with the log's first records: that sync covers its folder and the one around it.
+
+    def _sync(self, path: str, data: bytes = b"") -> None:
+        """The file's content is durable, `data` at its beginning."""
         file = self.disk.open(path, create=True)
         try:
-            file.pwrite(data, 0)
+            if data:
+                file.pwrite(data, 0)
             file.datasync()
         finally:
             file.close()
-        # The names become durable with the log's first records: that sync covers its folder and the one around it.
 
     def _owner(self, topic: str, partition: int, path: str, data: bytes) -> UUID | None:
         """Whose log it is; None where a crash came before it had a record, and left the file unfinished."""
