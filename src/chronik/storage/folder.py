@@ -195,7 +195,7 @@ class DataFolder:
         if found is not None:
             if self._owner(topic, partition, path, found) == topic_id:
                 if not self.was_clean:
-                    # Whoever wrote it may have been killed before its sync: a power loss would take it from the records.
+                    # Who wrote it may have been killed before its sync: a power loss would take it from the records.
                     self._sync(path)
                 return
             self.remove_log(topic, partition)()
