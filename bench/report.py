@@ -102,7 +102,7 @@ def _without_goal(measured: Sequence[Measured]) -> list[str]:
         return []
     sides = list(dict.fromkeys(side for one in measured for side in one.sides))
     lines = [
-        "How cost grows:",
+        "Without a goal, and how cost grows:",
         "",
         f"| workload | metric | unit | {' | '.join(sides)} |",
         "|---|---|---|" + "---|" * len(sides),

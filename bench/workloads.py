@@ -127,8 +127,9 @@ def latency(life: Life) -> Iterator[Figure]:
             figures = drive(topic, "roundtrip", records, KILOBYTE_RECORD, **load)
         kind = "acks=all" if idempotent else "acks=all, not idempotent"
         workload = f"end to end at {rate:,} records/s, {kind}, {life.setup}"
+        goal = "<= 1.0" if idempotent else None  # Apache Kafka breaks down there: told, not counted as met
         for metric in ("p50", "p99"):
-            yield _figure(figures, workload, metric, "ms", figures["latency_ms"][metric], "<= 1.0")
+            yield _figure(figures, workload, metric, "ms", figures["latency_ms"][metric], goal)
 
 
 def requests(life: Life) -> Iterator[Figure]:

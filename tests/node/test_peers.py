@@ -231,6 +231,7 @@ def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path
         assert one.greeter.is_present(5) and not other.is_closed and not new.is_closed
         other.close()
         new.close()
+        await until(lambda: not one.greeter._present[5].newest)
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 

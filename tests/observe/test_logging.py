@@ -1,11 +1,12 @@
 """Lines, levels and components."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
 
-from chronik.observe.logging import Logger, LogLevelError, LogLevels, make_logger, parse_levels
+from chronik.observe.logging import LibraryLog, Logger, LogLevelError, LogLevels, make_logger, parse_levels
 
 
 def logger_into(lines: list[str], **levels: str) -> Logger:
@@ -70,3 +71,18 @@ def test_levels_are_read_as_people_write_them() -> None:
 def test_a_level_that_is_not_one_is_refused(text: str) -> None:
     with pytest.raises(LogLevelError):
         parse_levels([text])
+
+
+def test_what_a_library_says_is_one_line_even_where_it_says_it_wrongly() -> None:
+    lines: list[str] = []
+    library = logging.Logger("library")
+    library.addHandler(LibraryLog(logger_into(lines)))
+    library.info("not heard")
+    library.warning("%d too few", "x")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        library.exception("it %s", "failed")
+    wrong, failed = parsed(lines)
+    assert (wrong["event"], wrong["level"], wrong["detail"]) == ("library_message", "warning", "%d too few")
+    assert (failed["level"], failed["detail"], failed["error"]) == ("error", "it failed", "ValueError('no')")

@@ -10,13 +10,7 @@ import typer
 from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json, print_table
-from chronik.cli.pipeline_audit_job import (
-    Report,
-    one_line,
-    spark_job,
-    time_option,
-    write_report,
-)
+from chronik.cli.pipeline_audit_job import Report, one_line, spark_job, time_option, write_report
 from chronik.cli.pipeline_spark import Conf, Master
 
 if TYPE_CHECKING:

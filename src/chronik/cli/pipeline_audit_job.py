@@ -44,11 +44,9 @@ def one_line() -> Iterator[None]:
 def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
     """A session for what is done inside; a fault of the job is told without the page of frames that Spark adds."""
     from chronik.pipeline.errors import PipelineError, failure_line
-    from chronik.pipeline.session import default_master
 
     settings = parse_conf(conf or [])
-    where = master or default_master()
-    note(f"starting Spark at {where}" if where else "starting Spark")
+    note(f"starting Spark at {master}" if master else "starting Spark")
     with spark_for(name, master, settings) as spark:
         try:
             yield spark

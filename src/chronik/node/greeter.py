@@ -30,7 +30,7 @@ class _Present:
     heard_s: float
     connections: dict[Connection, None] = field(default_factory=dict)
     newest: dict[str, Connection] = field(default_factory=dict)
-    """The last connection for each purpose, open or not."""
+    """The last connection for each purpose, until it is closed: after its end of input it may still hold requests."""
 
 
 class Greeter:
@@ -128,6 +128,12 @@ class Greeter:
         """
         old = present.newest.get(purpose)
         present.newest[purpose] = connection
+
+        def closed() -> None:
+            if present.newest.get(purpose) is connection:
+                del present.newest[purpose]
+
+        connection.when_closed(self, closed)
         if old is not None:
             old.abort()
 

@@ -130,7 +130,11 @@ class LibraryLog(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields: dict[str, Any] = {"library": record.name, "detail": record.getMessage()}
+        try:
+            detail = record.getMessage()
+        except Exception:  # arguments that do not fit: the library's mistake is no reason to fail its caller
+            detail = str(record.msg)
+        fields: dict[str, Any] = {"library": record.name, "detail": detail}
         if record.exc_info is not None and (error := record.exc_info[1]) is not None:
             fields |= {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
         say = self._log.error if record.levelno >= logging.ERROR else self._log.warning

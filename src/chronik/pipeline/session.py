@@ -58,14 +58,13 @@ def java_fault() -> str | None:
     return None
 
 
-def default_master() -> str | None:
-    """All cores of this machine; None: whatever spark-submit was told."""
-    return None if SUBMITTED in os.environ else HERE
-
-
 def spark_session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of this process, made where there is none yet. Raises PipelineError where Spark cannot start."""
-    master = master or default_master()
+    """The session of this process, made where there is none yet. Raises PipelineError where Spark cannot start.
+
+    Without a master: that of spark-submit where it has started this process, else all cores of this machine.
+    """
+    if master is None and SUBMITTED not in os.environ:
+        master = HERE
     fault = java_fault()
     if fault is not None:
         raise PipelineError(fault)
