@@ -49,6 +49,9 @@ class Commits:
 class GroupConsumer(RecordedConsumer):
     """A member of a group. Commits what it was given, poll by poll, and holds the group to what was committed.
 
+    What nobody knows to be committed is asked for again after the next poll, whether that gives anything or not: the
+    last records may be given while the coordinator still loads.
+
     `commits` is shared by the members: the offsets whose commit was acknowledged, and those that were asked for.
     """
 
@@ -64,6 +67,7 @@ class GroupConsumer(RecordedConsumer):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._commits = commits
+        self._is_owing = False
         self.assignments = 0
         super().__init__(recorder, name, bootstrap, topic, (), options={**GROUP, "group.id": group, **(options or {})})
 
@@ -98,12 +102,14 @@ class GroupConsumer(RecordedConsumer):
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.next_offsets.clear()
+        self._is_owing = False  # whoever has the partitions next reads and commits it
         self._recorder.record(Assigned(self._recorder.now_s(), self.name, {}))
         consumer.unassign()
 
     def _poll(self) -> list[Message]:
         given = super()._poll()
-        if given:
+        self._is_owing = self._is_owing or bool(given)
+        if self._is_owing:
             self._commit()
         return given
 
@@ -119,3 +125,4 @@ class GroupConsumer(RecordedConsumer):
             return  # nobody knows: the next one says more
         good = {named(self._topic, part.partition): part.offset for part in done if part.error is None}
         self._commits.acknowledged(good)
+        self._is_owing = len(good) < len(wanted)

@@ -39,7 +39,10 @@ APPEND_BYTES_MAX = 512 * 1024
 LOAD_CHUNK_BYTES = 256 * 1024
 """So much of a partition is read and decoded in one go in the executor, and replayed in one go on the loop."""
 
-LOAD_RETRY_S = 1.0
+LOAD_RETRY_MIN_S = 0.05
+LOAD_RETRY_MAX_S = 1.0
+"""After a failover the in-sync replicas are there again within milliseconds, and groups stand still until they are."""
+
 START_WAIT_S = 0.5
 """A start waits this long for the groups; what is not loaded by then answers COORDINATOR_LOAD_IN_PROGRESS."""
 
@@ -185,6 +188,8 @@ class GroupService:
         self._loads[partition] = task
 
     async def _load_until_done(self, partition: int) -> None:
+        pause_s = LOAD_RETRY_MIN_S
+        told = ""
         while True:
             try:
                 await self._broker.applied()
@@ -192,11 +197,14 @@ class GroupService:
                 break
             except KafkaError as error:
                 # Normal after a failover: too few replicas are there yet, or another node leads by now.
-                self._log.info("groups_load_waits", partition=partition, reason=error.message)
+                if error.message != told:
+                    told = error.message
+                    self._log.info("groups_load_waits", partition=partition, reason=told)
             except Exception as error:
                 self._log.exception("groups_load_failed", partition=partition, error=repr(error))
             self._coordinator.start_loading(partition)
-            await asyncio.sleep(LOAD_RETRY_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOAD_RETRY_MAX_S)
         del self._loads[partition]
         unreadable = self._coordinator.finish_loading(partition, self._now())
         if unreadable:
