@@ -1,13 +1,17 @@
 """Followers have what their leader has, know what is committed, and cost nothing while nothing happens."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from tests.node.support_replicas import TOPIC, Cluster, play, until
 
 from chronik.node.partition_host import PartitionHost
+from chronik.node.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
+from chronik.storage.syncing import SyncJob
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import read_fetch_request
 
 
 def is_caught_up(cluster: Cluster) -> bool:
@@ -74,6 +78,51 @@ def test_a_follower_that_has_not_synced_does_not_count(tmp_path: Path) -> None:
         follower.log.sync_job = log_sync  # type: ignore[method-assign]
         await cluster[2].host.sync_all()
         await asyncio.wait_for(done, 10)
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_whose_syncs_are_slow_asks_for_more_at_once(tmp_path: Path) -> None:
+    """Found by `make soak`: at 300 ms a sync, a partition was followed at 3 MB/s, and producers timed out."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster[1].produce(b"first")
+        await until(lambda: is_caught_up(cluster))
+        log = cluster[2].partition.log
+        quick = log.sync_job
+
+        def slow() -> SyncJob | None:
+            job = quick()
+            if job is None:
+                return None
+            run = job.run
+
+            def late() -> None:
+                time.sleep(2 * SLOW_SYNC_S)
+                run()
+
+            job.run = late  # type: ignore[method-assign]
+            return job
+
+        wire = cluster[2].wires[-1]
+        send = wire.send
+        asked: list[int] = []
+
+        def noted(key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
+            fetch = read_fetch_request(version, memoryview(body), 0)
+            asked.extend(partition.max_bytes for topic in fetch.topics for partition in topic.partitions)
+            return send(key, version, body)
+
+        wire.send = noted  # type: ignore[method-assign]
+        log.sync_job = slow  # type: ignore[method-assign]
+        for _ in range(60):
+            cluster[1].append(b"x" * 400_000)
+        await until(lambda: is_caught_up(cluster))
+        assert max(asked) == PARTITION_BYTES_MAX
+        log.sync_job = quick  # type: ignore[method-assign]
+        for _ in range(10):
+            await cluster[1].produce(b"x")
+        assert asked[-1] == PARTITION_BYTES
 
     play(tmp_path, scenario)
 

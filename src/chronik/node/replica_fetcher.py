@@ -39,7 +39,10 @@ from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchResp
 if TYPE_CHECKING:
     from chronik.node.partition import Partition
 
-PARTITION_BYTES_MAX = 1024 * 1024
+PARTITION_BYTES = 1024 * 1024
+PARTITION_BYTES_MAX = 8 * PARTITION_BYTES
+SLOW_SYNC_S = 0.02
+"""One fetch of a partition is synced before the next: where syncs take longer than this, it asks for more at once."""
 SYNC_WAIT_S = 0.005
 """So long the next fetch waits for what the last one brought to be synced."""
 RETRY_S_MIN = 0.01
@@ -83,7 +86,10 @@ class Followed:
     """One partition that is followed: it is due, or named, or waits for a sync, a cut or a pause."""
 
     __slots__ = (
+        "appended_s",
+        "bytes_max",
         "failures",
+        "fetched_bytes",
         "is_reported",
         "is_syncing",
         "is_trimming",
@@ -102,11 +108,25 @@ class Followed:
         self.named_in = NOT_NAMED
         """The number of the fetch that last named it, until that is answered with more than a watermark."""
         self.position = (-1, NO_EPOCH)
+        self.bytes_max = PARTITION_BYTES
+        self.fetched_bytes = 0
+        self.appended_s = 0.0
         self.is_syncing = False
         self.is_trimming = False
         self.is_reported = False
         self.failures = 0
         self.retry: asyncio.TimerHandle | None = None
+
+    def appended(self, fetched_bytes: int, now_s: float) -> None:
+        self.fetched_bytes, self.appended_s = fetched_bytes, now_s
+
+    def synced(self, now_s: float) -> None:
+        """What was appended last is on disk: from how long that took follows how much to ask for next."""
+        took_s = now_s - self.appended_s
+        if took_s > SLOW_SYNC_S and 2 * self.fetched_bytes > self.bytes_max:
+            self.bytes_max = min(2 * self.bytes_max, PARTITION_BYTES_MAX)
+        elif took_s < SLOW_SYNC_S / 2:
+            self.bytes_max = max(self.bytes_max // 2, PARTITION_BYTES)
 
 
 class ReplicaFetcher:
@@ -159,6 +179,7 @@ class ReplicaFetcher:
         """All that the partition has may count as written now."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
+            followed.synced(self._loop.time())
             self._position(followed)
 
     def name_all(self) -> None:
@@ -240,7 +261,7 @@ class ReplicaFetcher:
                     offset,
                     last_epoch,
                     partition.durable_log_start,
-                    PARTITION_BYTES_MAX,
+                    followed.bytes_max,
                     partition.high_watermark,
                 )
             )
@@ -296,6 +317,7 @@ class ReplicaFetcher:
         match followed.role.answered(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._home.wall_ms())
+                followed.appended(len(records), self._loop.time())
                 self._position(followed)
                 self._fits(followed, response)
             case Nothing():
