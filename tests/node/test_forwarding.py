@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
+
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
@@ -266,6 +268,25 @@ def test_a_node_that_does_not_lead_any_more_means_not_leader_and_the_next_batche
         scene.leaders[3].answer(0)
         scene.leaders[3].answer(1)
         assert [code(outcome) for outcome in await _all(again)] == [ErrorCode.none] * 2
+
+    play(story)
+
+
+@pytest.mark.parametrize("error", [ErrorCode.kafka_storage_error, ErrorCode.not_enough_replicas])
+def test_what_a_leader_refused_for_now_is_not_overtaken_at_the_next_leader(error: ErrorCode) -> None:
+    async def story(scene: Scene) -> None:
+        first = scene.produce(numbered(0))
+        await scene.turn()
+        scene.leaders[2].answer(0, error)
+        await scene.turn()
+        assert code(first) is error
+        scene.lead(3)
+        assert code(scene.produce(numbered(1))) is ErrorCode.not_leader_or_follower
+        assert scene.leaders[3].sent == []
+        again = scene.produce(numbered(0))
+        await scene.turn()
+        scene.leaders[3].answer(0)
+        assert (await again).error_code == 0
 
     play(story)
 

@@ -21,6 +21,7 @@ from uuid import UUID
 from chronik.metadata.image import NO_LEADER, TopicImage
 from chronik.node.connection import Connection
 from chronik.node.lanes import ForwardedBatch, Lane
+from chronik.node.partition import REPEATED_WHEN_REFUSED
 from chronik.node.pipe import Pipe
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import ProducePartitionResponse
@@ -193,7 +194,7 @@ class Forwarding:
             batch.append_here(batch.records)
         except KafkaError as error:
             if error.code not in NOT_APPENDED:
-                self._finish(batch, error)
+                self._failed(batch, error)
             elif batch.acks == 0 or self._is_handing_over(batch.topic, batch.response.partition):
                 self._again(batch)
             else:
@@ -268,7 +269,7 @@ class Forwarding:
         response = batch.response
         self._taken(batch)
         if answer.error_code:
-            self._finish(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
+            self._failed(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
             return
         response.base_offset = answer.base_offset
         response.log_append_time_ms = answer.log_append_time_ms
@@ -303,6 +304,12 @@ class Forwarding:
         self._break(batch)
         self._broker.metrics.rejected(batch.topic, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
+
+    def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
+        """The leader did not take it."""
+        if error.code in REPEATED_WHEN_REFUSED:
+            self._break(batch)
+        self._finish(batch, error)
 
     def _break(self, batch: ForwardedBatch) -> None:
         """Those behind a batch that failed must not get ahead of it: what was not sent yet fails too."""

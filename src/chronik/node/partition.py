@@ -62,18 +62,16 @@ class Partition(PartitionState):
         start, header = batches[0]
         check_producer_batch(settings, records, start, header, now_ms)
         if header.producer_id >= 0:
+            if self._refused:
+                self._refused.check(header, self.log.producers, now_ms)
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
-            if self._refused:
-                self._refused.check(header, self.log.producers, now_ms)
         wanted_codec = settings.broker_codec
         if wanted_codec is not None and wanted_codec != header.codec:
             records = recompressed(settings, records, start, header, wanted_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
-        if self._refused:
-            self._refused.forget(header.producer_id)
         self._metrics.records_in += header.record_count
         self._appended(len(records))
         return result
@@ -81,7 +79,12 @@ class Partition(PartitionState):
     def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
         """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
         if error.code in REPEATED_WHEN_REFUSED and len(records) >= HEADER_BYTES:
-            self._refused.note(read_batch_header(records), self.log.producers, now_ms)
+            self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
+
+    def check_refused(self, records: memoryview, now_ms: int) -> None:
+        """Raises where one before this batch was refused here: another leader, which has not seen it, must not either."""
+        if self._refused and len(records) >= HEADER_BYTES:
+            self._refused.check(read_batch_header(records), self.log.producers, now_ms)
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""

@@ -1,14 +1,16 @@
 """Batches of idempotent producers that a log did not take, though it may take them when they come again.
 
 A producer pipelines. When its first batches are refused and a later one comes when the log takes batches again, that
-one would be the first that the log sees of this producer, and any sequence may be a producer's first: it would be
-written before the others, which then never fit. So what was refused first is remembered until it comes again. Clients
-repeat a batch that is out of order as long as one before it is open.
+one does not fit: where the log knows nothing of the producer, any sequence may be the first, and it would be written
+before the others; where it does, the answer would be OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then takes a new epoch
+and sends all that is open again under it, in every partition, so that a batch which is in some other log, and was not
+acknowledged yet, gets there twice. So what was refused first is remembered until it comes again, and those behind it
+are refused as it was: their producer sends them again, in order.
 """
 
 from typing import Final, NamedTuple
 
-from chronik.storage.producers import SEQUENCE_MASK, ProducerStates
+from chronik.storage.producers import SEQUENCE_MASK, ProducerState, ProducerStates
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -23,11 +25,12 @@ KEPT_MS: Final = 120_000
 class Refused(NamedTuple):
     epoch: int
     sequence: int
+    code: ErrorCode
     at_ms: int
 
 
 class RefusedBatches:
-    """The first refused batch of each producer that the log does not know, who was refused last standing last.
+    """The first refused batch of each producer that the log does not have, who was refused last standing last.
 
     Bounded in number and time. Owned by the loop.
     """
@@ -40,37 +43,56 @@ class RefusedBatches:
     def __len__(self) -> int:
         return len(self._first)
 
-    def note(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
+    def note(self, header: BatchHeader, code: ErrorCode, producers: ProducerStates, now_ms: int) -> None:
         """The batch was refused before anything of it was appended."""
-        producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-        if producer_id < 0 or sequence < 0 or producers.get(producer_id) is not None:
+        producer_id = header.producer_id
+        refused = Refused(header.producer_epoch, header.base_sequence, code, now_ms)
+        if producer_id < 0 or refused.sequence < 0 or _is_past(refused, producers.get(producer_id)):
             return
-        known = self._first.get(producer_id)
-        if known is not None and now_ms - known.at_ms <= KEPT_MS:
-            if epoch < known.epoch or (epoch == known.epoch and _is_after(sequence, known.sequence)):
+        known = self._current(producer_id, producers, now_ms)
+        if known is not None:
+            if refused.epoch < known.epoch or _is_behind(refused.epoch, refused.sequence, known):
                 return
             del self._first[producer_id]
-        elif known is None and len(self._first) >= PRODUCERS_MAX:
+        elif len(self._first) >= PRODUCERS_MAX:
             del self._first[next(iter(self._first))]
-        self._first[producer_id] = Refused(epoch, sequence, now_ms)
+        self._first[producer_id] = refused
 
     def check(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
-        """Raises where a batch before this one was refused and has not come again."""
-        refused = self._first.get(header.producer_id)
+        """Raises, as then, where a batch before this one was refused and has not come again."""
+        refused = self._current(header.producer_id, producers, now_ms)
         if refused is None:
             return
-        if now_ms - refused.at_ms > KEPT_MS or producers.get(header.producer_id) is not None:
-            del self._first[header.producer_id]
-        elif header.producer_epoch == refused.epoch and _is_after(header.base_sequence, refused.sequence):
+        if _is_behind(header.producer_epoch, header.base_sequence, refused):
             raise KafkaError(
-                ErrorCode.out_of_order_sequence_number,
-                f"producer {header.producer_id} sends sequence {header.base_sequence}, and {refused.sequence} was "
-                "refused before",
+                refused.code,
+                f"sequence {refused.sequence} of producer {header.producer_id} was refused and has not come again; "
+                f"this is {header.base_sequence}",
             )
+        if (header.producer_epoch, header.base_sequence) == (refused.epoch, refused.sequence):
+            del self._first[header.producer_id]
 
-    def forget(self, producer_id: int) -> None:
-        """A batch of it is in the log: from here on that says what comes next."""
-        self._first.pop(producer_id, None)
+    def _current(self, producer_id: int, producers: ProducerStates, now_ms: int) -> Refused | None:
+        """What was refused first of this producer, unless that is no matter any more."""
+        refused = self._first.get(producer_id)
+        if refused is None:
+            return None
+        if now_ms - refused.at_ms > KEPT_MS or _is_past(refused, producers.get(producer_id)):
+            del self._first[producer_id]
+            return None
+        return refused
+
+
+def _is_past(refused: Refused, state: ProducerState | None) -> bool:
+    """Whether the log has the batch, be it from another leader, or the producer has gone on to another epoch."""
+    if state is None or state.epoch < refused.epoch or not state.batches:
+        return False
+    last = state.batches[-1].last_sequence
+    return state.epoch > refused.epoch or last == refused.sequence or _is_after(last, refused.sequence)
+
+
+def _is_behind(epoch: int, sequence: int, refused: Refused) -> bool:
+    return epoch == refused.epoch and _is_after(sequence, refused.sequence)
 
 
 def _is_after(sequence: int, other: int) -> bool:

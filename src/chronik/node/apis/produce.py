@@ -4,8 +4,8 @@ Behaviour
 - acks=0 gets no response; an error closes the connection, which is all that such a producer can notice.
 - acks=1 answers when this node's log counts the batch as written, acks=all (-1) when the watermark has passed it.
 - A repeated batch of an idempotent producer succeeds with the offsets it already has.
-- A batch behind one that was refused, and that its idempotent producer will send again, is refused too
-  (OUT_OF_ORDER_SEQUENCE_NUMBER, which clients repeat): records keep their order from a producer's first batch on.
+- A batch behind one that was refused, and that its idempotent producer will send again, is refused too, as that was:
+  OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
 - A batch is checked whole (length, magic, CRC, count) before a byte of it is stored; each partition has an outcome.
 - A batch for a partition that another node leads is forwarded to it. NOT_LEADER_OR_FOLLOWER, with the leader's address,
   means that the batch was surely not appended.
@@ -112,12 +112,15 @@ def _append_or_forward(
         except KafkaError as error:
             if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
                 raise
+            hosted = broker.partition(name, response.partition)
             if not forwarding.can_forward(connection, topic, response.partition, acks):
-                hosted = broker.partition(name, response.partition)
                 if hosted is not None:
                     # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
                     hosted.refused(records, error, now_ms)
                 raise
+            if hosted is not None:
+                # It led, and refused what came before this, until a moment ago.
+                hosted.check_refused(records, now_ms)
     assert topic is not None
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
 

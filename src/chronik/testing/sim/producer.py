@@ -142,7 +142,6 @@ class _Lane:
             if not in_flight:
                 continue
             batch, answer = in_flight.popleft()
-            is_first = not is_failed
             try:
                 base_offset = await self._outcome(version, answer)
             except (ClientError, KafkaError, TimeoutError) as error:
@@ -150,7 +149,7 @@ class _Lane:
                     connection.close()
                 self._producer.failed(error)
                 is_failed = True
-                self._not_acknowledged(batch, error, is_first)
+                self._not_acknowledged(batch, error)
             else:
                 if self._settings.is_promise:
                     self._history.acknowledged(batch.names, base_offset)
@@ -164,16 +163,15 @@ class _Lane:
             raise KafkaError(ErrorCode(result.error_code), result.error_message or "")
         return result.base_offset
 
-    def _not_acknowledged(self, batch: Batch, error: BaseException, is_first: bool) -> None:
+    def _not_acknowledged(self, batch: Batch, error: BaseException) -> None:
         if not self._settings.is_idempotent:
             # It may be in the log; sending it again could put it there twice.
             self._unacknowledged.remove(batch)
         if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-            is_behind_a_failure = error.code is ErrorCode.out_of_order_sequence_number and not is_first
-            if not is_behind_a_failure:
-                self._producer.world.violated(
-                    f"{self._history.name}: {self._producer.name} got {error.code.name} ({error.message})"
-                )
+            # OUT_OF_ORDER_SEQUENCE_NUMBER too, behind a batch that failed: a real client begins a new epoch then.
+            self._producer.world.violated(
+                f"{self._history.name}: {self._producer.name} got {error.code.name} ({error.message})"
+            )
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
