@@ -44,12 +44,13 @@ def highest_growth_mb(nodes: Nodes, before: dict[int, int]) -> float:
 
 @dataclass
 class Flood:
-    """Produces as fast as the client can, for a while; every record has its outcome in the end."""
+    """Produces as fast as the client can, for a while and at most `most`; every record has its outcome in the end."""
 
     bootstrap: str
     topic: str
     acks: str
     value: bytes = bytes(10_000)
+    most: int = 150_000
     sent: int = 0
     acknowledged: int = 0
     failed: list[str] = field(default_factory=list)
@@ -61,13 +62,14 @@ class Flood:
                 "acks": self.acks,
                 "linger.ms": 1,
                 "max.in.flight.requests.per.connection": 1_000,
-                "queue.buffering.max.kbytes": 256 * 1024,
+                # What waits in the client must get through within its request.timeout.ms, or it is sent again.
+                "queue.buffering.max.kbytes": 64 * 1024,
                 "message.timeout.ms": 110_000,
                 "log_level": 2,
             }
         )
         ends_s = time.monotonic() + seconds
-        while time.monotonic() < ends_s:
+        while time.monotonic() < ends_s and self.sent < self.most:
             try:
                 producer.produce(self.topic, self.value, on_delivery=self._answered)
                 self.sent += 1

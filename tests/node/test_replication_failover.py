@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
+from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, Node, play, until
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.metadata.calls import HandOver
 from chronik.replication.leader import PartitionLeader
+from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -50,6 +51,72 @@ def test_a_batch_that_the_new_leader_has_is_acknowledged_by_the_old_one(tmp_path
         await asyncio.wait_for(waiting, 10)
         assert cluster[1].partition.leader is None
         assert cluster[2].partition.high_watermark == 2
+
+    play(tmp_path, scenario)
+
+
+def numbered(sequence: int) -> memoryview:
+    batch = encode_batch([(b"k", b"v", (), 1)], producer_id=9, producer_epoch=0, base_sequence=sequence)
+    return memoryview(bytearray(batch))
+
+
+def may_pass_on(node: Node, sequence: int) -> bool:
+    try:
+        node.partition.check_passing_on(numbered(sequence), 1)
+    except KafkaError as error:
+        assert error.code is ErrorCode.not_leader_or_follower
+        return False
+    return True
+
+
+def test_a_replaced_leader_passes_nothing_on_that_came_behind_what_only_it_has(tmp_path: Path) -> None:
+    """The simulator's three-nodes seed 674955305: the new leader said that it was out of order."""
+
+    async def scenario(cluster: Cluster) -> None:
+        old = cluster[1].partition
+        await cluster[1].committed(old.append(numbered(0), 1).last_offset + 1)
+        await until(lambda: is_caught_up(cluster))
+        cluster.cut(1, 2)
+        cluster.cut(1, 3)
+        old.append(numbered(1), 1)
+        cluster.change(leader=2, isr=(2, 3))
+        assert not may_pass_on(cluster[1], 2)
+        assert may_pass_on(cluster[1], 1)
+        assert not may_pass_on(cluster[1], 2), "its answer is not known yet"
+        cluster.heal()
+        await until(lambda: is_caught_up(cluster))
+        assert old.log_end_offset == 1
+        assert not may_pass_on(cluster[1], 2)
+        assert may_pass_on(cluster[1], 1)
+        assert may_pass_on(cluster[1], 2), "the one before it has come again"
+
+    play(tmp_path, scenario)
+
+
+def test_what_a_new_leader_has_too_holds_nothing_up(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        old = cluster[1].partition
+        cluster.cut(1, 3)
+        waiting = cluster[1].committed(old.append(numbered(0), 1).last_offset + 1)
+        await until(lambda: cluster[2].partition.log.synced_end_offset == 1)
+        cluster.change(leader=2, isr=(1, 2))
+        await asyncio.wait_for(waiting, 10)
+        assert may_pass_on(cluster[1], 1)
+
+    play(tmp_path, scenario)
+
+
+def test_a_leader_that_hands_over_passes_on_what_comes_next(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        old = cluster[1].partition
+        cluster.cut(1, 3)
+        old.append(numbered(0), 1)
+        old.hand_over(2)
+        await until(lambda: cluster[2].partition.log.synced_end_offset == 1)
+        cluster.cut(1, 2)
+        cluster.change(leader=2)
+        assert old.leader is None
+        assert may_pass_on(cluster[1], 1)
 
     play(tmp_path, scenario)
 

@@ -105,6 +105,17 @@ def producers_are_forgotten() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refusals_are_forgotten() -> Iterator[None]:
+    """What a producer sent behind a refused batch is taken for out of order, at which real clients begin an epoch."""
+
+    def forget(partition: Partition, *args: Any) -> None:
+        return
+
+    with patch.object(Partition, "refused", forget):
+        yield
+
+
 Planted = Callable[[], AbstractContextManager[None]]
 
 PLANTED: dict[Planted, int] = {
@@ -114,5 +125,6 @@ PLANTED: dict[Planted, int] = {
     recovery_trusts_every_batch: 12,
     new_segment_without_folder_sync: 12,
     producers_are_forgotten: 5,
+    refusals_are_forgotten: 40,
 }
 """Each bug, and how many seeds may pass before it is found: about three times the mean."""

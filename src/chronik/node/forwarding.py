@@ -21,8 +21,8 @@ from uuid import UUID
 from chronik.metadata.image import NO_LEADER, TopicImage
 from chronik.node.connection import Connection
 from chronik.node.lanes import ForwardedBatch, Lane
-from chronik.node.partition import REPEATED_WHEN_REFUSED
 from chronik.node.pipe import Pipe
+from chronik.storage.refusals import REPEATED
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import ProducePartitionResponse
 
@@ -307,7 +307,7 @@ class Forwarding:
 
     def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
         """The leader did not take it."""
-        if error.code in REPEATED_WHEN_REFUSED:
+        if error.code in REPEATED:
             self._break(batch)
         self._finish(batch, error)
 

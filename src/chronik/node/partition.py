@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from chronik.metadata.image import PartitionImage
@@ -16,7 +17,7 @@ from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import AppendResult, Duplicate, StorageError
-from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
+from chronik.wire.batch import BatchHeader, check_batches
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Appended", "Partition", "Replicating", "Waiter", "WaitingFetch"]
 
 DELETE_ALL = -1
-
-REPEATED_WHEN_REFUSED = frozenset(
-    {
-        ErrorCode.not_leader_or_follower,
-        ErrorCode.not_enough_replicas,
-        ErrorCode.kafka_storage_error,
-    }
-)
-"""Errors that keep a batch out of the log now; producers send it again."""
 
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
@@ -75,16 +67,6 @@ class Partition(PartitionState):
         self._metrics.records_in += header.record_count
         self._appended(len(records))
         return result
-
-    def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
-        """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
-        if error.code in REPEATED_WHEN_REFUSED and len(records) >= HEADER_BYTES:
-            self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
-
-    def check_refused(self, records: memoryview, now_ms: int) -> None:
-        """Raises where one before this batch was refused here: another leader, which has not seen it, must not either."""
-        if self._refused and len(records) >= HEADER_BYTES:
-            self._refused.check(read_batch_header(records), self.log.producers, now_ms)
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
         """Append a batch that this node made itself (group state)."""
@@ -357,6 +339,7 @@ class Partition(PartitionState):
 
     def told_watermark(self, leaders_watermark: int) -> None:
         """The leader's watermark, from an answer that fits this node's log."""
+        self._is_in_doubt = False
         role = self.role
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
@@ -410,6 +393,7 @@ class Partition(PartitionState):
         """A new leader epoch begins here, behind all that is in the log."""
         before = self.role.high_watermark
         self._role_ends()
+        self._is_in_doubt = False
         self.log.start_epoch(image.leader_epoch)
         self.leader = self.role = self._appender = PartitionLeader(
             self.node_id,
@@ -431,6 +415,8 @@ class Partition(PartitionState):
     def _follow(self, image: PartitionImage) -> None:
         """Another node leads, or none. What this one has beyond the new leader's log will be cut."""
         was_leader = self.leader is not None
+        if was_leader and not (image.leader == self.hands_over_to != NO_LEADER):
+            self._is_in_doubt = self.log.log_end_offset > self.role.high_watermark
         self._role_ends()
         self.leader = self._appender = None
         self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark)
@@ -481,9 +467,14 @@ class Partition(PartitionState):
             error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
             self._waits.fail(error, leader.high_watermark)
 
-    def cut_ended(self, upto_offset: int) -> None:
-        """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts."""
+    def cut_ended(self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = ()) -> None:
+        """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts.
+
+        `lost` says where that begins for each producer.
+        """
         self.jobs.end_exclusive()
+        self._is_in_doubt = False
+        self._refused.lost(lost, self.log.producers, self._env.wall_ms())
         self.generation += 1
         self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
         gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")

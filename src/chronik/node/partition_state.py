@@ -20,7 +20,8 @@ from chronik.observe.traces import PartitionTrace, TraceRing
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.log import Log
-from chronik.storage.refusals import RefusedBatches
+from chronik.storage.refusals import REPEATED, RefusedBatches
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Replicating(Protocol):
 
 
 class PartitionState:
-    """The part of a `Partition` that does nothing: its state, and questions about it. Owned by the loop."""
+    """The part of a `Partition` that writes nothing: its state, and questions about it. Owned by the loop."""
 
     def __init__(
         self,
@@ -114,6 +115,8 @@ class PartitionState:
         self._logger = logger
         self._waits = PartitionWaits()
         self._refused = RefusedBatches()
+        self._is_in_doubt = False
+        """Whether the log may end with what this node took as the leader, and a new leader does not have."""
         self._deleting = asyncio.Lock()
 
     def _set_trace(self) -> None:
@@ -223,6 +226,24 @@ class PartitionState:
         leader = self.leader
         if leader is not None and not leader.has_enough_replicas:
             raise KafkaError(ErrorCode.not_enough_replicas, too_few(leader))
+
+    def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
+        """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
+        if error.code in REPEATED and len(records) >= HEADER_BYTES:
+            self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
+
+    def check_passing_on(self, records: memoryview, now_ms: int) -> None:
+        """Raises where the leader may not have what this batch's producer sent here before it, when this node led."""
+        if len(records) < HEADER_BYTES or not (self._refused or self._is_in_doubt):
+            return
+        header = read_batch_header(records)
+        if header.producer_id < 0:
+            return
+        if self._is_in_doubt and (
+            self.jobs.is_exclusive or self.log.producers.is_behind_what_lies_from(self.role.high_watermark, header)
+        ):
+            raise self._not_leader()
+        self._refused.check(header, self.log.producers, now_ms)
 
     def _not_leader(self) -> KafkaError:
         return KafkaError(

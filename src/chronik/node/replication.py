@@ -325,6 +325,7 @@ class Replication:
             return False
         self._report_cut(partition, role, decision)
         is_done = False
+        lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
             # First of all, or after a crash the missing end would look like damage.
             await self._lower_recovery_point(partition, min(offset, before))
@@ -346,7 +347,7 @@ class Replication:
             partition.cut_ended(0)
         else:
             role.truncated(log.log_end_offset)
-            partition.cut_ended(log.log_end_offset)
+            partition.cut_ended(log.log_end_offset, lost)
         return is_done
 
     def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:

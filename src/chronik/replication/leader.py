@@ -29,7 +29,7 @@ class ProposedIsr(NamedTuple):
 class Replica:
     """Another node's copy, as far as its fetches in this leader epoch tell."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "start")
+    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "moved_ms", "start")
 
     def __init__(self, replica_id: int, now_ms: int) -> None:
         self.id = replica_id
@@ -40,6 +40,8 @@ class Replica:
         self.broker_epoch = UNKNOWN
         self.caught_up_ms = NEVER_MS
         """When it last had all that was there."""
+        self.moved_ms = NEVER_MS
+        """When it last had more than before, or came anew."""
         self.fetched_ms = now_ms
         self.leader_end_at_fetch = UNKNOWN
 
@@ -184,6 +186,8 @@ class PartitionLeader:
         elif offset >= replica.leader_end_at_fetch >= 0:
             # It has all that was there when it last asked.
             replica.caught_up_ms = max(replica.caught_up_ms, replica.fetched_ms)
+        if offset > replica.end or broker_epoch > replica.broker_epoch:
+            replica.moved_ms = now_ms
         replica.fetched_ms = now_ms
         replica.leader_end_at_fetch = log_end_offset
         replica.broker_epoch = broker_epoch
@@ -252,11 +256,14 @@ class PartitionLeader:
         self._forget_joining(now_ms, live)
         if not self._isr.may_propose(now_ms) or self.node_id not in live:
             return None
-        isr = [replica for replica in self._isr.committed if not self._lags(replica, now_ms)]
+        staying = self._staying(log_end_offset, now_ms, live)
+        isr = [replica for replica in self._isr.committed if replica in staying]
         isr += [
             replica
             for replica in self.replicas
-            if self.may_join(replica, live) and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
+            if self.may_join(replica, live)
+            and self._is_moving(replica, log_end_offset, now_ms)
+            and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
         is_unchanged = tuple(isr) == self._isr.committed
         if is_unchanged and self._isr.is_settled:
@@ -284,6 +291,28 @@ class PartitionLeader:
             self._isr.partition_epoch,
             tuple((replica, self._broker_epoch_of(replica, live)) for replica in members),
         )
+
+    def _staying(self, log_end_offset: int, now_ms: int, live: Mapping[int, int]) -> set[int]:
+        """Who of the ISR stays in it: who keeps up; and, where these are too few, who is nearest behind and moves.
+
+        Without the latter nothing could be committed at all, and producers with acks=all would be sent away, to write
+        the same once more, while all they have to do is wait. One that stands still (a full disk) is not waited for.
+        """
+        committed = self._isr.committed
+        staying = {replica for replica in committed if not self._lags(replica, now_ms)}
+        behind = [
+            replica
+            for replica in committed
+            if replica not in staying and replica in live and self._is_moving(replica, log_end_offset, now_ms)
+        ]
+        behind.sort(key=self.counted_end_of, reverse=True)
+        staying.update(behind[: max(0, self.replicas_needed - len(staying))])
+        return staying
+
+    def _is_moving(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
+        """Whether it takes what it is sent, or there is nothing to send."""
+        replica = self._others[replica_id]
+        return replica.end >= log_end_offset or now_ms - replica.moved_ms <= self._lag_ms_max
 
     def _lags(self, replica_id: int, now_ms: int) -> bool:
         if replica_id == self.node_id:

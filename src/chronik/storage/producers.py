@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "ProducerStates", "SentBatch"]
+__all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "ProducerStates", "SentBatch", "is_after"]
 
 BATCHES_KEPT: Final = 5
 """As many as a producer may have in flight."""
@@ -97,14 +97,30 @@ class ProducerStates:
         expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK
         if sequence == expected:
             return None
-        # How far the batch's end lies before the oldest one kept, on the circle of sequences.
-        behind = state.batches[0].base_sequence - last_sequence & SEQUENCE_MASK
-        if 0 < behind <= SEQUENCE_MASK >> 1 and len(state.batches) == BATCHES_KEPT:
+        if is_after(state.batches[0].base_sequence, last_sequence) and len(state.batches) == BATCHES_KEPT:
             raise KafkaError(
                 ErrorCode.duplicate_sequence_number,
                 f"producer {header.producer_id} repeats sequence {sequence}, which is too old to know its offset",
             )
         raise _out_of_order(header, expected)
+
+    def is_behind_what_lies_from(self, offset: int, header: BatchHeader) -> bool:
+        """Whether its producer's last batch here lies at `offset` or beyond, and comes before this one."""
+        state = self._states.get(header.producer_id)
+        if state is None or state.epoch != header.producer_epoch or not state.batches:
+            return False
+        last = state.batches[-1]
+        return last.last_offset >= offset and is_after(header.base_sequence, last.base_sequence)
+
+    def first_from(self, offset: int) -> list[tuple[int, int, int]]:
+        """Of each producer that wrote at `offset` or beyond: id, epoch, and its first sequence there of those kept."""
+        found: list[tuple[int, int, int]] = []
+        for producer_id, state in reversed(self._states.items()):
+            sequences = [batch.base_sequence for batch in state.batches if batch.base_offset >= offset]
+            if not sequences:
+                break
+            found.append((producer_id, state.epoch, sequences[0]))
+        return found
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
         """The batch is in the log at `base_offset`."""
@@ -142,6 +158,11 @@ class ProducerStates:
     def last_offsets(self) -> dict[int, int]:
         """Each producer's last offset: compaction must keep the batch there, be it empty."""
         return {producer_id: state.batches[-1].last_offset for producer_id, state in self._states.items()}
+
+
+def is_after(sequence: int, other: int) -> bool:
+    """On the circle of sequences."""
+    return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
 
 
 def _out_of_order(header: BatchHeader, expected: int) -> KafkaError:

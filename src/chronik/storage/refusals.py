@@ -8,13 +8,23 @@ acknowledged yet, gets there twice. So what was refused first is remembered unti
 are refused as it was: their producer sends them again, in order.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from chronik.storage.producers import SEQUENCE_MASK, ProducerState, ProducerStates
+from chronik.storage.producers import ProducerState, ProducerStates, is_after
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["KEPT_MS", "PRODUCERS_MAX", "RefusedBatches"]
+__all__ = ["KEPT_MS", "PRODUCERS_MAX", "REPEATED", "RefusedBatches"]
+
+REPEATED: Final = frozenset(
+    {
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.kafka_storage_error,
+    }
+)
+"""Errors that keep a batch out of the log now; producers send it again."""
 
 PRODUCERS_MAX: Final = 1_000
 """Beyond that many in one log, who was refused longest ago is forgotten."""
@@ -45,11 +55,19 @@ class RefusedBatches:
 
     def note(self, header: BatchHeader, code: ErrorCode, producers: ProducerStates, now_ms: int) -> None:
         """The batch was refused before anything of it was appended."""
-        producer_id = header.producer_id
         refused = Refused(header.producer_epoch, header.base_sequence, code, now_ms)
+        self._note(header.producer_id, refused, producers)
+
+    def lost(self, first: Iterable[tuple[int, int, int]], producers: ProducerStates, now_ms: int) -> None:
+        """These were in the log, by producer, epoch and sequence, and another leader's log does not have them."""
+        for producer_id, epoch, sequence in first:
+            refused = Refused(epoch, sequence, ErrorCode.not_leader_or_follower, now_ms)
+            self._note(producer_id, refused, producers)
+
+    def _note(self, producer_id: int, refused: Refused, producers: ProducerStates) -> None:
         if producer_id < 0 or refused.sequence < 0 or _is_past(refused, producers.get(producer_id)):
             return
-        known = self._current(producer_id, producers, now_ms)
+        known = self._current(producer_id, producers, refused.at_ms)
         if known is not None:
             if refused.epoch < known.epoch or _is_behind(refused.epoch, refused.sequence, known):
                 return
@@ -88,13 +106,8 @@ def _is_past(refused: Refused, state: ProducerState | None) -> bool:
     if state is None or state.epoch < refused.epoch or not state.batches:
         return False
     last = state.batches[-1].last_sequence
-    return state.epoch > refused.epoch or last == refused.sequence or _is_after(last, refused.sequence)
+    return state.epoch > refused.epoch or last == refused.sequence or is_after(last, refused.sequence)
 
 
 def _is_behind(epoch: int, sequence: int, refused: Refused) -> bool:
-    return epoch == refused.epoch and _is_after(sequence, refused.sequence)
-
-
-def _is_after(sequence: int, other: int) -> bool:
-    """On the circle of sequences."""
-    return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
+    return epoch == refused.epoch and is_after(sequence, refused.sequence)

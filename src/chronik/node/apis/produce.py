@@ -119,8 +119,7 @@ def _append_or_forward(
                     hosted.refused(records, error, now_ms)
                 raise
             if hosted is not None:
-                # It led, and refused what came before this, until a moment ago.
-                hosted.check_refused(records, now_ms)
+                hosted.check_passing_on(records, now_ms)
     assert topic is not None
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
 
