@@ -79,7 +79,9 @@ def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None
         with Stage(folder / "cluster", seed) as stage, kept_logs(stage, folder):
             Campaign(stage, results, folder, say, only).run(until_s)
     except Exception:
-        return [f"{traceback.format_exc()}\nseed {seed}; histories and logs are in {folder}"]
+        found = f"{traceback.format_exc()}\nseed {seed}; histories and logs are in {folder}"
+        say(found)
+        return [found]
     shutil.rmtree(folder, ignore_errors=True)
     return []
 

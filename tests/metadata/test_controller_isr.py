@@ -36,6 +36,14 @@ def test_a_proposal_is_taken_once() -> None:
     refused(cluster, call, ErrorCode.invalid_update_version)
 
 
+def test_a_leader_leaves_the_isr_only_with_its_leadership() -> None:
+    cluster = Cluster()
+    cluster.create()
+    refused(cluster, cluster.proposal((2, 3)), ErrorCode.invalid_request)
+    cluster.alter_isr(cluster.proposal((2, 3), hand_over_to=2))
+    assert (cluster.partition().leader, set(cluster.partition().isr)) == (2, {2, 3})
+
+
 def test_a_proposal_of_a_former_leader_is_refused() -> None:
     cluster = Cluster()
     cluster.create()

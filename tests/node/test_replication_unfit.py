@@ -72,8 +72,11 @@ def test_a_leader_that_reads_damage_gives_the_partition_to_a_replica_that_has_wh
         leader = cluster[cluster.state.leader]
         await until(lambda: leader.partition.leads)
         assert bytes((await leader.consume(0)).records)
+        by, members, to = next(proposal for proposal in cluster.proposals if proposal[0] == 1)
+        assert to == cluster.state.leader
+        assert by not in [member for member, _ in members], "nobody has to wait for it"
         # It is not to lead again, either.
-        cluster.change(leader=1)
+        cluster.change(leader=1, isr=(1, 2, 3))
         await until(lambda: cluster.state.leader in (2, 3))
 
     play(tmp_path, scenario)

@@ -252,6 +252,13 @@ def test_a_failed_proposal_is_settled_by_another() -> None:
     assert leader.maximal_isr == (1, 2)
 
 
+def test_one_that_cannot_take_records_leaves_with_its_leadership() -> None:
+    leader = leader_of(end=10)
+    proposed = leader.propose_hand_over(2, 1, LIVE, leaves=True)
+    assert proposed == ProposedIsr(5, 0, ((2, -1), (3, -1)), hand_over_to=2)
+    assert leader.maximal_isr == (1, 2, 3)
+
+
 def test_leadership_is_handed_over_to_a_member_of_the_isr_only() -> None:
     leader = leader_of((1, 2), end=10)
     assert leader.propose_hand_over(3, 0, LIVE) is None

@@ -76,7 +76,8 @@ class IsrMember(msgspec.Struct, frozen=True):
 class AlterIsrCall(msgspec.Struct, frozen=True, tag="alter_isr"):
     """A leader proposes another ISR for one partition, as of the epochs it knows; `broker_epoch` is its own.
 
-    `hand_over_to`: it gives its leadership to that member, which has everything that the leader acknowledged.
+    `hand_over_to`: it gives its leadership to that member, which has everything that the leader acknowledged. Only then
+    may it leave itself out of the ISR.
     """
 
     broker_id: int

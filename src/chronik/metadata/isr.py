@@ -71,7 +71,7 @@ def _check_members(image: ClusterImage, partition: PartitionImage, name: str, ca
     members = [member.broker_id for member in call.new_isr]
     if (
         len(set(members)) != len(members)
-        or partition.leader not in members
+        or (partition.leader not in members and call.hand_over_to == NO_LEADER)
         or any(member not in partition.replicas for member in members)
     ):
         raise KafkaError(

@@ -188,7 +188,7 @@ class Replication:
         proposed: ProposedIsr | None = None
         if to != NO_LEADER:
             if leader.counted_end_of(to) >= partition.log_end_offset:
-                proposed = leader.propose_hand_over(to, now_ms, self.live)
+                proposed = leader.propose_hand_over(to, now_ms, self.live, leaves=partition.log.read_only)
         else:
             before = leader.high_watermark
             proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)

@@ -271,11 +271,18 @@ class PartitionLeader:
         # One that only settles what failed before says nothing new of anybody.
         return self._propose(isr, {} if is_unchanged else live)
 
-    def propose_hand_over(self, to: int, now_ms: int, live: Mapping[int, int]) -> ProposedIsr | None:
-        """Give the leadership to a replica that has everything; None while another proposal is open."""
-        if not self._isr.may_propose(now_ms) or to not in self._isr.committed or to not in live:
+    def propose_hand_over(
+        self, to: int, now_ms: int, live: Mapping[int, int], *, leaves: bool = False
+    ) -> ProposedIsr | None:
+        """Give the leadership to a replica that has everything; None while another proposal is open.
+
+        One that `leaves` cannot take records any more: nobody should have to wait for it until it is found to lag.
+        """
+        committed = self._isr.committed
+        if not self._isr.may_propose(now_ms) or to not in committed or to not in live:
             return None
-        return self._propose(self._isr.committed, {})._replace(hand_over_to=to)
+        members = [replica for replica in committed if not (leaves and replica == self.node_id)]
+        return self._propose(members, {})._replace(hand_over_to=to)
 
     @property
     def is_settled(self) -> bool:

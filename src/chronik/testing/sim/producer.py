@@ -40,6 +40,7 @@ class ProducerSettings:
 
 @dataclass(slots=True)
 class Batch:
+    number: int
     names: list[RecordName]
     data: bytes
 
@@ -97,6 +98,7 @@ class _Lane:
         self._connections = 0
         self._next_number = 0
         self._next_sequence = 0
+        self._batches = 0
         self._unacknowledged: deque[Batch] = deque()
 
     async def run(self) -> None:
@@ -134,7 +136,7 @@ class _Lane:
             in_flight.append((batch, connection.send(ApiKey.PRODUCE, version, self._request(version, batch))))
         is_failed = False
         while in_flight or not (self._producer.is_finishing or is_failed):
-            while len(in_flight) < self._settings.in_flight_max and not (is_failed or self._producer.is_finishing):
+            while self._has_room() and not (is_failed or self._producer.is_finishing):
                 batch = self._next_batch()
                 self._unacknowledged.append(batch)
                 in_flight.append((batch, connection.send(ApiKey.PRODUCE, version, self._request(version, batch))))
@@ -154,6 +156,11 @@ class _Lane:
                 if self._settings.is_promise:
                     self._history.acknowledged(batch.names, base_offset)
                 self._unacknowledged.remove(batch)
+
+    def _has_room(self) -> bool:
+        """Never more batches than that from the first one on that is not acknowledged, as real clients do it."""
+        first = self._unacknowledged[0].number if self._unacknowledged else self._batches
+        return self._batches - first < self._settings.in_flight_max
 
     async def _outcome(self, version: int, answer: asyncio.Future[memoryview]) -> int:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -198,7 +205,8 @@ class _Lane:
             producer_epoch=producer.producer_epoch,
             base_sequence=base_sequence,
         )
-        return Batch(names, data)
+        self._batches += 1
+        return Batch(self._batches - 1, names, data)
 
     def _request(self, version: int, batch: Batch) -> bytes:
         topics = [ProduceTopic(self._history.name.topic, None, [(self._partition, memoryview(batch.data))])]
