@@ -9,6 +9,7 @@ from uuid import UUID
 
 from chronik.metadata.image import NO_LEADER
 from chronik.node.connection import Connection
+from chronik.storage.producers import is_after
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.produce import ProducePartitionResponse
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 BROKEN_S = 1.0
 """So long after a failure a batch may come that its sender sent before it knew of the failure."""
-
-SEQUENCES = 1 << 31
-"""Sequences wrap here; of two, the later one lies less than half of it ahead."""
 
 
 class ForwardedBatch:
@@ -143,4 +141,4 @@ def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
     """Whether a batch of the same producer comes later than another."""
     if (header.producer_id, header.producer_epoch) != (other.producer_id, other.producer_epoch):
         return False
-    return 0 < (header.base_sequence - other.base_sequence) % SEQUENCES < SEQUENCES // 2
+    return is_after(header.base_sequence, other.base_sequence)
