@@ -47,8 +47,9 @@ def test_counters_start_at_zero() -> None:
 
 def test_requests_are_counted_and_timed_by_api() -> None:
     metrics = Metrics()
-    metrics.api(2).observe(0.002)
-    metrics.api(2).observe(0.2, error=True)
+    metrics.api(2).seconds.observe(0.002)
+    metrics.api(2).seconds.observe(0.2)
+    metrics.api(2).errors += 1
     found = samples(metrics)
     assert found["chronik_requests_total", (("api", "ListOffsets"),)] == 2
     assert found["chronik_request_errors_total", (("api", "ListOffsets"),)] == 1

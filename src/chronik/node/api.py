@@ -95,20 +95,20 @@ class Reply:
         self._metrics = metrics
         self._clock = clock
 
-    def send(self, body: Sequence[Buffer]) -> None:
-        self._finish()
-        self.body = body
-        self.request.connection.reply_ready(self)
-
-    def send_nothing(self) -> None:
-        self._finish()
-        self.request.connection.reply_ready(self)
-
-    def _finish(self) -> None:
+    def send(self, body: Sequence[Buffer] | None) -> None:
         if self.done:
             raise RuntimeError("a request was answered twice")
         self.done = True
-        self._metrics.observe(self._clock() - self.request.started_s, self.failed)
+        self.body = body
+        request = self.request
+        metrics = self._metrics
+        metrics.seconds.observe(self._clock() - request.started_s)
+        if self.failed:
+            metrics.errors += 1
+        request.connection.reply_ready(self)
+
+    def send_nothing(self) -> None:
+        self.send(None)
 
 
 @dataclass(frozen=True, slots=True)

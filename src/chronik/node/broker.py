@@ -269,7 +269,7 @@ class Broker:
 
     def lease_is_valid(self) -> bool:
         """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
-        return self.raft.is_alone or self.member.session.lease_is_valid
+        return self.member.raft.is_alone or self.member.session.lease_is_valid
 
     def leader_of(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
         """Who leads a partition, as (id, epoch) and with its address: for a client that came to the wrong node."""

@@ -65,6 +65,9 @@ class Forwarding:
 
     # -- what Produce asks ---------------------------------------------------------------------------------------------
 
+    def has_lanes(self, connection: Connection) -> bool:
+        return connection in self._lanes
+
     def is_busy(self, connection: Connection, topic_id: UUID, index: int) -> bool:
         """Whether earlier batches of the lane decide what becomes of the next: it must take the same way."""
         lanes = self._lanes.get(connection)

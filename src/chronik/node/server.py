@@ -55,6 +55,7 @@ class Server:
     def __init__(self, broker: Broker, apis: Mapping[int, Api]) -> None:
         self.broker = broker
         self.loop = broker.loop
+        self._clock = broker.loop.time
         self.frame_bytes_max = broker.config.frame_bytes_max
         self.idle_s_max = broker.config.connection_idle_ms_max / 1000
         self.pipelined_requests_max = broker.config.in_flight_requests_max
@@ -218,7 +219,7 @@ class Server:
 
     def run_request(self, connection: Connection, frame: memoryview) -> None:
         api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
-        started_s = self.loop.time()
+        started_s = self._clock()
         request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
         self.broker.metrics.bytes_in += request.size_bytes
         route = self._routes.get(api_key)
@@ -233,7 +234,8 @@ class Server:
             name = route.api.key.name
             raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
         if route.hot is not None:
-            reply = self._expect(request, route)
+            reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
+            connection.expect_reply(reply)
             try:
                 route.hot(self.broker, request, reply)
             except MalformedRequest:
@@ -261,7 +263,7 @@ class Server:
         self._tasks.pop(task, None)
 
     def _expect(self, request: Request, route: Route) -> Reply:
-        reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self.loop.time)
+        reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self._clock)
         request.connection.expect_reply(reply)
         return reply
 

@@ -48,19 +48,12 @@ class GroupLag(NamedTuple):
 class ApiMetrics:
     """Requests of one API. Owned by the loop."""
 
-    __slots__ = ("errors", "name", "requests", "seconds")
+    __slots__ = ("errors", "name", "seconds")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.requests = 0
         self.errors = 0
         self.seconds = Histogram()
-
-    def observe(self, seconds: float, error: bool = False) -> None:
-        self.requests += 1
-        if error:
-            self.errors += 1
-        self.seconds.observe(seconds)
 
 
 class Metrics:
@@ -127,7 +120,7 @@ class Metrics:
             "chronik_request_seconds", "From a request's last byte to its response, waits included.", labels=["api"]
         )
         for _, api in sorted(self._apis.items()):
-            requests.add_metric([api.name], api.requests)
+            requests.add_metric([api.name], api.seconds.count)
             errors.add_metric([api.name], api.errors)
             seconds.add_metric([api.name], api.seconds.cumulative(), api.seconds.sum)
         yield requests

@@ -161,7 +161,7 @@ class LogSegment:
 
     @property
     def file(self) -> File:
-        return self.shared.file
+        return (self._shared or self.shared).file
 
     @property
     def shared(self) -> SharedFile:

@@ -123,7 +123,8 @@ def read_batch_header(buf: Buffer, at: int = 0) -> BatchHeader:
         fields = HEADER.unpack_from(buf, at)
     except error as e:
         raise KafkaError(ErrorCode.corrupt_message, f"batch header cut short: {len(buf) - at} bytes") from e
-    return BatchHeader(fields[0], fields[1] + LENGTH_END, *fields[2:])
+    # Past the constructor that NamedTuple writes in Python: every batch comes through here.
+    return tuple.__new__(BatchHeader, (fields[0], fields[1] + LENGTH_END, *fields[2:]))
 
 
 def check_batches(

@@ -55,6 +55,8 @@ TOPIC_IDS_FROM: Final = 13
 
 _INT32: Final = Struct(">i")
 _ACKS_TIMEOUT: Final = Struct(">hi")
+# Without a transactional id, whose length is -1: acks, timeout and the count of topics follow.
+_OLD_START: Final = Struct(">hhii")
 _INDEX_SIZE: Final = Struct(">ii")
 _PARTITION_3: Final = Struct(">ihqq")
 _PARTITION_5: Final = Struct(">ihqqq")
@@ -170,11 +172,16 @@ def _read_flexible_request(version: int, frame: memoryview, at: int) -> tuple[Pr
 
 def _read_old_request(frame: memoryview, at: int) -> tuple[ProduceRequest, int]:
     frame_bytes = len(frame)
-    transactional_id, at = read_string(frame, at, False)
-    acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
-    topic_count, at = read_array_count(frame, at + 6, False, 6)
-    if topic_count < 0:
-        raise MalformedRequest("Produce request without topics")
+    transactional_id: str | None = None
+    id_bytes, acks, timeout_ms, topic_count = _OLD_START.unpack_from(frame, at)
+    if id_bytes == -1 and topic_count == 1:
+        at += 12
+    else:
+        transactional_id, at = read_string(frame, at, False)
+        acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
+        topic_count, at = read_array_count(frame, at + 6, False, 6)
+        if topic_count < 0:
+            raise MalformedRequest("Produce request without topics")
     elements_left = ELEMENTS_MAX - topic_count
     topics: list[ProduceTopic] = []
     for _ in range(topic_count):
@@ -216,7 +223,7 @@ def write_produce_response(
         if len(partitions) == 1:
             only = partitions[0]
             if only.error_message is None and only.current_leader is None and not only.record_errors:
-                return _write_only_partition(version, name, topic_id, only, throttle_ms)
+                return _write_only_partition(version, _topic(version, name, topic_id), only, throttle_ms)
     out = bytearray(uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics)))
     for name, topic_id, partitions in topics:
         out += _topic(version, name, topic_id)
@@ -231,10 +238,7 @@ def write_produce_response(
     return bytes(out)
 
 
-def _write_only_partition(
-    version: int, name: str | None, topic_id: UUID | None, only: ProducePartitionResponse, throttle_ms: int
-) -> bytes:
-    topic = _topic(version, name, topic_id)
+def _write_only_partition(version: int, topic: bytes, only: ProducePartitionResponse, throttle_ms: int) -> bytes:
     index, code = only.partition, only.error_code
     offset, time_ms, start = only.base_offset, only.log_append_time_ms, only.log_start_offset
     if version >= FLEXIBLE_FROM:

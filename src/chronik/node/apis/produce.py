@@ -17,7 +17,6 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -38,9 +37,11 @@ from chronik.wire.produce import (
 )
 
 if TYPE_CHECKING:
+    from chronik.metadata.image import TopicImage
     from chronik.node.broker import Broker
 
 ZSTD_FROM_VERSION = 7
+NodeEndpoint = tuple[int, str, int, str | None]
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
@@ -101,26 +102,41 @@ def _append_or_forward(
     now_ms: int,
 ) -> None:
     """Append here, unless another node leads or what came before on this connection is still on its way there."""
-    request, acks = pending.request, produce.acks
-    connection = request.connection
+    connection = pending.request.connection
     forwarding = broker.forwarding
-    topic = broker.image.topics.get(name)
-    if topic is None or not forwarding.is_busy(connection, topic.id, response.partition):
-        try:
-            _append(broker, pending, lambda: pending.wait_for(response), response, name, records, acks, now_ms)
+    if forwarding.has_lanes(connection):
+        topic = broker.image.topics.get(name)
+        if topic is not None and forwarding.is_busy(connection, topic.id, response.partition):
+            _forward(broker, pending, response, topic, records, produce)
             return
-        except KafkaError as error:
-            if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
-                raise
-            hosted = broker.partition(name, response.partition)
-            if not forwarding.can_forward(connection, topic, response.partition, acks):
-                if hosted is not None:
-                    # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
-                    hosted.refused(records, error, now_ms)
-                raise
+    try:
+        _append(broker, pending, None, response, name, records, produce.acks, now_ms)
+        return
+    except KafkaError as error:
+        topic = broker.image.topics.get(name)
+        if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
+            raise
+        hosted = broker.partition(name, response.partition)
+        if not forwarding.can_forward(connection, topic, response.partition, produce.acks):
             if hosted is not None:
-                hosted.check_passing_on(records, now_ms)
-    assert topic is not None
+                # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
+                hosted.refused(records, error, now_ms)
+            raise
+        if hosted is not None:
+            hosted.check_passing_on(records, now_ms)
+    _forward(broker, pending, response, topic, records, produce)
+
+
+def _forward(
+    broker: Broker,
+    pending: PendingProduce,
+    response: ProducePartitionResponse,
+    topic: TopicImage,
+    records: memoryview | None,
+    produce: ProduceRequest,
+) -> None:
+    """To the node that leads, behind what was sent there before; appended here after all, should this one lead then."""
+    request, acks, name = pending.request, produce.acks, topic.name
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
 
     def answer(error: KafkaError | None) -> None:
@@ -134,15 +150,15 @@ def _append_or_forward(
         answer(error)
 
     def append_here(kept: memoryview) -> None:
-        is_waiting = _append(broker, pending, lambda: answer, response, name, kept, acks, broker.env.wall_ms())
+        is_waiting = _append(broker, pending, answer, response, name, kept, acks, broker.env.wall_ms())
         if not is_waiting:
             answer(None)
 
     if name in broker.traces.topics:
         to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
         PartitionTrace(broker.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
-    forwarding.forward(
-        connection,
+    broker.forwarding.forward(
+        request.connection,
         pending,
         topic,
         response,
@@ -167,14 +183,14 @@ def _closing_on_error(request: Request) -> Waiter:
 def _append(
     broker: Broker,
     pending: PendingProduce,
-    waiter: Callable[[], Waiter],
+    answer: Waiter | None,
     response: ProducePartitionResponse,
     topic: str,
     records: memoryview | None,
     acks: int,
     now_ms: int,
 ) -> bool:
-    """Append to this node's log; tells whether the answer has to wait, in which case the waiter was taken."""
+    """Append to this node's log; tells whether the answer has to wait, for `answer`'s call or else for `pending`'s."""
     partition = broker.require_partition(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
@@ -197,44 +213,37 @@ def _append(
     response.log_append_time_ms = appended.log_append_time_ms
     response.log_start_offset = partition.log_start_offset
     end_offset = appended.last_offset + 1
-    if partition.trace is not None:
-        waiter = _traced(pending, partition.trace, waiter, appended, len(records), acks)
-    if acks == 1 and not partition.is_written(end_offset):
-        partition.when_written(end_offset, waiter())
-        return True
-    if acks == -1 and not partition.is_committed(end_offset):
-        partition.when_committed(end_offset, waiter())
-        return True
-    if partition.trace is not None and acks != 0:
-        pending.trace_acknowledged(partition.trace, appended, acks)
-    return False
+    trace = partition.trace
+    if trace is not None:
+        trace.appended(pending.request.client_id, appended.base_offset, appended.last_offset, len(records), acks)
+    is_waiting = (acks == -1 and not partition.is_committed(end_offset)) or (
+        acks == 1 and not partition.is_written(end_offset)
+    )
+    if is_waiting:
+        waiter = pending.wait_for(response) if answer is None else answer
+        if trace is not None:
+            waiter = _traced(pending, trace, waiter, appended, acks)
+        if acks == 1:
+            partition.when_written(end_offset, waiter)
+        else:
+            partition.when_committed(end_offset, waiter)
+    elif trace is not None and acks != 0:
+        pending.trace_acknowledged(trace, appended, acks)
+    return is_waiting
 
 
-def _traced(
-    pending: PendingProduce,
-    trace: PartitionTrace,
-    waiter: Callable[[], Waiter],
-    appended: Appended,
-    size_bytes: int,
-    acks: int,
-) -> Callable[[], Waiter]:
-    """Notes the append, and what becomes of it where the answer has to wait."""
+def _traced(pending: PendingProduce, trace: PartitionTrace, answer: Waiter, appended: Appended, acks: int) -> Waiter:
+    """Notes what becomes of an append whose answer has to wait."""
     client_id = pending.request.client_id
-    trace.appended(client_id, appended.base_offset, appended.last_offset, size_bytes, acks)
 
-    def traced() -> Waiter:
-        answer = waiter()
+    def done(error: KafkaError | None) -> None:
+        if error is not None:
+            trace.rejected(client_id, error_name(error.code), error.message)
+        elif not pending.is_over:
+            pending.trace_acknowledged(trace, appended, acks)
+        answer(error)
 
-        def done(error: KafkaError | None) -> None:
-            if error is not None:
-                trace.rejected(client_id, error_name(error.code), error.message)
-            elif not pending.is_over:
-                pending.trace_acknowledged(trace, appended, acks)
-            answer(error)
-
-        return done
-
-    return traced
+    return done
 
 
 class PendingProduce:
@@ -248,7 +257,7 @@ class PendingProduce:
         self.reply = reply
         self.topics: list[TopicResponses] = []
         self._waiting: list[ProducePartitionResponse] = []
-        self._endpoints: dict[int, tuple[int, str, int, str | None]] = {}
+        self._endpoints: dict[int, NodeEndpoint] | None = None
         self._is_started = False
 
     @property
@@ -279,6 +288,8 @@ class PendingProduce:
         leader = broker.leader_of(topic, response.partition)
         if leader is not None:
             response.current_leader, member = leader
+            if self._endpoints is None:
+                self._endpoints = {}
             self._endpoints[member.id] = (member.id, member.host, member.port, member.rack)
 
     def started(self) -> bool:
@@ -316,7 +327,7 @@ class PendingProduce:
         self._answer()
 
     def _answer(self) -> None:
-        endpoints = tuple(self._endpoints.values())
+        endpoints = () if self._endpoints is None else tuple(self._endpoints.values())
         self.reply.send((write_produce_response(self.request.api_version, self.topics, node_endpoints=endpoints),))
 
 
