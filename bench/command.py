@@ -32,7 +32,6 @@ LATEST = RESULTS / "latest.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 ONE_NODE, SPARK = "one-node", "spark"
 REPETITIONS = 5
-GROWTH_REPETITIONS_MAX = 3
 TOUCHED_BYTES_MAX = 12 * GIGABYTE
 
 
@@ -111,8 +110,7 @@ def plans(options: argparse.Namespace, names: list[str], samples: Samples) -> li
         small = kafka_server.with_heap(samples.smallest_heap_mb)
         found = list(setup_plans(names, setups, options.repetitions, small))
     if set(names) & set(GROWTH_PARTS):
-        repetitions = min(options.repetitions, GROWTH_REPETITIONS_MAX)
-        found += growth_plans(names, repetitions, resource.getrlimit(resource.RLIMIT_NOFILE)[0], say)
+        found += growth_plans(names, options.repetitions, resource.getrlimit(resource.RLIMIT_NOFILE)[0], say)
     return found
 
 

@@ -1,6 +1,6 @@
 """`make bench`: Chronik against its own goals and side by side with Apache Kafka; writes bench/results/.
 
-    python bench/run.py                                       everything, 5 repetitions (3 of the growth series)
+    python bench/run.py                                       everything, 5 repetitions
     python bench/run.py --only produce latency --repetitions 3
     python bench/run.py --only failover --nodes 3 --add       more repetitions of what is there already
     python bench/run.py --quick                               that everything works; nothing is written
