@@ -142,6 +142,23 @@ def test_what_is_sent_into_a_cut_link_arrives_in_order_after_it_is_healed(machin
     assert pair.server.received == b"held and then sent"
 
 
+def test_what_was_held_does_not_overtake_a_packet_that_was_lost_before_the_cut(machines: Machines) -> None:
+    """Single-node seed 414460749: a producer's second batch came before its first, on one connection."""
+    pair = Pair(machines)
+    here, there = machines.hosts
+    link = machines.network.link(here, there)
+    quick_s, link.latency_s = link.latency_s, 1.0
+    pair.write(b"sent twice, ")
+    link.latency_s = quick_s
+    machines.network.cut(here, there)
+    pair.write(b"held, ")
+    machines.network.heal(here, there)
+    machines.pass_time(0.5)
+    pair.write(b"sent")
+    machines.pass_time(2)
+    assert pair.server.received == b"sent twice, held, sent"
+
+
 def test_a_cut_is_in_one_direction(machines: Machines) -> None:
     pair = Pair(machines, echoes=True)
     machines.network.cut(machines.hosts[1], machines.hosts[0])

@@ -33,7 +33,8 @@ class Link:
     latency_s: float
     jitter_s: float
     is_cut: bool = False
-    held: list[Callable[[], None]] = field(default_factory=list)
+    held: list[tuple[Callable[[], None], float]] = field(default_factory=list)
+    """What arrives after the link is healed, and what it may not overtake: a packet before it that was lost once."""
     not_before_s: float = 0.0
     """What was held arrives by then; nothing that was sent later overtakes it."""
 
@@ -123,8 +124,8 @@ class Network:
         """Have `arrive` called after the link's latency; held while it is cut. Returns when, as far as is known."""
         link = self.link(source, target)
         if link.is_cut or link.held:
-            link.held.append(arrive)
-            return self.world.now
+            link.held.append((arrive, not_before_s))
+            return max(not_before_s, self.world.now)
         when_s = max(not_before_s, link.not_before_s, self.world.now + self.latency_s(source, target))
         self.world.at(when_s, arrive)
         return when_s
@@ -146,8 +147,9 @@ class Network:
             return
         held, link.held = link.held, []
         # One by one in their order; what is sent meanwhile comes behind them.
-        for number, arrive in enumerate(held):
-            link.not_before_s = self.world.now + link.latency_s + number * 1e-6
+        for number, (arrive, not_before_s) in enumerate(held):
+            soonest_s = self.world.now + link.latency_s + number * 1e-6
+            link.not_before_s = max(link.not_before_s, not_before_s, soonest_s)
             self.world.at(link.not_before_s, arrive)
 
     # -- listening and connecting --------------------------------------------------------------------------------------
