@@ -234,6 +234,7 @@ class Server:
             name = route.api.key.name
             raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
         if route.hot is not None:
+            # What _expect does, spelled out: this is where small requests spend their time.
             reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
             connection.expect_reply(reply)
             try:

@@ -161,7 +161,7 @@ class LogSegment:
 
     @property
     def file(self) -> File:
-        return (self._shared or self.shared).file
+        return (self._shared or self.shared).file  # every append asks: mostly without the second property
 
     @property
     def shared(self) -> SharedFile:

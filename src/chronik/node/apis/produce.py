@@ -27,6 +27,7 @@ from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
 from chronik.wire.compression import ZSTD
+from chronik.wire.endpoints import NodeEndpoint
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import (
     ProducePartitionResponse,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from chronik.node.broker import Broker
 
 ZSTD_FROM_VERSION = 7
-NodeEndpoint = tuple[int, str, int, str | None]
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
@@ -290,7 +290,7 @@ class PendingProduce:
             response.current_leader, member = leader
             if self._endpoints is None:
                 self._endpoints = {}
-            self._endpoints[member.id] = (member.id, member.host, member.port, member.rack)
+            self._endpoints[member.id] = NodeEndpoint(member.id, member.host, member.port, member.rack)
 
     def started(self) -> bool:
         """All partitions have been appended to: answers now if none waits, and tells whether any does."""
