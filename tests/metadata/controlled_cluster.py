@@ -5,11 +5,21 @@ from __future__ import annotations
 from uuid import UUID
 
 from chronik.metadata.apply import apply
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, IsrMember, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    IsrMember,
+    RegisterBrokerCall,
+    ReplicaReport,
+    ReportReplicasCall,
+)
 from chronik.metadata.commands import Assignment, Command, CreateTopic
 from chronik.metadata.controller import Controller, ControllerSettings
+from chronik.metadata.elections import Loss
 from chronik.metadata.events import Event
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage
+from chronik.wire.errors import KafkaError
 
 ORDERS = UUID(int=1_000)
 
@@ -102,6 +112,17 @@ class Cluster:
             **{"durability": self.durability, **fields},  # type: ignore[arg-type]
         )
         self.apply(self.controller.register(self.image, call, self.now_ms))
+
+    def report(
+        self, broker_id: int, last_epoch: int = 0, log_end_offset: int = 0, *, loss: Loss | None = None
+    ) -> KafkaError | None:
+        """The broker reports its replica of partition 0; why that is refused, if it is."""
+        report = ReplicaReport(ORDERS, 0, log_end_offset, last_epoch, "" if loss is None else loss.value)
+        call = ReportReplicasCall(broker_id, self.image.brokers[broker_id].epoch, (report,))
+        plan = self.controller.report(self.image, call, self.now_ms)
+        if plan.command is not None:
+            self.apply(plan.command)
+        return plan.outcomes[0]
 
     def change_controller(self) -> None:
         self.controller = Controller(self.image, self.now_ms, self.settings)

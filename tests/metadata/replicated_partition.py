@@ -10,16 +10,25 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from chronik.metadata.apply import apply
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, IsrMember, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    IsrMember,
+    RegisterBrokerCall,
+    ReplicaReport,
+    ReportReplicasCall,
+)
 from chronik.metadata.commands import Assignment, Command, CreateTopic
 from chronik.metadata.controller import Controller, ControllerSettings
+from chronik.metadata.elections import Loss
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
 from chronik.metadata.min_insync import min_insync_replicas
 from chronik.wire.errors import KafkaError
 
 TOPIC = "orders"
 TOPIC_ID = UUID(int=77)
-SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, asked_hand_over_ms=200)
+SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, asked_hand_over_ms=200, recovery_wait_ms=1_000)
 
 Entry = tuple[int, int]
 """The leader epoch under which a record was appended, and a number that no other record has."""
@@ -56,6 +65,12 @@ class Process:
     stopped_epoch: int = -1
     was_clean: bool = True
     has_lost: bool = False
+    loss: Loss | None = None
+    """What it found of its log when it started, until the controller knows."""
+    previous: list[UUID] = field(default_factory=list)
+    """The processes that may have been registered last on this data folder, as the folder has it."""
+    copy: tuple[list[Entry], list[UUID]] | None = None
+    """An old copy of the data folder."""
 
 
 class World:
@@ -101,6 +116,11 @@ class World:
         self.images.append(image)
         self.controller.image_applied(image)
         if TOPIC in before.topics:
+            unproven = before.topics[TOPIC].partitions[0].unproven
+            if unproven and self.partition.leader in unproven:
+                # Nothing is promised of records that only an unproven replica has, if it is down now.
+                longest = max(len(self.processes[member].log) for member in unproven)
+                self.is_tainted = self.is_tainted or len(self.processes[self.partition.leader].log) < longest
             self._check_step(before.topics[TOPIC].partitions[0], self.partition)
         return True
 
@@ -130,7 +150,9 @@ class World:
             durability=self.durability,
             previous_epoch=process.stopped_epoch if broker_id in self.image.brokers else None,
             folder_id=process.folder_id,
+            previous_incarnations=tuple(process.previous),
         )
+        process.previous.append(process.incarnation)
         try:
             command = self.controller.register(self.image, call, self.now_ms)
         except KafkaError:
@@ -143,8 +165,25 @@ class World:
         process.is_registered = True
         process.epoch = self.image.brokers[broker_id].epoch
         process.version = self.image.version
+        process.previous = [process.incarnation]
+        if process.loss is not None:
+            self.report(broker_id, process.loss)
         process.has_lost = False
+        process.loss = None
         return True
+
+    def report(self, broker_id: int, loss: Loss | None) -> None:
+        """The broker tells the controller what it has lost, or how far its log goes."""
+        process = self.processes[broker_id]
+        last_epoch = process.log[-1][0] if process.log else -1
+        report = ReplicaReport(TOPIC_ID, 0, len(process.log), last_epoch, "" if loss is None else loss.value)
+        call = ReportReplicasCall(broker_id, process.epoch, (report,))
+        try:
+            command = self.controller.report(self.image, call, self.now_ms).command
+        except KafkaError:
+            return
+        if command is not None:
+            self.propose(command)
 
     def heartbeat(self, broker_id: int) -> HeartbeatResult | None:
         process = self.processes[broker_id]
@@ -165,6 +204,25 @@ class World:
         process.is_up = False
         process.was_clean = False
         process.stopped_epoch = -1
+
+    def copy_folder(self, broker_id: int) -> None:
+        process = self.processes[broker_id]
+        process.copy = list(process.log), list(process.previous)
+
+    def restore_folder(self, broker_id: int) -> None:
+        """The data folder is put back to its copy, while the broker is down."""
+        process = self.processes[broker_id]
+        if process.copy is not None:
+            log, previous = process.copy
+            process.log, process.previous = list(log), list(previous)
+            process.has_lost = True
+
+    def remove_log(self, broker_id: int) -> None:
+        """The log is removed, while the broker is down; it notices when it starts."""
+        process = self.processes[broker_id]
+        process.log = []
+        process.has_lost = True
+        process.loss = Loss.CERTAIN
 
     def restart(self, broker_id: int, lost: int = 0) -> None:
         """A new process on the same disk, which has lost the last records under `replicated`."""
@@ -321,6 +379,8 @@ class World:
                 self.follow(broker_id, 1_000)
                 if step % 3 == 0:
                     self.heartbeat(broker_id)
+                if process.is_up and TOPIC in self.image.topics and broker_id in self.partition.unproven:
+                    self.report(broker_id, None)
             self.run_controller()
             if TOPIC not in self.image.topics:
                 continue
@@ -344,6 +404,7 @@ class World:
         assert partition.leader == NO_LEADER or partition.leader in partition.isr
         assert not set(partition.eligible) & set(partition.isr)
         assert set(partition.adding) <= set(partition.replicas) and set(partition.removing) <= set(partition.replicas)
+        assert not partition.unproven or partition.leader == NO_LEADER
         if partition.eligible:
             assert len(partition.isr) < min_insync_replicas(self.image, topic, partition)
         for process in self.processes.values():

@@ -10,7 +10,7 @@ import pytest
 from tests.metadata.test_controller_walks import BROKERS, ReplicatedWalk, SyncedWalk, Walk
 
 from chronik.metadata import apply, apply_brokers, registration
-from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
 from chronik.metadata.image import NO_LEADER
 
 SEEDS_MAX = 60
@@ -33,6 +33,9 @@ STEPS_BY_WEIGHT: tuple[tuple[float, str, Arguments], ...] = (
     (10, "heartbeat", lambda random: (any_broker(random),)),
     (0.5, "ask_to_stop", lambda random: (any_broker(random),)),
     (3, "kill", lambda random: (any_broker(random), random.random() < 0.5)),
+    (2, "copy_folder", lambda random: (any_broker(random),)),
+    (1, "lose_files", lambda random: (any_broker(random), random.random() < 0.5)),
+    (2, "crash_and_return_without_files", lambda random: (any_broker(random), random.random() < 0.5)),
     (5, "restart", lambda random: (any_broker(random), random.randint(0, 3))),
     (2, "crash_and_return_at_once", lambda random: (any_broker(random), random.randint(0, 3))),
     (6, "register", lambda random: (any_broker(random),)),
@@ -88,7 +91,23 @@ def test_a_replica_outside_the_isr_that_is_elected_is_found(monkeypatch: pytest.
 
 
 def test_a_crashed_broker_that_keeps_its_place_under_replicated_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "lose", lambda self, broker_id, *, has_nothing: None)
+    monkeypatch.setattr(Draft, "lose", lambda self, broker_id, loss: None)
+    assert is_found()
+
+
+def test_a_replica_whose_log_is_gone_and_that_keeps_its_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose = Draft.lose
+
+    def keep_if_lost(self: Draft, broker_id: int, loss: Loss) -> None:
+        if loss is not Loss.CERTAIN:
+            lose(self, broker_id, loss)
+
+    monkeypatch.setattr(Draft, "lose", keep_if_lost)
+    assert is_found()
+
+
+def test_an_old_copy_of_a_folder_that_keeps_its_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "_loss", lambda known, call: None)
     assert is_found()
 
 

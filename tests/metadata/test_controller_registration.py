@@ -97,19 +97,44 @@ def test_the_durability_that_counts_is_that_of_the_process_that_crashed() -> Non
     assert cluster.partition().eligible == ()
 
 
-def test_under_replicated_the_last_one_stays_since_nobody_is_known_to_have_more() -> None:
+def lose_all_page_caches() -> Cluster:
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.alive.clear()
     cluster.change_controller()
-    cluster.restart(1)
-    assert 1 not in cluster.isr
-    cluster.restart(2)
-    assert cluster.isr == (3,)
-    cluster.restart(3)
-    assert cluster.isr == (3,)
+    for broker_id in (1, 2, 3):
+        cluster.restart(broker_id)
+    assert cluster.isr == () and cluster.partition().unproven == (1, 2, 3)
+    return cluster
+
+
+def test_the_longest_log_leads_when_all_replicas_lost_their_page_cache() -> None:
+    cluster = lose_all_page_caches()
     cluster.run(600)
+    assert cluster.leader == NO_LEADER, "nobody has reported"
+    for broker_id, length in ((1, (4, 90)), (2, (5, 80)), (3, (5, 70))):
+        cluster.report(broker_id, *length)
+    cluster.run(300)
+    assert (cluster.leader, cluster.isr, cluster.partition().unproven) == (2, (2,), ())
+    assert cluster.partition().unclean_epoch == -1, "no replica may cut records that were committed"
+
+
+def test_unproven_replicas_that_never_report_are_not_waited_for_without_end() -> None:
+    cluster = lose_all_page_caches()
+    cluster.report(3, 5, 70)
+    cluster.run(5_000)
+    assert cluster.leader == NO_LEADER
+    cluster.run(6_000)
     assert cluster.leader == 3
+
+
+def test_a_report_of_an_earlier_process_decides_nothing() -> None:
+    cluster = lose_all_page_caches()
+    cluster.report(3, 5, 70)
+    cluster.die(3)
+    cluster.restart(3)
+    cluster.run(12_000)
+    assert cluster.leader == NO_LEADER
 
 
 def test_a_broker_with_another_data_folder_has_nothing_whatever_the_durability() -> None:
@@ -126,7 +151,7 @@ def test_a_broker_with_another_data_folder_has_nothing_whatever_the_durability()
     assert (cluster.isr, cluster.partition().eligible) == ((), ())
     cluster.run(5_000)
     assert cluster.leader == NO_LEADER
-    assert cluster.partition(1).leader == 1, "nobody else could ever have its records"
+    assert cluster.partition(1).leader == NO_LEADER, "an administrator has to accept the loss first"
 
 
 def test_a_second_node_with_the_same_id_is_refused_in_words_while_the_first_lives() -> None:

@@ -94,6 +94,35 @@ class Walk(RuleBasedStateMachine):
             lost = 0
         self.world.restart(broker_id, lost)
 
+    @rule(broker_id=broker_ids)
+    def copy_folder(self, broker_id: int) -> None:
+        self.world.copy_folder(broker_id)
+
+    @rule(broker_id=broker_ids, is_removed=st.booleans())
+    def lose_files(self, broker_id: int, is_removed: bool) -> None:
+        """Of one replica that is down, while another that could lead is whole."""
+        world, partition = self.world, self.world.partition
+        whole = [
+            member
+            for member in (*partition.isr, *partition.eligible)
+            if member != broker_id
+            and not world.processes[member].has_lost
+            and (self.durability == "synced" or world.processes[member].was_clean)
+        ]
+        if world.processes[broker_id].is_up or not whole or world.processes[broker_id].has_lost:
+            return
+        if is_removed:
+            world.remove_log(broker_id)
+        else:
+            world.restore_folder(broker_id)
+
+    @rule(broker_id=broker_ids, is_removed=st.booleans())
+    def crash_and_return_without_files(self, broker_id: int, is_removed: bool) -> None:
+        self.world.kill(broker_id)
+        self.lose_files(broker_id, is_removed)
+        self.restart(broker_id, 0)
+        self.world.register(broker_id)
+
     @rule(broker_id=broker_ids, lost=st.integers(0, 3))
     def crash_and_return_at_once(self, broker_id: int, lost: int) -> None:
         self.world.kill(broker_id)

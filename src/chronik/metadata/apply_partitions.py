@@ -128,10 +128,11 @@ def _changed(topic: str, old: PartitionImage, change: PartitionChange) -> Partit
         last_known_leader = NO_LEADER
     elif old.leader != NO_LEADER:
         last_known_leader = old.leader
+    leader_epoch = old.leader_epoch + (leader != old.leader)
     return PartitionImage(
         old.partition,
         leader,
-        old.leader_epoch + (leader != old.leader),
+        leader_epoch,
         replicas,
         change.isr,
         old.partition_epoch + 1,
@@ -139,6 +140,8 @@ def _changed(topic: str, old: PartitionImage, change: PartitionChange) -> Partit
         old.adding if change.adding is None else change.adding,
         old.removing if change.removing is None else change.removing,
         last_known_leader,
+        change.unproven,
+        leader_epoch if change.is_unclean else old.unclean_epoch,
     )
 
 
@@ -149,6 +152,7 @@ def _check_sound(topic: str, change: PartitionChange, replicas: tuple[int, ...])
         and all(member in replicas for member in isr)
         and (change.leader == NO_LEADER or change.leader in isr)
         and all(member in replicas and member not in isr for member in change.eligible)
+        and all(member in replicas and member not in (*isr, *change.eligible) for member in change.unproven)
     )
     if not is_sound:
         raise KafkaError(

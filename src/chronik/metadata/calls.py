@@ -22,6 +22,9 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
     epoch that the clean stop wrote down, UNKNOWN_EPOCH if it had none. So a process that recovered a damaged log and
     stopped before it could register does not pass for clean, nor one on a folder that was put back from a copy. None:
     the broker does not keep it.
+
+    `previous_incarnations`: the processes that may have been registered last on this data folder. If the controller
+    knows another one, the folder is an old copy or a new one. None: the broker does not keep it.
     """
 
     broker_id: int
@@ -35,6 +38,7 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
     previous_epoch: int | None = None
     folder_id: UUID | None = None
     http: str = ""
+    previous_incarnations: tuple[UUID, ...] | None = None
 
 
 class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -64,6 +68,34 @@ class HeartbeatResult(msgspec.Struct, frozen=True, tag="heartbeat"):
     is_fenced: bool
     should_shut_down: bool
     hand_overs: tuple[HandOver, ...] = ()
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
+    """One replica of the reporting broker: how far its log goes, and what it has lost.
+
+    `loss` is a value of `elections.Loss`, empty where nothing is known to be lost; `reason` is for people.
+    """
+
+    topic_id: UUID
+    partition: int
+    log_end_offset: int
+    last_epoch: int
+    loss: str = ""
+    reason: str = ""
+
+
+class ReportReplicasCall(msgspec.Struct, frozen=True, tag="report_replicas"):
+    """A broker reports replicas that have lost records, or how long its logs are where that decides an election."""
+
+    broker_id: int
+    broker_epoch: int
+    reports: tuple[ReplicaReport, ...]
+
+
+class ReportedResult(msgspec.Struct, frozen=True, tag="reported"):
+    """For each report, in order, why the replica stays in sync or eligible although it was reported; empty if not."""
+
+    refusals: tuple[str, ...]
 
 
 class IsrMember(msgspec.Struct, frozen=True):

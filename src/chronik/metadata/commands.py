@@ -37,7 +37,8 @@ class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
     """What one partition becomes, if `partition_epoch` is still its current one.
 
     Encoded as a list, since thousands of them go into one command: a field may be added at the end, with a default.
-    `replicas`, `adding` and `removing` stay as they are where None.
+    `replicas`, `adding` and `removing` stay as they are where None. `is_unclean`: its leader may lack committed records,
+    and that loss is accepted.
     """
 
     partition: int
@@ -48,6 +49,8 @@ class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
     replicas: tuple[int, ...] | None = None
     adding: tuple[int, ...] | None = None
     removing: tuple[int, ...] | None = None
+    unproven: tuple[int, ...] = ()
+    is_unclean: bool = False
 
 
 class TopicChanges(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ How it is driven, by one task of the node:
 - `heartbeat`, `broker_gone` as they come;
 - `due` after each of these and every DUE_INTERVAL_MS at least. Its commands are proposed in order, and `due` is not
   called again before all of them are applied or refused: a refused one is decided anew, on a newer image.
-- `register` and `alter_isr` inside of `MetadataLog.propose`, with the image of all proposals so far.
+- `register`, `alter_isr` and `report` inside of `MetadataLog.propose`, with the image of all proposals so far.
 
 `due` decides by looking at the image, not by remembering what it did: a command that came to nothing, a controller that
 died between two commands, or one that has just taken over all lead to the same look and the same decision. It looks
@@ -22,7 +22,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from chronik.metadata.calls import AlterIsrCall, HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HandOver,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReportReplicasCall,
+)
 from chronik.metadata.changes import Changes
 from chronik.metadata.commands import (
     ChangePartition,
@@ -35,6 +42,7 @@ from chronik.metadata.commands import (
     UnfenceBroker,
 )
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.fitness import plan_report
 from chronik.metadata.growth import grow_internal_topics
 from chronik.metadata.hand_overs import HandOvers
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
@@ -42,7 +50,9 @@ from chronik.metadata.index import Key, PartitionIndex
 from chronik.metadata.isr import plan_isr_change
 from chronik.metadata.liveness import Liveness
 from chronik.metadata.preferred import preferred_hand_over
+from chronik.metadata.reassignment import Plan
 from chronik.metadata.rebalance import Rebalance
+from chronik.metadata.recoveries import Recoveries
 from chronik.metadata.registration import plan_registration
 from chronik.metadata.shutdown import Shutdowns
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -67,6 +77,8 @@ class ControllerSettings:
     """How long a leader that stays may hand over a partition before it is taken from it."""
     rebalance_partitions_max: int = 500
     """Partitions that change their leader in one interval, at most."""
+    recovery_wait_ms: int = 10_000
+    """How long unproven replicas that do not report are waited for, from the first report on."""
     internal_replicas: int = 3
     starts_fenced: bool = True
 
@@ -86,6 +98,7 @@ class Controller:
         )
         self._hand_overs = HandOvers(self._settings.asked_hand_over_ms)
         self._shutdowns = Shutdowns(self._settings.hand_over_ms, self._settings.shutdown_patience_ms)
+        self._recoveries = Recoveries(self._settings.recovery_wait_ms)
         self._liveness.follow(image, now_ms)
         self._absorb(now_ms)
         self._doubt_the_last_leaders(now_ms)
@@ -143,6 +156,18 @@ class Controller:
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
         """The command that carries out a leader's proposal, or the reason against it."""
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
+
+    def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:
+        """What a broker's report about its replicas changes, or the reason against it."""
+        plan = plan_report(image, self._liveness.states(image, now_ms), call)
+        for report in call.reports:
+            topic = image.topic_by_id(report.topic_id)
+            partition = None if topic is None else topic.partition(report.partition)
+            if topic is not None and partition is not None and call.broker_id in partition.unproven:
+                key = (topic.name, report.partition)
+                self._recoveries.reported(key, call.broker_id, call.broker_epoch, report, now_ms)
+                self._suspects[key] = None
+        return plan
 
     def elect_preferred(self, wanted: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
         """Asks the leaders of these partitions to make way for the preferred ones; or the reason against each."""
@@ -241,6 +266,7 @@ class Controller:
             topic = image.topics.get(name)
             partition = None if topic is None else topic.partition(index)
             if topic is None or partition is None:
+                self._recoveries.forget((name, index))
                 continue
             if name not in rules:
                 rules[name] = TopicRules.of(image, topic)
@@ -249,10 +275,16 @@ class Controller:
             if draft.hand_over_to is not None:
                 asked = HandOver(topic.id, index, partition.leader_epoch, draft.hand_over_to)
                 self._hand_overs.ask((name, index), asked, now_ms)
+            if draft.needs_recovery and not draft.is_waiting:
+                candidate = self._recoveries.candidate(image, (name, index), partition, states, now_ms)
+                if candidate is not None:
+                    draft.elect_alone(candidate)
+            elif draft.leader != NO_LEADER:
+                self._recoveries.forget((name, index))
             change = draft.change()
             if change is not None:
                 changes.add(topic.id, change)
-            if change is not None or draft.is_waiting or draft.hand_over_to is not None:
+            if change is not None or draft.is_waiting or draft.hand_over_to is not None or draft.needs_recovery:
                 still[(name, index)] = None
         self._suspects = still
         return changes

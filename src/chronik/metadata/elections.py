@@ -8,8 +8,10 @@ What makes an election safe. Let S be the brokers in `isr` or `eligible` that ha
 3. A broker enters the ISR in one of two ways only: its leader found it in sync, or it was elected.
 4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is surely there. If nobody is, all
    stay: whoever returns first leads.
-5. A broker that may have lost records leaves S before it can do anything else (`lose`). If nobody would be left it
-   stays, since nobody is known to have more; but not with an empty data folder, unless it is the only replica.
+5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if nobody is left. Then
+   there are two ways on. If the last of S lost only their page cache, they are `unproven`: the controller elects the one
+   with the longest log among those that report (`recoveries`). Otherwise the partition stays without a leader until an
+   administrator accepts the loss.
 6. A leader that serves is not followed by another before it knows: it hands over itself (`calls.HandOver`), or the
    partition is without a leader until it has applied that, or its lease is over. Two that serve at once would show
    clients an end that goes back. And only a hand-over keeps what the leader acknowledged alone (acks=1).
@@ -21,12 +23,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from chronik.metadata.commands import PartitionChange
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
 from chronik.metadata.min_insync import configured_min_insync, image_value, min_insync_of
 
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
+
+
+class Loss(Enum):
+    """What a replica may have lost. The values travel in `calls.ReplicaReport`."""
+
+    POSSIBLE = "possible"
+    """Its machine lost the page cache: nothing shows how much of it was on disk."""
+    CERTAIN = "certain"
+    """Its log is missing, shorter than it was, from an older copy of the data folder, or broken."""
+    SPOILED = "spoiled"
+    """Some batches fail their checksum; all others can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,7 @@ class Draft:
         "leader",
         "removing",
         "replicas",
+        "unproven",
     )
 
     def __init__(self, image: PartitionImage) -> None:
@@ -94,6 +109,7 @@ class Draft:
         self.replicas = image.replicas
         self.isr = image.isr
         self.eligible = image.eligible
+        self.unproven = image.unproven
         self.adding = image.adding
         self.removing = image.removing
         self.is_given_up = False
@@ -103,14 +119,30 @@ class Draft:
         self._lost: int | None = None
         self._is_unclean = False
 
-    def lose(self, broker_id: int, *, has_nothing: bool) -> None:
-        """`broker_id` may lack committed records from now on; `has_nothing`: it surely does, its data folder is new."""
-        others = [member for member in (*self.isr, *self.eligible) if member != broker_id]
-        if not others and not (has_nothing and len(self.replicas) > 1):
+    def lose(self, broker_id: int, loss: Loss) -> None:
+        """`broker_id` may lack committed records from now on.
+
+        The last replica whose log is only spoiled stays, and so does an only replica that lost its page cache: there is
+        nothing better to read.
+        """
+        is_member = broker_id in self.isr or broker_id in self.eligible
+        is_last = is_member and len(self.isr) + len(self.eligible) == 1
+        if loss is Loss.SPOILED and is_last:
+            return
+        if loss is Loss.POSSIBLE and len(self.replicas) == 1:
             return
         self._lost = broker_id
         self.isr = _without(self.isr, broker_id)
         self.eligible = _without(self.eligible, broker_id)
+        if loss is not Loss.POSSIBLE:
+            self.unproven = _without(self.unproven, broker_id)
+        elif is_member:
+            self.unproven = (*self.unproven, broker_id)
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether all that is left are replicas that may lack committed records."""
+        return not self.isr and not self.eligible and bool(self.unproven)
 
     def settle(self, brokers: BrokerStates, rules: TopicRules) -> None:
         """Leader, ISR and eligible leaders as they have to be now; and the end of a reassignment that has arrived."""
@@ -120,23 +152,30 @@ class Draft:
             self._complete(brokers, rules)
         if self.leader not in (self.image.leader, NO_LEADER) and self._still_serves(brokers):
             self.leader = NO_LEADER
+        if self.leader != NO_LEADER:
+            # It may commit records without them from now on.
+            self.unproven = ()
         self._keep_eligible(rules)
 
-    def elect_unclean(self, brokers: BrokerStates) -> None:
-        """Anybody who is there, the last known leader first; what the others have beyond it is lost."""
-        for candidate in (self.image.last_known_leader, *self.replicas):
-            if candidate in brokers.can_lead and candidate in self.replicas:
-                self.leader = candidate
-                self.isr = (candidate,)
-                self.eligible = ()
-                self._is_unclean = True
-                return
+    def elect_unclean(self, brokers: BrokerStates, order: Sequence[int]) -> None:
+        """The first in `order` that can lead; what the other replicas have beyond it is lost."""
+        candidate = first_able(order, self.replicas, brokers)
+        if candidate is not None:
+            self.elect_alone(candidate)
+            self._is_unclean = True
+
+    def elect_alone(self, candidate: int) -> None:
+        """The others come back into the ISR once they have caught up with it."""
+        self.leader = candidate
+        self.isr = (candidate,)
+        self.eligible = self.unproven = ()
 
     def change(self) -> PartitionChange | None:
         """The change that leads from the image to the draft; None where nothing differs."""
         old = self.image
         is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
-        if not is_moved and self.leader == old.leader and self.isr == old.isr and self.eligible == old.eligible:
+        state = (self.leader, self.isr, self.eligible, self.unproven)
+        if not is_moved and state == (old.leader, old.isr, old.eligible, old.unproven):
             return None
         return PartitionChange(
             old.partition,
@@ -147,6 +186,8 @@ class Draft:
             self.replicas if is_moved else None,
             self.adding if is_moved else None,
             self.removing if is_moved else None,
+            self.unproven,
+            self._is_unclean,
         )
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
@@ -179,8 +220,8 @@ class Draft:
             self.isr = (candidate,)
             return
         self.leader = NO_LEADER
-        if rules.is_unclean_allowed:
-            self.elect_unclean(brokers)
+        if rules.is_unclean_allowed and not any(member in brokers.can_lead for member in self.unproven):
+            self.elect_unclean(brokers, (self.image.last_known_leader, *self.replicas))
 
     def _complete(self, brokers: BrokerStates, rules: TopicRules) -> None:
         if any(replica not in self.isr for replica in self.adding):

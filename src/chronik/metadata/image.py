@@ -28,6 +28,10 @@ class PartitionImage(msgspec.Struct, frozen=True):
 
     While replicas move, `replicas` holds the old and the new ones: those of them to come are in `adding`, those to go
     in `removing`. `last_known_leader` is who led before there was no leader.
+
+    `unproven` is only filled while there is no leader: replicas that were in `isr` or `eligible` until their machine
+    lost its page cache. They may lack committed records, and nothing shows whether they do. `unclean_epoch` is the
+    leader epoch of the last election that accepted the loss of committed records; -1 if there was none.
     """
 
     partition: int
@@ -40,6 +44,8 @@ class PartitionImage(msgspec.Struct, frozen=True):
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     last_known_leader: int = NO_LEADER
+    unproven: tuple[int, ...] = ()
+    unclean_epoch: int = -1
 
     @property
     def is_reassigned(self) -> bool:

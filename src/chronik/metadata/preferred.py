@@ -62,7 +62,7 @@ def imbalanced(
 
 
 def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, wanted: Sequence[Key]) -> Plan:
-    """The elections that someone asks for of anybody who is there, where nobody in sync is left."""
+    """Plan the unclean elections that were requested: in the order of the replicas, which an administrator can set."""
     plan = Plan()
     for key in wanted:
         try:
@@ -82,9 +82,12 @@ def _elected(
     if partition.leader != NO_LEADER and partition.leader in brokers.serving:
         raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
     draft = Draft(partition)
-    rules = TopicRules.of(image, topic)
-    # Who asks for this does not wait for anybody.
-    draft.settle(replace(brokers, unaware=frozenset()), TopicRules(rules.min_insync, is_unclean_allowed=True))
+    # The administrator does not want to wait: neither for the last leader nor for replicas that may have more.
+    brokers = replace(brokers, unaware=frozenset())
+    draft.unproven = ()
+    draft.settle(brokers, replace(TopicRules.of(image, topic), is_unclean_allowed=False))
+    if draft.leader == NO_LEADER:
+        draft.elect_unclean(brokers, partition.replicas)
     if draft.leader == NO_LEADER:
         raise KafkaError(
             ErrorCode.eligible_leaders_not_available, f"none of the replicas {[*partition.replicas]} of {name} is alive"

@@ -79,6 +79,7 @@ def moved(
     draft.replicas = target + draft.removing
     draft.isr = tuple(member for member in partition.isr if member in draft.replicas)
     draft.eligible = tuple(member for member in partition.eligible if member in draft.replicas)
+    draft.unproven = tuple(member for member in partition.unproven if member in draft.replicas)
     draft.settle(brokers, TopicRules.of(image, topic))
     has_leader = partition.leader != NO_LEADER
     if (partition.isr and not draft.isr) or (has_leader and draft.leader == NO_LEADER):

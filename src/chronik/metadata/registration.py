@@ -5,9 +5,9 @@ registration itself takes the leaderships away (what it leads after all starts a
 may have lost records, every place in an ISR or among the eligible leaders: in the same command, before anyone can act
 on the old picture.
 
-Who may have lost records. Under durability `synced` nobody by a crash: a log end counts only once it is on disk. Under
-`replicated` everybody who did not stop cleanly; what counts is the setting of the process that crashed. Always one
-whose data folder is another than the one it registered with before.
+Which brokers may have lost records. Under durability `synced` none by a crash: a log end counts only once it is on
+disk. Under `replicated` every broker that did not stop cleanly; the setting of the process that crashed decides. Always
+a broker whose data folder is not the one that its last process wrote to: a new folder, or an old copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from chronik.metadata.calls import RegisterBrokerCall
 from chronik.metadata.changes import Changes
 from chronik.metadata.commands import RegisterBroker, UnregisterBroker
-from chronik.metadata.elections import BrokerStates, Draft, TopicRules
+from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -74,15 +74,30 @@ def was_clean(known: BrokerImage | None, call: RegisterBrokerCall) -> bool:
 
 def _takes_its_place(known: BrokerImage, call: RegisterBrokerCall) -> bool:
     """Whether the other process must be over: this one has its address, which two cannot listen on."""
-    has_other_folder = None not in (known.folder_id, call.folder_id) and known.folder_id != call.folder_id
-    return (known.host, known.port, known.internal) == (call.host, call.port, call.internal) and not has_other_folder
+    has_its_address = (known.host, known.port, known.internal) == (call.host, call.port, call.internal)
+    return has_its_address and not _has_other_store(known, call)
+
+
+def _has_other_store(known: BrokerImage, call: RegisterBrokerCall) -> bool:
+    return None not in (known.folder_id, call.folder_id) and known.folder_id != call.folder_id
+
+
+def _loss(known: BrokerImage, call: RegisterBrokerCall) -> Loss | None:
+    """What the broker may have lost, as far as its data folder as a whole tells; each log is looked at later."""
+    if call.previous_incarnations is None:
+        is_same_folder = not _has_other_store(known, call)
+    else:
+        is_same_folder = known.incarnation in call.previous_incarnations
+    if not is_same_folder:
+        return Loss.CERTAIN
+    may_lack_unsynced = REPLICATED in (known.durability, call.durability)
+    return Loss.POSSIBLE if may_lack_unsynced and not was_clean(known, call) else None
 
 
 def _leave(
     image: ClusterImage, brokers: BrokerStates, known: BrokerImage, call: RegisterBrokerCall, changes: Changes
 ) -> None:
-    has_nothing = None not in (known.folder_id, call.folder_id) and known.folder_id != call.folder_id
-    has_lost = has_nothing or (not was_clean(known, call) and REPLICATED in (known.durability, call.durability))
+    loss = _loss(known, call)
     others = BrokerStates(
         brokers.serving - {known.id},
         brokers.staying - {known.id},
@@ -95,8 +110,8 @@ def _leave(
             if known.id not in partition.replicas:
                 continue
             draft = Draft(partition)
-            if has_lost:
-                draft.lose(known.id, has_nothing=has_nothing)
+            if loss is not None:
+                draft.lose(known.id, loss)
             rules = rules or TopicRules.of(image, topic)
             draft.settle(others, rules)
             changes.add(topic.id, draft.change())

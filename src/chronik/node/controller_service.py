@@ -10,7 +10,14 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReportedResult,
+    ReportReplicasCall,
+)
 from chronik.metadata.commands import AllocateProducerIds, Command
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
 from chronik.metadata.events import Event, ProducerIdsAllocated
@@ -29,6 +36,7 @@ from chronik.node.internal_api import (
     TopicCreatedResult,
 )
 from chronik.node.metadata_log import NotController
+from chronik.node.partition_plans import propose_plan
 from chronik.node.topic_creation import NewTopic, create_topic
 from chronik.raft.membership import Promote, Remove
 from chronik.raft.ready import Event as RaftEvent
@@ -188,6 +196,10 @@ class ControllerService:
                 self._check_member(call)
                 await metadata.propose(lambda image: controller.register(image, call, self._now()))
                 return RegisteredResult(metadata.image.brokers[call.broker_id].epoch)
+            case ReportReplicasCall():
+                plan = await propose_plan(metadata, lambda image: controller.report(image, call, self._now()))
+                self._wake.set()
+                return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
             case AllocateProducerIdsCall(broker_id=broker_id, count=count):
                 events = await metadata.propose(AllocateProducerIds(broker_id, count))
                 allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))

@@ -20,7 +20,14 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReportedResult,
+    ReportReplicasCall,
+)
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 
 VERSION = 0
@@ -80,7 +87,9 @@ class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_produce
     count: int
 
 
-Call: TypeAlias = CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall
+Call: TypeAlias = (
+    CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReportReplicasCall
+)
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -100,7 +109,7 @@ class RegisteredResult(msgspec.Struct, frozen=True, tag="registered"):
     broker_epoch: int
 
 
-Result: TypeAlias = Done | TopicCreatedResult | ProducerIdsResult | RegisteredResult | HeartbeatResult
+Result: TypeAlias = Done | TopicCreatedResult | ProducerIdsResult | RegisteredResult | HeartbeatResult | ReportedResult
 
 
 class CallReply(msgspec.Struct, frozen=True):

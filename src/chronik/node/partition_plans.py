@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from chronik.metadata.commands import ChangePartitions
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.reassignment import Plan
 from chronik.node.admin import WAIT_MS_MAX, WAIT_MS_MIN
+from chronik.node.metadata_log import MetadataLog
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -23,24 +25,27 @@ class _NothingToDo(Exception):
 
 async def carry_out(broker: Broker, wait: timedelta, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
     """Proposes what the plan says, and returns it for its outcomes; REQUEST_TIMED_OUT where that takes too long."""
+    wait_ms = min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX)
+    try:
+        async with asyncio.timeout(wait_ms / 1000):
+            return await propose_plan(broker.metadata, make_plan)
+    except TimeoutError:
+        raise KafkaError(
+            ErrorCode.request_timed_out, f"Not done within {int(wait_ms)} ms; it may still be done."
+        ) from None
+
+
+async def propose_plan(metadata: MetadataLog, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
+    """Proposes the command of the plan for the newest image, unless it has none. Returns the plan."""
     plans: list[Plan] = []
 
     def command(image: ClusterImage) -> ChangePartitions:
         plan = make_plan(image)
         plans.append(plan)
-        found = plan.command
-        if found is None:
+        if plan.command is None:
             raise _NothingToDo
-        return found
+        return plan.command
 
-    wait_ms = min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX)
-    try:
-        async with asyncio.timeout(wait_ms / 1000):
-            await broker.metadata.propose(command)
-    except _NothingToDo:
-        pass
-    except TimeoutError:
-        raise KafkaError(
-            ErrorCode.request_timed_out, f"Not done within {int(wait_ms)} ms; it may still be done."
-        ) from None
+    with contextlib.suppress(_NothingToDo):
+        await metadata.propose(command)
     return plans[-1]
