@@ -19,7 +19,7 @@ from uuid import UUID
 from chronik.client.connection import Connection as ClientConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.apply import apply
-from chronik.metadata.calls import AlterIsrCall, IsrMember
+from chronik.metadata.calls import AlterIsrCall, IsrMember, ReplicaReport, ReportedResult, ReportReplicasCall
 from chronik.metadata.commands import (
     Assignment,
     ChangePartition,
@@ -33,6 +33,7 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.events import Event
+from chronik.metadata.fitness import plan_report
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage
 from chronik.metadata.isr import plan_isr_change
 from chronik.node.api import Reply, Request
@@ -206,7 +207,10 @@ class Node:
         log = silent_logger()
         syncer = Syncer(self.loop, self.env, self.metrics)
         links = ClusterLinks(
-            self._connect, lambda *proposal: self._cluster.propose_isr(self.id, *proposal), lambda: self.has_lease
+            self._connect,
+            lambda *proposal: self._cluster.propose_isr(self.id, *proposal),
+            lambda reports: self._cluster.report_replicas(self.id, reports),
+            lambda: self.has_lease,
         )
         self.host = PartitionHost(
             self.loop,
@@ -387,6 +391,8 @@ class Cluster:
         node = Node(self, node_id, self.path / f"node-{node_id}", self._durability, self._racks.get(node_id))
         await node.start(self.image)
         self.nodes[node_id] = node
+        await node.host.reports.flush()
+        node.host.reports.start()
         return node
 
     def register(self, node_id: int) -> None:
@@ -483,6 +489,15 @@ class Cluster:
             hand_over_to=hand_over_to,
         )
         self.commit(plan_isr_change(self.image, BrokerStates.of(self.image), call))
+
+    async def report_replicas(self, by: int, reports: tuple[ReplicaReport, ...]) -> ReportedResult:
+        if self.refuses_proposals:
+            raise KafkaError(ErrorCode.request_timed_out, "the controller is silent")
+        call = ReportReplicasCall(by, self.broker(by).epoch, reports)
+        plan = plan_report(self.image, BrokerStates.of(self.image), call)
+        if plan.command is not None:
+            self.commit(plan.command)
+        return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
 
 
 Scenario = Callable[[Cluster], Awaitable[None]]

@@ -14,6 +14,7 @@ from chronik.replication.follower import (
     Nothing,
     OwnLog,
     PartitionFollower,
+    Refuse,
     StartOver,
     Truncate,
 )
@@ -78,9 +79,18 @@ def test_a_diverging_follower_goes_back_to_where_the_epochs_part() -> None:
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(1, 12)) == Truncate(12, False)
 
 
-def test_going_back_below_the_watermark_is_named_as_such() -> None:
+def test_a_follower_does_not_go_back_below_its_watermark() -> None:
     own = own_log([(1, 0), (3, 20)], 30)
-    assert answered(follower_at(26), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, True)
+    assert answered(follower_at(26), own, diverging_epoch=EpochEnd(3, 25)) == Refuse(25)
+    assert answered(follower_at(25), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
+
+
+def test_a_follower_goes_back_below_its_watermark_when_an_unclean_election_came_after_its_records() -> None:
+    own = own_log([(1, 0), (3, 20)], 30)
+    follower = PartitionFollower(2, 6, 26, unclean_epoch=5)
+    assert answered(follower, own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, True)
+    follower = PartitionFollower(2, 6, 26, unclean_epoch=3)
+    assert answered(follower, own, diverging_epoch=EpochEnd(3, 25)) == Refuse(25), "that loss was another one"
 
 
 def test_a_log_that_ends_before_the_leaders_start_starts_over_there() -> None:

@@ -5,6 +5,7 @@ from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import FOLDER, append, batch, reopen
 
 from chronik.storage.epochs import LeaderEpochs
+from chronik.storage.small_files import encode_lines
 
 
 @pytest.mark.parametrize(
@@ -32,17 +33,45 @@ def test_epochs_follow_the_logs_start_and_end() -> None:
     assert (epochs.epoch_of(11), epochs.epoch_of(12), epochs.latest) == (-1, 2, 2)
 
 
-def test_the_file_is_kafkas() -> None:
+def test_the_file_is_kafkas_with_a_checksum() -> None:
     epochs = LeaderEpochs([(0, 0), (3, 1745)])
-    assert epochs.encode() == b"0\n2\n0 0\n3 1745\n"
+    assert epochs.encode() == b"1\n2\n0 0\n3 1745\ncrc32c=cb05cc82\n"
     read = LeaderEpochs.decode(epochs.encode())
     assert read is not None
     assert read.entries() == [(0, 0), (3, 1745)]
 
 
-@pytest.mark.parametrize("data", [b"", b"1\n0\n", b"0\n2\n0 0\n", b"0\n2\n1 0\n0 5\n", b"\xff\xfe", b"0\n1\nx y\n"])
+@pytest.mark.parametrize(
+    "data", [b"", b"1\n0\n", b"\xff\xfe", encode_lines("1", ["1 0", "0 5"]), encode_lines("1", ["x y"])]
+)
 def test_a_damaged_file_is_not_believed(data: bytes) -> None:
     assert LeaderEpochs.decode(data) is None
+
+
+def test_a_flipped_bit_is_noticed() -> None:
+    good = LeaderEpochs([(0, 0), (3, 1745)]).encode()
+    for at in range(len(good)):
+        for bit in range(8):
+            spoilt = bytearray(good)
+            spoilt[at] ^= 1 << bit
+            assert LeaderEpochs.decode(bytes(spoilt)) is None
+
+
+def test_a_log_finds_its_epochs_again_when_their_file_is_damaged() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    for epoch in (0, 0, 2, 5, 5):
+        append(log, batch(), epoch=epoch)
+    log.close()
+    path = f"{FOLDER}/leader-epoch-checkpoint"
+    spoilt = bytearray(disk.content(path))
+    spoilt[4] ^= 1
+    file = disk.open(path)
+    file.pwrite(bytes(spoilt), 0)
+    file.close()
+    log = reopen(disk)
+    assert log.recovery is not None and log.recovery.rebuilt_epochs
+    assert log.epochs.entries() == [(0, 0), (2, 2), (5, 3)]
 
 
 @pytest.mark.parametrize("how", ["cleanly", "killed"])
@@ -56,7 +85,9 @@ def test_a_log_keeps_its_epochs(how: str) -> None:
     assert log.end_offset_for_epoch(5) == (5, 5)
     if how == "cleanly":
         log.close()
-        assert bytes(disk.content(f"{FOLDER}/leader-epoch-checkpoint")) == b"0\n4\n0 0\n2 2\n5 3\n6 5\n"
+        assert bytes(disk.content(f"{FOLDER}/leader-epoch-checkpoint")) == encode_lines(
+            "1", ["0 0", "2 2", "5 3", "6 5"]
+        )
     disk.kill()
     log = reopen(disk)
     assert log.epochs.entries()[:3] == [(0, 0), (2, 2), (5, 3)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from uuid import UUID
 
@@ -9,9 +10,10 @@ import pytest
 
 from chronik.storage.disk import RealDisk, RealFile
 from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.folder import DataFolder, Life, RecoveryPoint
+from chronik.storage.folder import BootRecord, DataFolder, RecoveryPoint
 
 TOPIC_ID = UUID(int=7)
+NOW_MS = 1_700_000_000_000
 
 
 def opened(path: Path, node_id: int = 1) -> DataFolder:
@@ -139,13 +141,14 @@ def test_partitions_are_listed_and_a_removed_one_is_gone_at_once(tmp_path: Path)
 
 def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.claim_log("topic", 0, UUID(int=1))
+    folder.claim_log("topic", 0, UUID(int=1), NOW_MS)
     data = Path(folder.log_path("topic", 0)) / "data"
     data.write_text("old")
-    folder.claim_log("topic", 0, UUID(int=1))
+    folder.claim_log("topic", 0, UUID(int=1), NOW_MS)
     assert data.exists()
-    folder.claim_log("topic", 0, UUID(int=2))
+    moved_to = folder.claim_log("topic", 0, UUID(int=2), NOW_MS)
     assert not data.exists()
+    assert moved_to is not None and (Path(moved_to) / "topic-0" / "data").read_text() == "old"
     folder.close()
 
 
@@ -164,24 +167,81 @@ def test_the_name_of_a_folder_that_is_made_is_made_durable(tmp_path: Path) -> No
     assert str(tmp_path / "a") in disk.synced
 
 
-def test_a_life_is_told_to_the_next_process_until_a_sync_fails(tmp_path: Path) -> None:
+def test_the_boot_record_names_the_last_registered_process_and_all_since(tmp_path: Path) -> None:
+    first, second, third = (UUID(int=number) for number in (1, 2, 3))
     folder = opened(tmp_path)
-    assert folder.last_life is None
-    folder.record_life("boot 1", 7)
+    assert folder.boot is None
+    folder.record_start(first)
+    folder.record_registration("boot 1", 7, first)
+    folder.close()
+    for incarnation in (second, third):
+        folder = opened(tmp_path)
+        folder.record_start(incarnation)
+        folder.close()
+    folder = opened(tmp_path)
+    assert folder.boot == BootRecord("boot 1", 7, (first, second, third))
+    folder.record_registration("boot 2", 9, third)
     folder.close()
     folder = opened(tmp_path)
-    assert folder.last_life == Life("boot 1", 7)
-    folder.forget_life()
+    assert folder.boot == BootRecord("boot 2", 9, (third,))
+    folder.close()
+
+
+def test_the_boot_record_is_bounded_and_keeps_the_last_registered_process(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.record_registration("boot 1", 7, UUID(int=0))
+    for number in range(1, 100):
+        folder.record_start(UUID(int=number))
+    assert folder.boot is not None
+    numbers = [incarnation.int for incarnation in folder.boot.incarnations]
+    assert len(numbers) == 32 and numbers[0] == 0 and numbers[-1] == 99
+    folder.close()
+
+
+def test_after_a_failed_sync_the_page_cache_proves_nothing_to_the_next_process(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.record_registration("boot 1", 7, UUID(int=1))
+    folder.distrust_page_cache()
     folder.close()
     folder = opened(tmp_path)
-    assert folder.last_life is None
+    assert folder.boot == BootRecord("", 7, (UUID(int=1),))
     folder.close()
+
+
+def test_a_listed_log_whose_folder_is_gone_is_lost(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
+    folder.recovery_points[("orders", 0)] = RecoveryPoint(TOPIC_ID, 0)
+    assert not folder.is_lost("orders", 0, TOPIC_ID)
+    shutil.rmtree(folder.log_path("orders", 0))
+    assert folder.is_lost("orders", 0, TOPIC_ID)
+    assert not folder.is_lost("orders", 0, UUID(int=8)), "a new topic of that name had no log yet"
+    assert not folder.is_lost("orders", 1, TOPIC_ID), "it was never listed"
+    folder.close()
+
+
+@pytest.mark.parametrize("name", ["recovery-points", "high-watermarks", "boot-record"])
+def test_a_flipped_bit_in_a_small_file_is_noticed(tmp_path: Path, name: str) -> None:
+    folder = opened(tmp_path)
+    folder.record_registration("boot 1", 7, UUID(int=1))
+    folder.record_clean_shutdown({("orders", 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
+    folder.close()
+    path = tmp_path / "data" / name
+    good = path.read_bytes()
+    for at in range(len(good)):
+        spoilt = bytearray(good)
+        spoilt[at] ^= 1 << (at % 8)
+        path.write_bytes(spoilt)
+        folder = opened(tmp_path)
+        read = {"recovery-points": folder.recovery_points, "high-watermarks": folder.high_watermarks}.get(name)
+        assert not (folder.boot if read is None else read), f"byte {at} passed"
+        folder.close()
 
 
 @pytest.mark.parametrize("flipped", range(8))
 def test_a_flipped_bit_in_a_topic_id_deletes_no_record(tmp_path: Path, flipped: int) -> None:
     folder = opened(tmp_path)
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     log = Path(folder.log_path("orders", 0))
     records = log / f"{0:020d}.log"
     records.write_bytes(b"records")
@@ -191,18 +251,18 @@ def test_a_flipped_bit_in_a_topic_id_deletes_no_record(tmp_path: Path, flipped: 
         spoilt[at] ^= 1 << flipped
         (log / "topic-id").write_bytes(spoilt)
         with contextlib.suppress(StorageError):
-            folder.claim_log("orders", 0, TOPIC_ID)
+            folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
         assert records.read_bytes() == b"records"
     folder.close()
 
 
 def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     path = Path(folder.log_path("orders", 0)) / "topic-id"
     good = path.read_bytes()
     path.write_bytes(good[:10])
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     assert path.read_bytes() == good
     folder.close()
 
@@ -219,23 +279,23 @@ def test_a_topic_id_that_a_killed_process_may_not_have_synced_is_synced_at_the_n
         datasync(file)
 
     folder = opened(tmp_path)
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     folder.close()
     monkeypatch.setattr(RealFile, "datasync", recorded)
     folder = opened(tmp_path)
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     assert synced == [f"{folder.log_path('orders', 0)}/topic-id"]
     folder.close()
 
 
 def test_a_topic_id_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     log = Path(folder.log_path("orders", 0))
     (log / "topic-id").write_text(f"{TOPIC_ID}\n")
     (log / f"{0:020d}.log").write_bytes(b"records")
-    folder.claim_log("orders", 0, TOPIC_ID)
+    folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     assert (log / f"{0:020d}.log").exists()
-    folder.claim_log("orders", 0, UUID(int=8))
+    folder.claim_log("orders", 0, UUID(int=8), NOW_MS)
     assert not (log / f"{0:020d}.log").exists()
     folder.close()

@@ -37,8 +37,8 @@ class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
     """What one partition becomes, if `partition_epoch` is still its current one.
 
     Encoded as a list, since thousands of them go into one command: a field may be added at the end, with a default.
-    `replicas`, `adding` and `removing` stay as they are where None. `is_unclean`: its leader may lack committed records,
-    and that loss is accepted.
+    `replicas`, `adding` and `removing` stay as they are where None. `is_unclean`: the new leader may lack committed
+    records, and that loss is accepted.
     """
 
     partition: int

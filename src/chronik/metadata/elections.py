@@ -8,10 +8,10 @@ What makes an election safe. Let S be the brokers in `isr` or `eligible` that ha
 3. A broker enters the ISR in one of two ways only: its leader found it in sync, or it was elected.
 4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is surely there. If nobody is, all
    stay: whoever returns first leads.
-5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if nobody is left. Then
-   there are two ways on. If the last of S lost only their page cache, they are `unproven`: the controller elects the one
-   with the longest log among those that report (`recoveries`). Otherwise the partition stays without a leader until an
-   administrator accepts the loss.
+5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if nobody is left. If the
+   last of S only lost their page cache, they are `unproven`, and the controller elects the one with the longest log
+   among those that report (`recoveries`). Otherwise the partition stays without a leader until an administrator accepts
+   the loss.
 6. A leader that serves is not followed by another before it knows: it hands over itself (`calls.HandOver`), or the
    partition is without a leader until it has applied that, or its lease is over. Two that serve at once would show
    clients an end that goes back. And only a hand-over keeps what the leader acknowledged alone (acks=1).

@@ -123,7 +123,9 @@ class Broker:
         await self.internal_server.serve()
         self.producer_ids = ProducerIds(self.controller_client, self.node_id)
         await self._while_sound(self.member.join(self._settled))
-        links = ClusterLinks(self.peers.connection, self.member.propose_isr, self.lease_is_valid)
+        links = ClusterLinks(
+            self.peers.connection, self.member.propose_isr, self.member.report_replicas, self.lease_is_valid
+        )
         self.host = PartitionHost(
             self.loop,
             self.env,
@@ -140,6 +142,9 @@ class Broker:
         self.metadata.subscribe(self.host.metadata_changed)
         self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
         await self.host.open_all()
+        # Before the first heartbeat: no replica that lost records may be elected.
+        await self._while_sound(self.host.reports.flush())
+        self.host.reports.start()
         self.has_opened_logs = True
         self._closers.append(self._close_server)
         self.groups = GroupService(self)

@@ -1,7 +1,8 @@
 """How far each log is safely on disk, and how far it is committed: two small files, written now and then.
 
 The recovery point tells an unclean start what is damage and what a crash leaves. So it must be lowered, durably, before
-a log is truncated or removed: otherwise a torn end, in a log that is shorter by right, would pass for damage.
+a log is truncated or removed: otherwise a torn end, in a log that is shorter by right, would pass for damage. And it
+must not be lowered before that where records were lost: it is the only proof.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Checkpoints:
         await self.write()
 
     def _points(self) -> dict[TopicPartition, RecoveryPoint]:
-        points = recovery_points_of(self._partitions.values())
+        points = recovery_points_of(self._folder, self._partitions.values())
         for key, offset in list(self._lowered.items()):
             partition = self._partitions.get(key)
             if partition is not None and partition.jobs.is_exclusive:
@@ -76,11 +77,14 @@ class Checkpoints:
         return points
 
 
-def recovery_points_of(partitions: Iterable[Partition]) -> dict[TopicPartition, RecoveryPoint]:
-    return {
-        (partition.topic, partition.index): RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
-        for partition in partitions
-    }
+def recovery_points_of(folder: DataFolder, partitions: Iterable[Partition]) -> dict[TopicPartition, RecoveryPoint]:
+    """Those of the open logs; logs that are not open, or lost records that nobody knows of yet, keep theirs."""
+    points = dict(folder.recovery_points)
+    for partition in partitions:
+        if partition.loss is None:
+            key = (partition.topic, partition.index)
+            points[key] = RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
+    return points
 
 
 def watermarks_of(partitions: Iterable[Partition]) -> dict[tuple[UUID, int], int]:

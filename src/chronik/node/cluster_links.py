@@ -9,6 +9,7 @@ from uuid import UUID
 
 from chronik.client.connection import Connection
 from chronik.client.errors import Unreachable
+from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.wire.errors import ErrorCode, KafkaError
 
 IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
@@ -28,6 +29,7 @@ class ClusterLinks:
 
     connect: Callable[[int], Awaitable[Connection]]
     propose_isr: ProposeIsr
+    report_replicas: Callable[[tuple[ReplicaReport, ...]], Awaitable[ReportedResult]]
     lease_is_valid: Callable[[], bool]
 
 
@@ -43,5 +45,9 @@ def _always() -> bool:
     return True
 
 
-ALONE = ClusterLinks(_nobody, _no_controller, _always)
+async def _keep_all(reports: tuple[ReplicaReport, ...]) -> ReportedResult:
+    return ReportedResult(("this node is alone",) * len(reports))
+
+
+ALONE = ClusterLinks(_nobody, _no_controller, _keep_all, _always)
 """For a node without peers: it needs nobody's leave."""

@@ -13,7 +13,14 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    IsrMember,
+    RegisterBrokerCall,
+    ReplicaReport,
+    ReportedResult,
+    ReportReplicasCall,
+)
 from chronik.metadata.commands import CreateCluster
 from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage, decode_image
@@ -187,7 +194,9 @@ class ClusterMember:
         """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
         broker, config = self._broker, self._config
         kafka = config.advertised_kafka(broker.server.port)
-        has_kept_all, previous_epoch = self._last_life()
+        has_kept_all, previous_epoch = self._last_process()
+        boot, incarnation = self._folder.boot, self.identity.incarnation
+        await broker.run_blocking(lambda: self._folder.record_start(incarnation))
         registration = RegisterBrokerCall(
             config.node_id,
             self.identity.incarnation,
@@ -200,6 +209,7 @@ class ClusterMember:
             previous_epoch=previous_epoch,
             folder_id=self._store_id,
             http=broker.http,
+            previous_incarnations=None if boot is None else boot.incarnations,
         )
         self.session = BrokerSession(
             broker.loop,
@@ -227,20 +237,20 @@ class ClusterMember:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
             await asyncio.sleep(0.1)
-        if config.durability == REPLICATED and broker.env.boot_id:
-            epoch = self.session.broker_epoch
-            await broker.run_blocking(lambda: self._folder.record_life(broker.env.boot_id, epoch))
+        boot_id = broker.env.boot_id if config.durability == REPLICATED else ""
+        epoch = self.session.broker_epoch
+        await broker.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation))
 
-    def _last_life(self) -> tuple[bool, int | None]:
+    def _last_process(self) -> tuple[bool, int | None]:
         """Whether the process before this one left all that it had written, and the broker epoch that it had.
 
         It did if it stopped cleanly; and if it was killed, as long as the machine has not booted since: what it had
         written is in the page cache, if not on disk.
         """
         folder, boot_id = self._folder, self._broker.env.boot_id
-        life = folder.last_life
-        if not folder.was_clean and life is not None and life.boot_id == boot_id:
-            return True, life.broker_epoch
+        boot = folder.boot
+        if not folder.was_clean and boot is not None and boot_id and boot.boot_id == boot_id:
+            return True, boot.broker_epoch
         return folder.was_clean, folder.stopped_epoch
 
     def missing(self) -> list[str]:
@@ -287,6 +297,13 @@ class ClusterMember:
             hand_over_to,
         )
         await self.client.call(call, PROPOSAL_TIMEOUT_S)
+
+    async def report_replicas(self, reports: tuple[ReplicaReport, ...]) -> ReportedResult:
+        """Returns when the controller has committed what follows from the reports."""
+        call = ReportReplicasCall(self._config.node_id, self.session.broker_epoch, reports)
+        result = await self.client.call(call, PROPOSAL_TIMEOUT_S)
+        assert isinstance(result, ReportedResult)
+        return result
 
     # -- going ---------------------------------------------------------------------------------------------------------
 

@@ -346,6 +346,18 @@ class Partition(PartitionState):
             if role.told(leaders_watermark, self.counted_end_offset):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
 
+    def refuse_to_follow(self, offset: int) -> None:
+        """The leader lacks committed records that this replica has: it keeps them until an administrator decides."""
+        role = self.role
+        if self.refusal or not isinstance(role, PartitionFollower):
+            return
+        self.refusal = (
+            f"the leader, node {role.leader_id}, lacks committed records from offset {offset} on that this replica has "
+            f"up to {role.high_watermark}: stop node {role.leader_id}, then run `chronik topic recover {self.topic} "
+            f"--partition {self.index} --from {self.node_id} --accept-loss` to keep them"
+        )
+        self._logger.error("follower_refuses_truncation", topic=self.topic, partition=self.index, reason=self.refusal)
+
     def watermark_checked(self, before: int) -> None:
         """The leader's rules were asked for something else, and the watermark may have risen on the way."""
         if self.role.high_watermark > before:
@@ -356,7 +368,11 @@ class Partition(PartitionState):
     def apply(self, image: PartitionImage) -> None:
         """Be what the metadata says. Older news change nothing; while the log is being cut, news wait."""
         known = self.image if self._next_image is None else self._next_image
-        if self.is_closed or (known is not None and image.partition_epoch <= known.partition_epoch):
+        if (
+            self.is_closed
+            or self.loss is not None
+            or (known is not None and image.partition_epoch <= known.partition_epoch)
+        ):
             return
         if self.jobs.is_exclusive:
             self._next_image = image
@@ -394,6 +410,7 @@ class Partition(PartitionState):
         before = self.role.high_watermark
         self._role_ends()
         self._is_in_doubt = False
+        self.refusal = ""
         self.log.start_epoch(image.leader_epoch)
         self.leader = self.role = self._appender = PartitionLeader(
             self.node_id,
@@ -419,7 +436,8 @@ class Partition(PartitionState):
             self._is_in_doubt = self.log.log_end_offset > self.role.high_watermark
         self._role_ends()
         self.leader = self._appender = None
-        self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark)
+        self.refusal = ""
+        self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark, image.unclean_epoch)
         # An epoch in which this node wrote nothing: what it will be sent may be of an older one.
         self.log.epochs.truncate_to(self.log.log_end_offset)
         if was_leader:

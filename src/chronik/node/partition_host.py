@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from chronik.metadata.calls import HandOver
+from chronik.metadata.calls import HandOver, ReplicaReport
+from chronik.metadata.elections import Loss
 from chronik.metadata.events import (
     BrokerFenced,
     BrokerRegistered,
@@ -32,6 +33,7 @@ from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.metadata_log import MetadataLog
 from chronik.node.partition import Partition
+from chronik.node.replica_reports import ReplicaReports, report_of
 from chronik.node.replica_sessions import ReplicaSessions
 from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
@@ -39,7 +41,8 @@ from chronik.node.topic_settings import is_traced, topic_defaults, topic_setting
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
 from chronik.observe.traces import TraceRing
-from chronik.storage.folder import NO_EPOCH, DataFolder
+from chronik.storage.config import LogConfig
+from chronik.storage.folder import NO_EPOCH, DataFolder, RecoveryPoint
 from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -59,6 +62,16 @@ class Remove(NamedTuple):
     topic: str
     topic_id: UUID
     indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """One log to open; `recovery_point` is None where the log is not listed."""
+
+    topic: TopicImage
+    index: int
+    config: LogConfig
+    recovery_point: int | None
 
 
 Work: TypeAlias = Open | Remove | asyncio.Future[None]
@@ -100,11 +113,22 @@ class PartitionHost:
         self._defaults = topic_defaults(config, metadata.image)
         self._checkpoints = Checkpoints(loop, env, folder, self.partitions)
         self.replication = Replication(
-            loop, env, config.node_id, config.replica_lag_ms_max, links, self._checkpoints.lower, self._not_kept, log
+            loop,
+            env,
+            config.node_id,
+            config.replica_lag_ms_max,
+            links,
+            self._checkpoints.lower,
+            self._distrust_page_cache,
+            log,
         )
         self.replica_sessions = ReplicaSessions(loop, env, self, metrics, log.bind(component="replication"))
+        self.reports = ReplicaReports(
+            loop, config.node_id, self.partitions.values, links.report_replicas, self._loss_reported, self._log
+        )
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
+        self._missing: dict[tuple[UUID, int], TopicImage] = {}
         self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
@@ -113,10 +137,10 @@ class PartitionHost:
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     async def open_all(self) -> None:
-        """Open every partition that the image gives this node, and remove folders that belong to none.
+        """Open every partition that the image gives this node, and set logs aside that belong to none.
 
-        The image must be no older than this process: it holds the registration of this incarnation. From an older one,
-        logs would be removed that were given to this node since.
+        Losses that this finds are for `reports.flush`. The image must be no older than this process: it holds the
+        registration of this incarnation. From an older one, logs would be set aside that were given to this node since.
         """
         image = self._metadata.image
         if self._is_replaced(image):
@@ -125,7 +149,7 @@ class PartitionHost:
             self._is_following = True
             self._traces.topics = traced_topics(image, self._defaults)
             self.replication.brokers_changed(image)
-            await self._remove_strays(image)
+            await self._set_strays_aside(image)
             await self._open(
                 [
                     (topic, partition.partition)
@@ -141,6 +165,7 @@ class PartitionHost:
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = False
+        self.reports.close()
         self.replication.close()
         self.replica_sessions.close()
         await self._syncer.settled()
@@ -161,7 +186,7 @@ class PartitionHost:
                 self._log.error("log_close_failed", topic=partition.topic, partition=partition.index, error=error)
         if any(outcomes):
             return
-        points = recovery_points_of(partitions)
+        points = recovery_points_of(self.folder, partitions)
         try:
             await self._loop.run_in_executor(
                 self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
@@ -169,13 +194,26 @@ class PartitionHost:
         except OSError as error:
             self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
 
-    async def _remove_strays(self, image: ClusterImage) -> None:
-        """A crash may come between a topic's deletion, or a replica's removal, and that of its files."""
+    async def _set_strays_aside(self, image: ClusterImage) -> None:
+        """A crash may come between a topic's deletion, or a replica's removal, and that of its files.
+
+        Nothing is deleted because the metadata does not know it: the metadata may be what is wrong.
+        """
+        now_ms = self._env.wall_ms()
         for topic, index in await self._loop.run_in_executor(self._env.executor, self.folder.partitions):
             partition = image.partition(topic, index)
             if partition is None or self._config.node_id not in partition.replicas:
-                self._log.warning("stray_log_removed", topic=topic, partition=index)
-                await self._loop.run_in_executor(self._env.executor, self.folder.remove_log(topic, index))
+                moved_to = await self._loop.run_in_executor(
+                    self._env.executor, self.folder.set_aside_log, topic, index, now_ms
+                )
+                self._report_set_aside(topic, index, moved_to)
+        for topic, index in list(self.folder.recovery_points):
+            partition = image.partition(topic, index)
+            if partition is None or self._config.node_id not in partition.replicas:
+                del self.folder.recovery_points[(topic, index)]
+
+    def _report_set_aside(self, topic: str, index: int, moved_to: str) -> None:
+        self._log.warning("log_set_aside", topic=topic, partition=index, to=moved_to, reason="no topic has this log")
 
     # -- following the metadata ----------------------------------------------------------------------------------------
 
@@ -263,6 +301,7 @@ class PartitionHost:
         """Serve these no more, from here on; the logs go when it is their turn."""
         for index in indexes:
             hosted = self.partitions.get((topic, index))
+            self.reports.forget(topic_id, index)
             if hosted is not None and hosted.topic_id == topic_id:
                 hosted.close(reason)
                 self.replication.gone(hosted)
@@ -305,40 +344,112 @@ class PartitionHost:
 
     async def _open_some(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
         now_ms = self._env.wall_ms()
-        configs = [topic_settings(topic, self._defaults).log_config for topic, _ in wanted]
-
-        def open_logs() -> list[Log | Exception]:
-            opened: list[Log | Exception] = []
-            for (topic, index), config in zip(wanted, configs, strict=True):
-                try:
-                    self.folder.claim_log(topic.name, index, topic.id)
-                    opened.append(
-                        Log.open(
-                            self._env.disk,
-                            self.folder.log_path(topic.name, index),
-                            config,
-                            now_ms,
-                            recovery_point=self.folder.recovery_point(topic.name, index, topic.id),
-                            clean=self.folder.was_clean,
-                        )
-                    )
-                except Exception as error:
-                    opened.append(error)
-            return opened
-
-        opened = await self._loop.run_in_executor(self._env.executor, open_logs)
-        for (topic, index), log in zip(wanted, opened, strict=True):
-            if isinstance(log, Exception):
-                self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(log))
-                self._unopened[(topic.name, index)] = topic.id
-                self._give_away(topic.name, topic.id, index)
-                continue
-            self._unopened.pop((topic.name, index), None)
+        requests = [
+            OpenRequest(
+                topic,
+                index,
+                topic_settings(topic, self._defaults).log_config,
+                self.folder.recovery_point(topic.name, index, topic.id),
+            )
+            for topic, index in wanted
+        ]
+        found = await self._loop.run_in_executor(
+            self._env.executor, lambda: [self._open_log(request, now_ms) for request in requests]
+        )
+        opened: list[tuple[OpenRequest, Log]] = []
+        for request, (log, moved_to) in zip(requests, found, strict=True):
+            if moved_to is not None:
+                self._report_set_aside(request.topic.name, request.index, moved_to)
+            if log is None:
+                self._is_missing(request.topic, request.index)
+            elif isinstance(log, Exception):
+                self._not_opened(request.topic, request.index, log)
+            else:
+                opened.append((request, log))
+        for request, log in await self._list_new(opened):
+            self._unopened.pop((request.topic.name, request.index), None)
             if log.recovery is not None:
-                self._report_recovery(topic.name, index, log.recovery)
-            self._opened(topic, index, log)
+                self._report_recovery(request.topic.name, request.index, log.recovery)
+            self._opened(request.topic, request.index, log, request.recovery_point)
 
-    def _opened(self, topic: TopicImage, index: int, log: Log) -> None:
+    def _open_log(self, request: OpenRequest, now_ms: int) -> tuple[Log | Exception | None, str | None]:
+        """The log, why it cannot be opened, or None where it is gone; and where another topic's log went. Blocks."""
+        topic, index = request.topic, request.index
+        moved_to: str | None = None
+        try:
+            if self.folder.is_lost(topic.name, index, topic.id):
+                return None, None
+            moved_to = self.folder.claim_log(topic.name, index, topic.id, now_ms)
+            path = self.folder.log_path(topic.name, index)
+            log = Log.open(
+                self._env.disk,
+                path,
+                request.config,
+                now_ms,
+                recovery_point=request.recovery_point,
+                clean=self.folder.was_clean,
+            )
+        except Exception as error:
+            return error, moved_to
+        return log, moved_to
+
+    async def _list_new(self, opened: list[tuple[OpenRequest, Log]]) -> list[tuple[OpenRequest, Log]]:
+        """Lists new logs in the recovery points, before anything is appended; returns those that can be used."""
+        listed: list[tuple[OpenRequest, Log]] = []
+        new: list[tuple[OpenRequest, Log]] = []
+        for request, log in opened:
+            is_new = request.recovery_point is None and not log.log_end_offset
+            (new if is_new else listed).append((request, log))
+        if not new:
+            return listed
+        for request, _ in new:
+            self.folder.recovery_points[(request.topic.name, request.index)] = RecoveryPoint(request.topic.id, 0)
+            self.folder.high_watermarks.pop((request.topic.id, request.index), None)
+        try:
+            await self._loop.run_in_executor(self._env.executor, self.folder.sync_names)
+            await self._checkpoints.write()
+        except OSError as error:
+            for request, log in new:
+                self.folder.recovery_points.pop((request.topic.name, request.index), None)
+                await self._loop.run_in_executor(self._env.executor, _close_logs, [log])
+                self._not_opened(request.topic, request.index, error)
+            return listed
+        return listed + new
+
+    def _is_missing(self, topic: TopicImage, index: int) -> None:
+        """The log was here, and is gone: it begins anew once the controller knows."""
+        self._log.error("log_missing", topic=topic.name, partition=index)
+        self._missing[(topic.id, index)] = topic
+        self.reports.add(ReplicaReport(topic.id, index, 0, -1, Loss.CERTAIN.value, "its log is missing"))
+
+    def _not_opened(self, topic: TopicImage, index: int, error: Exception) -> None:
+        self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(error))
+        self._unopened[(topic.name, index)] = topic.id
+        self.reports.add(
+            ReplicaReport(topic.id, index, 0, -1, Loss.SPOILED.value, f"its log cannot be opened: {error}")
+        )
+        self._give_away(topic.name, topic.id, index)
+
+    def _loss_reported(self, report: ReplicaReport, refusal: str) -> None:
+        """The controller knows what was lost: the replica begins anew, or continues with what it has."""
+        name = self.image.names_by_id.get(report.topic_id)
+        self._log.error(
+            "replica_lost_records",
+            topic=name,
+            partition=report.partition,
+            reason=report.reason,
+            then=refusal or "out of sync until it has caught up with a whole replica",
+        )
+        topic = self._missing.pop((report.topic_id, report.partition), None)
+        if topic is not None:
+            self.folder.recovery_points.pop((topic.name, report.partition), None)
+            self._work.put_nowait(Open(topic, (report.partition,)))
+        hosted = self.partition_by_id(report.topic_id, report.partition)
+        if hosted is not None and hosted.loss is not None:
+            hosted.loss = None
+            self._apply_image(hosted)
+
+    def _opened(self, topic: TopicImage, index: int, log: Log, recovery_point: int | None) -> None:
         """The partition is here, in the role that the image gives it by now."""
         current = self._metadata.image.topic_by_id(topic.id)
         partition = Partition(
@@ -359,11 +470,35 @@ class PartitionHost:
         )
         self.partitions[(topic.name, index)] = partition
         image = None if current is None else current.partition(index)
-        if image is not None and self._config.node_id in image.replicas and not self._is_replaced(self.image):
-            partition.apply(image)
+        if image is not None:
+            loss, reason = self._loss_of(log, recovery_point, len(image.replicas))
+            if loss is not None:
+                partition.loss = loss
+                self.reports.add(report_of(partition, loss, reason))
+        self._apply_image(partition)
+
+    def _loss_of(self, log: Log, recovery_point: int | None, replicas: int) -> tuple[Loss | None, str]:
+        """What opening a log showed to be lost, and how. A single replica with damage serves what can be read of it."""
+        report = log.recovery
+        if report is not None and report.ends_below_recovery_point:
+            return Loss.CERTAIN, f"its log ends at {log.log_end_offset}, and had reached {recovery_point}"
+        if report is not None and report.damages and replicas > 1:
+            first = report.damages[0]
+            loss = Loss.CERTAIN if log.read_only_forever else Loss.SPOILED
+            return loss, f"its log is damaged at offset {first.offset}"
+        if recovery_point is None and log.log_end_offset > 0:
+            return Loss.POSSIBLE, "the file recovery-points does not list it"
+        return None, ""
+
+    def _apply_image(self, partition: Partition) -> None:
+        image = self.image
+        topic = image.topic_by_id(partition.topic_id)
+        current = None if topic is None else topic.partition(partition.index)
+        if current is not None and self._config.node_id in current.replicas and not self._is_replaced(image):
+            partition.apply(current)
         else:
             # It was taken away while its log was being opened; that it has to be removed stands in the queue.
-            partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic.name} was deleted"))
+            partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{partition.topic} was deleted"))
 
     def _report_recovery(self, topic: str, partition: int, report: RecoveryReport) -> None:
         """One line that says what opening a log found; loud where durable data is bad."""
@@ -385,6 +520,7 @@ class PartitionHost:
         await self._syncer.settled()
         for hosted in closed:
             await hosted.jobs.ended()
+            self.folder.recovery_points.pop((topic, hosted.index), None)
         try:
             # Before the files: a log of the same name must not be measured by what this one had.
             await self._checkpoints.write()
@@ -456,12 +592,12 @@ class PartitionHost:
         partition = None if name is None else self.partitions.get((name, index))
         return partition if partition is not None and partition.topic_id == topic_id else None
 
-    async def _not_kept(self) -> None:
+    async def _distrust_page_cache(self) -> None:
         """A sync has failed: the next process must not count on what this one has written."""
         try:
-            await self._loop.run_in_executor(self._env.executor, self.folder.forget_life)
+            await self._loop.run_in_executor(self._env.executor, self.folder.distrust_page_cache)
         except OSError as error:
-            self._log.error("life_not_forgotten", error=str(error))
+            self._log.error("boot_record_not_written", error=str(error))
 
     def replica_heard(self, replica_id: int) -> None:
         self.replication.replica_heard(replica_id)

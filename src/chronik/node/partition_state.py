@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
+from chronik.metadata.elections import Loss
 from chronik.metadata.image import PartitionImage
 from chronik.metadata.names import is_internal, is_traceable
 from chronik.node.environment import Environment
@@ -89,9 +90,13 @@ class PartitionState:
         self.is_internal = is_internal(topic)
         self.is_closed = False
         self.image: PartitionImage | None = None
+        self.loss: Loss | None = None
+        """What the log lost before it was opened, until the controller knows; the replica plays no part until then."""
         watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self.role: PartitionLeader | PartitionFollower = PartitionFollower(NO_LEADER, NO_EPOCH, watermark)
         self.leader: PartitionLeader | None = None
+        self.refusal = ""
+        """Why this replica does not follow its leader; empty while it does."""
         self.hands_over_to = NO_LEADER
         """Who shall lead instead: until that is decided, this node takes no records and answers no readers."""
         self.durable_log_start = log.log_start_offset
@@ -182,7 +187,7 @@ class PartitionState:
     @property
     def follows(self) -> bool:
         """Whether this node may answer readers of its copy: it follows a leader, and its lease runs."""
-        if self.leader is not None or self.is_closed or self.jobs.is_exclusive:
+        if self.leader is not None or self.is_closed or self.jobs.is_exclusive or self.loss is not None:
             return False
         return self._replicating.lease_is_valid()
 

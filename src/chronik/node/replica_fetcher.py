@@ -29,6 +29,7 @@ from chronik.replication.follower import (
     Nothing,
     OwnLog,
     PartitionFollower,
+    Refuse,
     StartOver,
     Truncate,
 )
@@ -47,6 +48,7 @@ SYNC_WAIT_S = 0.005
 """So long the next fetch waits for what the last one brought to be synced."""
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 0.5
+REFUSED_RETRY_S = 5.0
 FAILED_RETRY_S = 1.0
 """After an error that is not a matter of metadata on its way."""
 
@@ -325,6 +327,9 @@ class ReplicaFetcher:
             case Truncate() | StartOver() as decision:
                 followed.named_in = NOT_NAMED
                 self._run(self._cut(followed, decision, response, records, batches))
+            case Refuse(offset=offset):
+                partition.refuse_to_follow(offset)
+                self._later(followed, REFUSED_RETRY_S)
             case AskAgain(reason=reason):
                 self._failed(followed, ErrorCode.none, reason)
 

@@ -49,7 +49,7 @@ class Replication:
         lag_ms_max: int,
         links: ClusterLinks,
         lower_recovery_point: LowerRecoveryPoint,
-        not_kept: Callable[[], Coroutine[Any, Any, None]],
+        distrust_page_cache: Callable[[], Coroutine[Any, Any, None]],
         log: Logger,
     ) -> None:
         self.live: Mapping[int, int] = {}
@@ -60,7 +60,7 @@ class Replication:
         self._node_id = node_id
         self._links = links
         self._lower_recovery_point = lower_recovery_point
-        self._not_kept = not_kept
+        self._distrust_page_cache = distrust_page_cache
         self._log = log.bind(component="replication")
         self._broker_epoch = -1
         self._led: dict[Partition, None] = {}
@@ -257,7 +257,7 @@ class Replication:
                 return
 
     def sync_failed(self, partition: Partition) -> None:
-        self._run(self._not_kept())
+        self._run(self._distrust_page_cache())
         self.log_failed(partition)
 
     def cannot_lead(self, partition: Partition) -> None:

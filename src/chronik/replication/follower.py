@@ -53,11 +53,17 @@ class Nothing(NamedTuple):
 class Truncate(NamedTuple):
     """Drop everything from `offset` on: the leader's log does not have it.
 
-    `below_watermark` means that records are lost which this replica had told clients were committed.
+    `below_watermark` means that committed records go, as an unclean election has accepted.
     """
 
     offset: int
     below_watermark: bool
+
+
+class Refuse(NamedTuple):
+    """The leader lacks committed records from `offset` on: this replica keeps them, and does not follow."""
+
+    offset: int
 
 
 class StartOver(NamedTuple):
@@ -74,23 +80,25 @@ class AskAgain(NamedTuple):
     reason: str
 
 
-Decision: TypeAlias = Append | Nothing | Truncate | StartOver | AskAgain
+Decision: TypeAlias = Append | Nothing | Truncate | Refuse | StartOver | AskAgain
 
 
 class PartitionFollower:
     """One partition during one leader epoch, at a replica that does not lead it.
 
     Invariant: `high_watermark` is at most the leader's and at most what this node's copy counts as written; it falls
-    only where a truncation goes below it, which the cluster's rules exclude. Owned by the node's loop; nothing here
-    waits, reads a clock or touches a file.
+    only where an unclean election has accepted the loss. Owned by the node's loop; nothing here waits, reads a clock or
+    touches a file.
     """
 
-    __slots__ = ("_leaders_watermark", "high_watermark", "leader_epoch", "leader_id")
+    __slots__ = ("_leaders_watermark", "_unclean_epoch", "high_watermark", "leader_epoch", "leader_id")
 
-    def __init__(self, leader_id: int, leader_epoch: int, high_watermark: int) -> None:
+    def __init__(self, leader_id: int, leader_epoch: int, high_watermark: int, unclean_epoch: int = NO_EPOCH) -> None:
+        """`unclean_epoch` is the leader epoch of the last election that accepted the loss of committed records."""
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
+        self._unclean_epoch = unclean_epoch
         self._leaders_watermark = high_watermark
 
     def counted(self, end: int) -> bool:
@@ -127,7 +135,10 @@ class PartitionFollower:
             offset = truncation_offset(told, EpochEnd(*own.end_offset_for_epoch(told.epoch)))
             if offset >= own.log_end_offset:
                 return AskAgain(f"told to go back to {offset}, the log ends at {own.log_end_offset}")
-            return Truncate(offset, offset < self.high_watermark)
+            is_below = offset < self.high_watermark
+            if is_below and own.last_epoch >= self._unclean_epoch:
+                return Refuse(offset)
+            return Truncate(offset, is_below)
         if not answer.batches:
             return Nothing()
         return self._records(answer.batches, own)

@@ -1,20 +1,25 @@
 """Which leader epoch began at which offset.
 
-The file `leader-epoch-checkpoint`, as Kafka's, is text:
+The file `leader-epoch-checkpoint` is text, as Kafka's, with a checksum (see `small_files`), since truncation after a
+failover depends on it:
 
-    0                    version
-    2                    count of the lines that follow
+    1                    version
+    2                    count of the lines that follow, without the last one
     0 0                  epoch, start offset
     3 1745
+    crc32c=5f1b8a0e
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
+from chronik.storage.small_files import decode_lines, encode_lines
+
 __all__ = ["UNDEFINED", "LeaderEpochs"]
 
 UNDEFINED = -1
+VERSION = "1"
 
 
 class LeaderEpochs:
@@ -82,17 +87,14 @@ class LeaderEpochs:
         self._starts.clear()
 
     def encode(self) -> bytes:
-        lines = ["0", str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self.entries())]
-        return ("\n".join(lines) + "\n").encode()
+        return encode_lines(VERSION, (f"{epoch} {start}" for epoch, start in self.entries()))
 
     @staticmethod
     def decode(data: bytes) -> "LeaderEpochs | None":
         """None where the file is not what this process would have written."""
         try:
-            version, count, *lines = data.decode().splitlines()
+            lines = decode_lines(VERSION, data)
             entries = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]
-            if version != "0" or int(count) != len(entries):
-                return None
         except ValueError:
             return None
         grows = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries))

@@ -3,10 +3,14 @@
 meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
 clean-shutdown       there only between a clean shutdown and the next start: the broker epoch of who stopped
-recovery-points      text: version, count, then a line for each log: topic, partition, topic id, offset
-high-watermarks      text: version, count, then a line for each log: topic id, partition, offset
-last-life            the boot of the machine and the broker epoch of the last node here that counted on the page cache
+recovery-points      a line for each log (see `small_files`): topic, partition, topic id, offset
+high-watermarks      a line for each log: topic id, partition, offset
+boot-record          the processes that wrote here last, and the machine's boot (see `BootRecord`)
 logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
+set-aside/           see `set_aside`
+
+A log is listed in `recovery-points` before its first record is acknowledged. So a log that is listed and missing has
+lost records, and so has one that ends below its recovery point.
 """
 
 import json
@@ -16,23 +20,34 @@ from uuid import UUID
 
 from chronik.storage.disk import Disk, File, read_file, write_file_atomic
 from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.small_files import decode_value, encode_value
+from chronik.storage.set_aside import set_aside
+from chronik.storage.small_files import decode_lines, decode_value, encode_lines, encode_value
 
-__all__ = ["FORMAT_VERSION", "DataFolder", "FolderMeta", "Life", "RecoveryPoint", "TopicIdPartition", "TopicPartition"]
+__all__ = [
+    "FORMAT_VERSION",
+    "BootRecord",
+    "DataFolder",
+    "FolderMeta",
+    "RecoveryPoint",
+    "TopicIdPartition",
+    "TopicPartition",
+]
 
 FORMAT_VERSION: Final = 1
-POINTS_VERSION: Final = "1"
+POINTS_VERSION: Final = "2"
+BOOT_VERSION: Final = "1"
 
 META_NAME: Final = "meta.json"
 LOCK_NAME: Final = "lock"
 CLEAN_NAME: Final = "clean-shutdown"
-LIFE_NAME: Final = "last-life"
+BOOT_NAME: Final = "boot-record"
 POINTS_NAME: Final = "recovery-points"
 WATERMARKS_NAME: Final = "high-watermarks"
 LOGS_NAME: Final = "logs"
 NO_EPOCH: Final = -1
 TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
+INCARNATIONS_MAX: Final = 32
 
 TopicPartition = tuple[str, int]
 TopicIdPartition = tuple[UUID, int]
@@ -45,11 +60,17 @@ class RecoveryPoint(NamedTuple):
     offset: int
 
 
-class Life(NamedTuple):
-    """One process of a node: while the machine has not booted since, all that it wrote is there, killed or not."""
+class BootRecord(NamedTuple):
+    """Which processes of the node wrote here last.
 
-    boot_id: str
-    broker_epoch: int
+    `incarnations` are the last process that surely registered with the controller, and all processes since that tried
+    to. The controller knows one of them, unless this folder is an old copy. While the machine has not booted since
+    `boot_id`, all that the process of `broker_epoch` wrote is in the page cache, if not on disk, even if it was killed.
+    """
+
+    boot_id: str = ""
+    broker_epoch: int = NO_EPOCH
+    incarnations: tuple[UUID, ...] = ()
 
 
 class FolderMeta(NamedTuple):
@@ -73,7 +94,7 @@ class DataFolder:
         stopped_epoch: int | None,
         recovery_points: dict[TopicPartition, RecoveryPoint],
         high_watermarks: dict[TopicIdPartition, int] | None = None,
-        last_life: Life | None = None,
+        boot: BootRecord | None = None,
     ) -> None:
         self.disk = disk
         self.path = path
@@ -82,9 +103,10 @@ class DataFolder:
         """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
         self.stopped_epoch = stopped_epoch
         """The broker epoch under which it was registered then (KIP-966); None where it did not say."""
-        self.last_life = last_life
+        self.boot = boot
+        """None where the file is missing or damaged."""
         self.recovery_points = recovery_points
-        """The offset of each log below which data was durable when they were last written."""
+        """The offset of each log below which data was durable when they were last written. Owned by the loop."""
         self.high_watermarks = high_watermarks or {}
         """What each log's watermark was at least; by topic id, since a topic made anew begins at 0."""
         self._lock = lock
@@ -150,8 +172,8 @@ class DataFolder:
         was_clean, stopped_epoch = _decode_mark(mark)
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
         watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
-        life = _decode_life(read_file(disk, f"{path}/{LIFE_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks, life)
+        boot = _decode_boot(read_file(disk, f"{path}/{BOOT_NAME}") or b"")
+        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks, boot)
 
     def set_cluster_id(self, cluster_id: str) -> None:
         """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
@@ -159,18 +181,27 @@ class DataFolder:
         write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
         self.meta = meta
 
-    def record_life(self, boot_id: str, broker_epoch: int) -> None:
-        """From now on a process writes here that counts on the page cache."""
-        self.last_life = Life(boot_id, broker_epoch)
-        write_file_atomic(self.disk, f"{self.path}/{LIFE_NAME}", f"{broker_epoch} {boot_id}\n".encode())
+    def record_start(self, incarnation: UUID) -> None:
+        """This process is about to register. Before it does: the controller may know it, and this folder not yet."""
+        boot = self.boot or BootRecord()
+        known = boot.incarnations
+        if len(known) >= INCARNATIONS_MAX:
+            known = (known[0], *known[2 - INCARNATIONS_MAX :])
+        self._write_boot(boot._replace(incarnations=(*known, incarnation)))
 
-    def forget_life(self) -> None:
-        """What was written may be gone although the machine runs on: a sync has failed."""
-        self.last_life = None
-        path = f"{self.path}/{LIFE_NAME}"
-        if self.disk.exists(path):
-            self.disk.remove(path)
-            self.disk.sync_dir(self.path)
+    def record_registration(self, boot_id: str, broker_epoch: int, incarnation: UUID) -> None:
+        """This process has registered, and writes here from now on."""
+        self._write_boot(BootRecord(boot_id, broker_epoch, (incarnation,)))
+
+    def distrust_page_cache(self) -> None:
+        """What was written may be gone although the machine keeps running: a sync has failed."""
+        if self.boot is not None:
+            self._write_boot(self.boot._replace(boot_id=""))
+
+    def _write_boot(self, boot: BootRecord) -> None:
+        self.boot = boot
+        lines = (boot.boot_id, str(boot.broker_epoch), *map(str, boot.incarnations))
+        write_file_atomic(self.disk, f"{self.path}/{BOOT_NAME}", encode_lines(BOOT_VERSION, lines))
 
     def log_path(self, topic: str, partition: int) -> str:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
@@ -184,32 +215,55 @@ class DataFolder:
                 found.append((topic, int(partition)))
         return found
 
-    def claim_log(self, topic: str, partition: int, topic_id: UUID) -> None:
-        """Have the partition's folder belong to the topic of this id; what another topic of that name left there goes.
+    def is_lost(self, topic: str, partition: int, topic_id: UUID) -> bool:
+        """Whether a log of this very topic was here and is gone."""
+        point = self.recovery_point(topic, partition, topic_id)
+        if point is None:
+            return False
+        folder = self.log_path(topic, partition)
+        if not self.disk.exists(folder):
+            return True
+        path = f"{folder}/{TOPIC_ID_NAME}"
+        found = read_file(self.disk, path)
+        if found is None:
+            return point > 0 and not any(name.endswith(".log") for name in self.disk.listdir(folder))
+        return self._owner(topic, partition, path, found) != topic_id
 
-        A crash may come between a topic's deletion and that of its files, and the name be used again. Raises
-        StorageError where it cannot be told whose the folder is: nothing is deleted for a damaged file.
+    def claim_log(self, topic: str, partition: int, topic_id: UUID, now_ms: int) -> str | None:
+        """Have the partition's folder belong to the topic of this id; what another topic left there is set aside.
+
+        A crash may come between a topic's deletion and that of its files, and the name be used again. Returns where
+        that went, if anything did. Raises StorageError where it cannot be told whose the folder is. The caller lists
+        new logs in the recovery points before anything is appended to them.
         """
         path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
+        moved_to: str | None = None
         found = read_file(self.disk, path)
         if found is not None:
-            if self._owner(topic, partition, path, found) == topic_id:
+            owner = self._owner(topic, partition, path, found)
+            if owner == topic_id:
                 if not self.was_clean:
                     # Who wrote it may have been killed before its sync: a power loss would take it from the records.
                     self._sync(path)
-                return
-            self.remove_log(topic, partition)()
+                return None
+            if owner is not None:
+                moved_to = self.set_aside_log(topic, partition, now_ms)
         data = encode_value(str(topic_id))
         if self.disk.exists(self.log_path(topic, partition)):
             write_file_atomic(self.disk, path, data)
-            self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
-            return
-        # It begins here: what a former one had reached says nothing of it.
-        self.recovery_points.pop((topic, partition), None)
-        self.high_watermarks.pop((topic_id, partition), None)
-        self.disk.mkdir(self.log_path(topic, partition))
-        self._sync(path, data)
-        # The names become durable with the log's first records: that sync covers its folder and the one around it.
+        else:
+            self.disk.mkdir(self.log_path(topic, partition))
+            self._sync(path, data)
+        return moved_to
+
+    def sync_names(self) -> None:
+        """The folders of new logs are durable. Before they are listed: one that is listed and missing was lost."""
+        self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
+
+    def set_aside_log(self, topic: str, partition: int, now_ms: int) -> str:
+        """Move a log that no metadata knows out of the way; returns where it went."""
+        path = self.log_path(topic, partition)
+        return set_aside(self.disk, self.path, [path], f"{topic}-{partition}", now_ms)
 
     def _sync(self, path: str, data: bytes = b"") -> None:
         """The file's content is durable, `data` at its beginning."""
@@ -256,7 +310,6 @@ class DataFolder:
             self.disk.rmtree(deleted)
         if self.disk.exists(path):
             self.disk.rename(path, deleted)
-        self.recovery_points.pop((topic, partition), None)
 
         def remove() -> None:
             self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
@@ -318,10 +371,10 @@ def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:
         return False, None
 
 
-def _decode_life(data: bytes) -> Life | None:
+def _decode_boot(data: bytes) -> BootRecord | None:
     try:
-        broker_epoch, boot_id = data.decode().strip().split(" ", 1)
-        return Life(boot_id, int(broker_epoch))
+        boot_id, broker_epoch, *incarnations = decode_lines(BOOT_VERSION, data)
+        return BootRecord(boot_id, int(broker_epoch), tuple(map(UUID, incarnations)))
     except ValueError:
         return None
 
@@ -331,7 +384,7 @@ def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
 
 
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
-    """Empty where the file is missing or damaged: recovery then relies on the logs' own snapshots."""
+    """Empty where the file is missing or damaged: a log with records that is not listed is not proven to be whole."""
     try:
         return {
             (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
@@ -354,13 +407,9 @@ def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
 
 
 def _encode_lines(entries: Iterable[str]) -> bytes:
-    lines = sorted(entries)
-    return ("\n".join([POINTS_VERSION, str(len(lines)), *lines]) + "\n").encode()
+    return encode_lines(POINTS_VERSION, sorted(entries))
 
 
 def _decode_lines(data: bytes) -> list[list[str]]:
     """The fields of each line. Raises ValueError unless the file is whole."""
-    version, count, *lines = data.decode().splitlines()
-    if version != POINTS_VERSION or int(count) != len(lines):
-        raise ValueError("the file is of another version, or cut off")
-    return [line.split(" ") for line in lines]
+    return [line.split(" ") for line in decode_lines(POINTS_VERSION, data)]

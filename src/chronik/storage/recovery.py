@@ -59,6 +59,7 @@ class RecoveryReport:
     truncated_bytes: int = 0
     removed_segments: int = 0
     rebuilt_indexes: int = 0
+    rebuilt_epochs: bool = False
     finished_swaps: int = 0
     ends_below_recovery_point: bool = False
     damages: list[Damage] = field(default_factory=list)
@@ -138,8 +139,14 @@ class _Recovery:
             # DeleteRecords had removed it, but for its files.
             self._remove(segments.pop(0))
         self.cleaned_upto = read_number(self.disk, f"{self.folder}/{CLEANER_NAME}") or 0
-        self.epochs = LeaderEpochs.decode(read_file(self.disk, f"{self.folder}/{EPOCHS_NAME}") or b"") or self.epochs
         snapshots, snapshot = self._newest_snapshot(names, segments)
+        epochs = LeaderEpochs.decode(read_file(self.disk, f"{self.folder}/{EPOCHS_NAME}") or b"")
+        if epochs is not None:
+            self.epochs = epochs
+        elif snapshot is not None:
+            # Which epochs lie below the snapshot is not known: all batches are read again to find them.
+            self.report.rebuilt_epochs = True
+            snapshot = None
         self.producers = restore_producers(snapshot, self.config.producer_expiration_ms)
         end_offset, is_broken = self._recover(segments, snapshot)
         if segments:
@@ -150,6 +157,8 @@ class _Recovery:
             # The tail was lost down to below what DeleteRecords had removed.
             self._start_over(segments, log_start)
             end_offset = log_start
+        if end_offset < self.recovery_point and not self.report.damages:
+            self.report.ends_below_recovery_point = True
         self.epochs.truncate_to(end_offset)
         self.epochs.start_at(log_start)
         self.producers.expire(self.now_ms)
@@ -250,8 +259,6 @@ class _Recovery:
                 return self._broken(segments, at, position, offset), True
             self._truncate(segments, at, position, offset)
             break
-        if offset < self.recovery_point and not self.report.damages:
-            self.report.ends_below_recovery_point = True
         active = segments[-1]
         if touched:
             # What was found may be in the page cache only; from here on it counts as durable.

@@ -1,16 +1,23 @@
-"""Small text files that decide what becomes of data: one value and its checksum, on one line.
+"""Small text files that decide what becomes of data: one value or several lines, with a checksum.
 
     <value> crc32c=<of the value, 8 hex digits>     and a newline
+
+    <version>
+    <count of the lines that follow, without the last one>
+    <line>...
+    crc32c=<of all lines before this one, with their newlines>
 
 One flipped bit in such a file must not hide records, or have them deleted. Files of earlier versions have the value
 alone, with its newline.
 """
 
+from collections.abc import Iterable
+
 from crc32c import crc32c
 
 from chronik.storage.disk import Disk, read_file
 
-__all__ = ["Damaged", "decode_value", "encode_value", "read_number"]
+__all__ = ["Damaged", "decode_lines", "decode_value", "encode_lines", "encode_value", "read_number"]
 
 
 class Damaged(ValueError):
@@ -37,6 +44,27 @@ def decode_value(data: bytes) -> str:
     if separator and checksum != _checksum(value):
         raise Damaged("it fails its checksum")
     return value
+
+
+def encode_lines(version: str, lines: Iterable[str]) -> bytes:
+    lines = list(lines)
+    text = "\n".join([version, str(len(lines)), *lines]) + "\n"
+    return f"{text}{_checksum(text)}\n".encode()
+
+
+def decode_lines(version: str, data: bytes) -> list[str]:
+    """The lines of a file of this version. Raises Damaged."""
+    try:
+        text, separator, checksum = data.decode().removesuffix("\n").rpartition("\n")
+    except UnicodeDecodeError:
+        raise Damaged("it is no text") from None
+    text += separator
+    if not data.endswith(b"\n") or checksum != _checksum(text):
+        raise Damaged("it is cut off, or fails its checksum")
+    found, count, *lines = text.splitlines()
+    if found != version or count != str(len(lines)):
+        raise Damaged(f"it is of version {found}")
+    return lines
 
 
 def read_number(disk: Disk, path: str) -> int | None:

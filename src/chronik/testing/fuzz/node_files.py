@@ -83,9 +83,9 @@ def _fuzz(count: int, seed: int, write: Callable[[Path], None], check: Callable[
 
 def _write_folder(path: Path) -> None:
     folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
-    folder.claim_log(TOPIC, 0, TOPIC_ID)
+    folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
     (path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log").write_bytes(RECORDS)
-    folder.record_life("boot", 3)
+    folder.record_registration("boot", 3, TOPIC_ID)
     folder.record_clean_shutdown({(TOPIC, 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
     folder.close()
 
@@ -98,7 +98,7 @@ def _open_folder(path: Path) -> str:
     except Exception as error:
         raise BrokenFiles(f"opening ends with {error!r}") from error
     try:
-        folder.claim_log(TOPIC, 0, TOPIC_ID)
+        folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
         outcome = "opened"
     except StorageError as error:
         outcome = _refused(error.message)

@@ -1,0 +1,127 @@
+"""What this node tells the controller about its own replicas: records that they lost, and how far their logs go.
+
+A replica that lost records plays no part until the controller has committed that it is neither in sync nor eligible to
+lead. Until then the proof of the loss stays on disk, so that a crash in between changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
+from uuid import UUID
+
+from chronik.metadata.calls import ReplicaReport, ReportedResult
+from chronik.metadata.elections import Loss
+from chronik.metadata.image import NO_LEADER
+from chronik.observe.logging import Logger
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.partition import Partition
+
+REPORT_INTERVAL_S = 1.0
+REPORTS_PER_CALL_MAX = 1_000
+WAITING_LOGGED_S = 5.0
+
+Report: TypeAlias = Callable[[tuple[ReplicaReport, ...]], Awaitable[ReportedResult]]
+"""Returns when the controller has committed what follows from the reports; KafkaError where it has not."""
+OnReported: TypeAlias = Callable[[ReplicaReport, str], None]
+"""A loss is known to the controller; the text says why the replica stays in sync all the same, if it does."""
+
+
+class ReplicaReports:
+    """Owned by the loop. `flush` before the node heartbeats, `start` after."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node_id: int,
+        partitions: Callable[[], Iterable[Partition]],
+        report: Report,
+        on_reported: OnReported,
+        log: Logger,
+    ) -> None:
+        self._loop = loop
+        self._node_id = node_id
+        self._partitions = partitions
+        self._report = report
+        self._on_reported = on_reported
+        self._log = log
+        self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._run(), name="replica-reports")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def add(self, report: ReplicaReport) -> None:
+        """The next call to the controller carries it."""
+        self._pending[report.topic_id, report.partition] = report
+
+    def forget(self, topic_id: UUID, index: int) -> None:
+        """The replica is not this node's any more."""
+        self._pending.pop((topic_id, index), None)
+
+    async def lost(self, partition: Partition, loss: Loss, reason: str) -> None:
+        """Returns once this node's replica is neither in sync nor eligible to lead.
+
+        KafkaError where it stays, since no other replica could lead, or where the controller did not answer.
+        """
+        (refusal,) = (await self._report((report_of(partition, loss, reason),))).refusals
+        if refusal:
+            raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
+
+    async def flush(self) -> None:
+        """Returns when the controller knows every loss that was found so far, however long that takes."""
+        logged_s = self._loop.time()
+        while self._pending:
+            try:
+                await self._send_losses()
+            except KafkaError as error:
+                if self._loop.time() - logged_s >= WAITING_LOGGED_S:
+                    logged_s = self._loop.time()
+                    self._log.warning("waiting_to_report_losses", replicas=len(self._pending), reason=error.message)
+                await asyncio.sleep(0.1)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            try:
+                await self._send_losses()
+                await self._send_lengths()
+            except KafkaError as error:
+                self._log.info("replicas_not_reported", reason=error.message)
+            except Exception:
+                self._log.exception("replicas_not_reported")
+
+    async def _send_losses(self) -> None:
+        while self._pending:
+            reports = tuple(self._pending.values())[:REPORTS_PER_CALL_MAX]
+            result = await self._report(reports)
+            for report, refusal in zip(reports, result.refusals, strict=True):
+                if self._pending.get((report.topic_id, report.partition)) is report:
+                    self.forget(report.topic_id, report.partition)
+                    self._on_reported(report, refusal)
+
+    async def _send_lengths(self) -> None:
+        """Where only unproven replicas are left, the controller elects the longest log."""
+        reports = [
+            report_of(partition)
+            for partition in self._partitions()
+            if (image := partition.image) is not None and image.leader == NO_LEADER and self._node_id in image.unproven
+        ]
+        for at in range(0, len(reports), REPORTS_PER_CALL_MAX):
+            await self._report(tuple(reports[at : at + REPORTS_PER_CALL_MAX]))
+
+
+def report_of(partition: Partition, loss: Loss | None = None, reason: str = "") -> ReplicaReport:
+    log = partition.log
+    end = log.log_end_offset
+    last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else -1
+    return ReplicaReport(
+        partition.topic_id, partition.index, end, last_epoch, "" if loss is None else loss.value, reason
+    )
