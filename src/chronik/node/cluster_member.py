@@ -59,12 +59,19 @@ REFUSED_S = 5.0
 """Refusals may pass: the peer may not have noticed yet that this node's former process is gone."""
 
 WAITING_LOGGED_S = 5.0
+NO_METADATA_S = 20.0
+"""A node without metadata waits this long for a cluster to join, once it has been connected to all founders."""
+
 MAJORITY_LOST_S = 2.0
 HAND_OVER_S = 1.0
 LEAVE_TIMEOUT_S = 6.0
 """Longer than the controller's patience with partitions that only this broker can lead."""
 
 PROPOSAL_TIMEOUT_S = 10.0
+
+WITHOUT_METADATA = (
+    "rebuild it from the logs with `chronik cluster restore-metadata`, or start with an empty data folder"
+)
 
 
 class ClusterMember:
@@ -83,6 +90,9 @@ class ClusterMember:
         self._follows = asyncio.Event()
         """Set while another node leads the Raft group."""
         self._meta_written: asyncio.Task[None] | None = None
+        self._has_lost_metadata = False
+        """Whether there are logs here beside an empty Raft store."""
+        self._met_founders: set[int] = set()
         self.identity = Identity(
             config.node_id,
             broker.env.new_uuid(),
@@ -111,8 +121,9 @@ class ClusterMember:
         try:
             if stored.snapshot is not None and not stored.snapshot.membership.members:
                 stored = await self._take_over(store, stored, stored.snapshot)
+            self._has_lost_metadata = await self._is_metadata_lost(stored)
             node = self._raft_node(stored)
-            await self._check(node, stored)
+            self._check(node, stored)
         except BaseException:
             await broker.run_blocking(store.close)
             raise
@@ -145,7 +156,8 @@ class ClusterMember:
             int(self._loop.time() * 1000),
             address=self.identity.internal,
             seeds=[peer.id for peer in config.peers],
-            founders=founders(config),
+            # With logs here a cluster has been founded before: to found another one would orphan them.
+            founders=() if self._has_lost_metadata else founders(config),
         )
 
     async def _take_over(self, store: RaftStore, stored: StoredState, former: Snapshot) -> StoredState:
@@ -165,18 +177,20 @@ class ClusterMember:
         )
         return await self._broker.run_blocking(store.load)
 
-    async def _check(self, node: RaftNode, stored: StoredState) -> None:
-        config, path = self._config, f"{self._folder.path}/{STORE_NAME}"
+    async def _is_metadata_lost(self, stored: StoredState) -> bool:
+        """Whether there are logs, and no metadata that knows them. A node alone cannot start then."""
+        is_blank = stored.snapshot is None and not stored.entries
+        if not is_blank or not await self._broker.run_blocking(self._folder.partitions):
+            return False
+        path = f"{self._folder.path}/{STORE_NAME}"
+        if not self._config.peers:
+            raise StoreError(f"{path} is missing or empty though there are logs beside it: {WITHOUT_METADATA}")
+        self._log.error("metadata_lost", path=path, then="this node joins its cluster again and keeps its logs")
+        return True
+
+    def _check(self, node: RaftNode, stored: StoredState) -> None:
+        config = self._config
         members = node.membership.members
-        is_blank = node.last_index == 0
-        has_logs = bool(await self._broker.run_blocking(self._folder.partitions))
-        if is_blank and has_logs and not config.peers:
-            raise StoreError(
-                f"{path} is empty though there are logs beside it: put back the file that was there, "
-                "or start with an empty data folder"
-            )
-        if is_blank and has_logs:
-            self._log.warning("metadata_lost", path=path, then="this node joins its cluster anew and keeps its logs")
         others = [member.node_id for member in members if member.is_voter and member.node_id != config.node_id]
         if others and not config.peers:
             raise ConfigError(
@@ -233,6 +247,7 @@ class ClusterMember:
                         f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
                     ) from None
                 self._give_up_if_refused(now_s - started_s, error)
+                self._give_up_without_metadata(now_s - started_s)
                 if now_s - logged_s >= WAITING_LOGGED_S:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
@@ -275,6 +290,18 @@ class ClusterMember:
         refusals = [status.reason for status in statuses if status.state is PeerState.REJECTED]
         if refusals and not any(status.state is PeerState.CONNECTED for status in statuses):
             raise ConfigError(refusals[0])
+
+    def _give_up_without_metadata(self, waited_s: float) -> None:
+        """A node that lost its metadata can only join. If all founders did, there is nothing to join."""
+        if not self._has_lost_metadata:
+            return
+        others = set(founders(self._config)) - {self._config.node_id}
+        self._met_founders |= {node_id for node_id in others if self.peers.is_connected(node_id)}
+        if waited_s >= NO_METADATA_S and others <= self._met_founders and self.raft.leader_id < 0:
+            raise StoreError(
+                f"{self._folder.path}/{STORE_NAME} is missing or empty though there are logs beside it, and no node of "
+                f"this cluster has its metadata: {WITHOUT_METADATA}"
+            )
 
     async def propose_isr(
         self,
@@ -380,7 +407,7 @@ class ClusterMember:
             self._broker.failed_by(
                 DataFolderError(
                     f"{self._folder.path}/{STORE_NAME} belongs to cluster {cluster_id}, its folder to {known}: "
-                    "put back the file that was there"
+                    "move this folder away, so that the node joins again with an empty one"
                 )
             )
             return

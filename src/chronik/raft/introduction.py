@@ -59,10 +59,15 @@ class Introduction:
         return self._state.is_blank and met is not None and met != message.source_store
 
     def hello(self, message: Message, hello: Hello) -> None:
-        """Another node is there with an empty store; this one is empty too, and says so to just that store."""
+        """Another node is there with an empty store; this one is empty too, and says so to just that store.
+
+        Not if it may only join: a cluster must not be founded with it.
+        """
         if hello.is_relayed:
             return
         self._met[hello.node_id] = hello.store
+        if not self._founders:
+            return
         self._state.send(hello.node_id, hello.store, HelloReply(self._state.address))
 
     def reply(self, message: Message, reply: HelloReply) -> bool:

@@ -1,0 +1,190 @@
+"""Files of one replica that are lost, shortened, damaged or old: nothing acknowledged is, and no human repairs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_replicas import replicas_agree, stored_batches
+from tests.support.eventually import eventually
+
+RECORDS = 2_000
+READ_TIMEOUT_S = 60.0
+
+
+def produce(nodes: Nodes, topic: str, first: int, count: int) -> None:
+    """Records with acks=all, all of them acknowledged."""
+    errors: list[object] = []
+
+    def answered(error: object, _: object) -> None:
+        if error is not None:
+            errors.append(error)
+
+    producer = Producer({"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    for number in range(first, first + count):
+        producer.produce(topic, f"record-{number}".encode(), partition=0, on_delivery=answered)
+        producer.poll(0)
+    assert producer.flush(READ_TIMEOUT_S) == 0
+    assert errors == []
+
+
+def check_all_are_read(nodes: Nodes, topic: str, count: int) -> None:
+    consumer = Consumer(
+        {"bootstrap.servers": nodes.bootstrap, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[str] = []
+
+    def read() -> bool:
+        for message in consumer.consume(500, 0.5):
+            if message.error() is None:
+                values.append((message.value() or b"").decode())
+        return len(values) >= count
+
+    try:
+        eventually(read, READ_TIMEOUT_S, f"{count} records are read")
+    finally:
+        consumer.close()
+    assert values == [f"record-{number}" for number in range(count)]
+
+
+def log_of(nodes: Nodes, node_id: int, topic: str) -> Path:
+    return Path(nodes.node(node_id).folder) / "logs" / f"{topic}-0"
+
+
+def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
+    """Everything is read, all replicas are in sync with the same bytes, and no node met what it did not expect."""
+    nodes.wait_in_sync()
+    check_all_are_read(nodes, topic, count)
+    replicas_agree({node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}, f"{topic}-0", count)
+    nodes.no_surprises()
+
+
+def remove(log: Path) -> None:
+    shutil.rmtree(log)
+
+
+def cut_at_a_batch(log: Path) -> None:
+    """The log ends early, exactly between two batches."""
+    batches = list(stored_batches(log))
+    kept_bytes = sum(len(data) for _, data in batches[: len(batches) // 2])
+    (segment,) = log.glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(kept_bytes)
+
+
+def damage_a_batch(log: Path) -> None:
+    """The size of a batch in the middle of the log is not what it was, so that nothing after it can be reached."""
+    batches = list(stored_batches(log))
+    at = sum(len(data) for _, data in batches[: len(batches) // 2])
+    (segment,) = log.glob("*.log")
+    with segment.open("r+b") as file:
+        file.seek(at + 8)
+        file.write(b"\xff\xff")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("hurt", [remove, cut_at_a_batch])
+def test_a_log_that_lost_records_does_not_lead(
+    start_nodes: StartNodes, hurt: Callable[[Path], None], is_first: bool
+) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    victim = nodes.partitions(topic)[0].replicas[0]
+    points = Path(nodes.node(victim).folder) / "recovery-points"
+    if hurt is cut_at_a_batch:
+        eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+    nodes.kill_all()
+    hurt(log_of(nodes, victim, topic))
+    if is_first:
+        nodes.start(victim)
+    nodes.start_all()
+    check_whole_again(nodes, topic, RECORDS)
+
+
+def test_a_log_that_is_removed_seconds_after_its_first_record_does_not_lead(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=600_000)
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    victim = nodes.partitions(topic)[0].replicas[0]
+    nodes.kill_all()
+    remove(log_of(nodes, victim, topic))
+    nodes.start_all()
+    check_whole_again(nodes, topic, RECORDS)
+
+
+def test_a_damaged_replica_that_returns_first_does_not_hold_its_partition_hostage(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    victim = nodes.partitions(topic)[0].replicas[0]
+    points = Path(nodes.node(victim).folder) / "recovery-points"
+    eventually(lambda: f" {RECORDS}\n" in points.read_text(), what="the recovery point is written")
+    nodes.kill_all()
+    damage_a_batch(log_of(nodes, victim, topic))
+    nodes.start(victim)
+    for node_id in nodes.ids:
+        if node_id != victim:
+            nodes.start(node_id)
+    assert nodes.leader(topic) != victim
+    check_all_are_read(nodes, topic, RECORDS)
+    produce(nodes, topic, RECORDS, 100)
+
+
+def test_a_node_on_an_old_copy_of_its_folder_does_not_lead(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    victim = nodes.partitions(topic)[0].replicas[0]
+    folder = Path(nodes.node(victim).folder)
+    nodes.stop(victim)
+    shutil.copytree(folder, folder.with_name("copy"))
+    nodes.start(victim)
+    nodes.wait_in_sync()
+    produce(nodes, topic, RECORDS, RECORDS)
+    nodes.kill_all()
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+    nodes.start(victim)
+    nodes.start_all()
+    check_whole_again(nodes, topic, 2 * RECORDS)
+
+
+def test_an_eligible_replica_whose_log_is_gone_is_not_elected(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1, min_insync_replicas="3")
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    victim, *others = nodes.partitions(topic)[0].replicas
+    nodes.kill(victim)
+    eventually(lambda: victim not in nodes.partitions(topic)[0].isr, what="the replica is eligible only")
+    nodes.kill_all()
+    remove(log_of(nodes, victim, topic))
+    nodes.start(victim)
+    for node_id in others:
+        nodes.start(node_id)
+    check_whole_again(nodes, topic, RECORDS)
+
+
+def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    nodes.kill_all()
+    before = {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
+    for node_id in nodes.ids:
+        for path in Path(nodes.node(node_id).folder).glob("metadata.db*"):
+            path.unlink()
+    for node_id in nodes.ids:
+        nodes.local.launch(node_id)
+    eventually(lambda: not nodes.running, 60.0, "all nodes give up")
+    for node_id in nodes.ids:
+        assert "chronik cluster restore-metadata" in nodes.log_text(node_id)
+    assert before == {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
