@@ -173,6 +173,27 @@ def test_an_eligible_replica_whose_log_is_gone_is_not_elected(nodes: Nodes) -> N
     check_whole_again(nodes, topic, RECORDS)
 
 
+def test_an_old_copy_of_metadata_is_refused_and_without_it_the_node_joins_again(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    victim = nodes.partitions(topic)[0].replicas[0]
+    folder = Path(nodes.node(victim).folder)
+    nodes.stop(victim)
+    shutil.copy(folder / "metadata.db", folder / "metadata.copy")
+    nodes.start(victim)
+    nodes.wait_in_sync()
+    nodes.stop(victim)
+    for path in folder.glob("metadata.db*"):
+        path.unlink()
+    shutil.copy(folder / "metadata.copy", folder / "metadata.db")
+    nodes.local.launch(victim)
+    eventually(lambda: nodes.node(victim).process.state != "running", 60.0, "the node gives up")
+    assert "is an old copy that has forgotten votes" in nodes.log_text(victim)
+    (folder / "metadata.db").unlink()
+    nodes.start(victim)
+    check_whole_again(nodes, topic, RECORDS)
+
+
 def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)

@@ -146,7 +146,7 @@ def test_a_store_that_was_lost_beside_logs_is_not_taken_for_a_new_node_alone(tmp
         (tmp_path / "node-1" / "logs" / "orders-0").mkdir(parents=True)
         (tmp_path / "node-1" / "meta.json").write_text('{"format_version": 1, "node_id": 1, "cluster_id": "c"}')
         for _ in range(2):
-            with pytest.raises(StoreError, match="is empty though there are logs"):
+            with pytest.raises(StoreError, match="is missing or empty though there are logs"):
                 await nodes.start(1)
 
     play(tmp_path, story, count=1, **ALONE)

@@ -172,24 +172,24 @@ def test_the_boot_record_names_the_last_registered_process_and_all_since(tmp_pat
     folder = opened(tmp_path)
     assert folder.boot is None
     folder.record_start(first)
-    folder.record_registration("boot 1", 7, first)
+    folder.record_registration("boot 1", 7, first, 11)
     folder.close()
     for incarnation in (second, third):
         folder = opened(tmp_path)
         folder.record_start(incarnation)
         folder.close()
     folder = opened(tmp_path)
-    assert folder.boot == BootRecord("boot 1", 7, (first, second, third))
-    folder.record_registration("boot 2", 9, third)
+    assert folder.boot == BootRecord("boot 1", 7, (first, second, third), 11)
+    folder.record_registration("boot 2", 9, third, 12)
     folder.close()
     folder = opened(tmp_path)
-    assert folder.boot == BootRecord("boot 2", 9, (third,))
+    assert folder.boot == BootRecord("boot 2", 9, (third,), 12)
     folder.close()
 
 
 def test_the_boot_record_is_bounded_and_keeps_the_last_registered_process(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.record_registration("boot 1", 7, UUID(int=0))
+    folder.record_registration("boot 1", 7, UUID(int=0), 11)
     for number in range(1, 100):
         folder.record_start(UUID(int=number))
     assert folder.boot is not None
@@ -200,11 +200,11 @@ def test_the_boot_record_is_bounded_and_keeps_the_last_registered_process(tmp_pa
 
 def test_after_a_failed_sync_the_page_cache_proves_nothing_to_the_next_process(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.record_registration("boot 1", 7, UUID(int=1))
+    folder.record_registration("boot 1", 7, UUID(int=1), 11)
     folder.distrust_page_cache()
     folder.close()
     folder = opened(tmp_path)
-    assert folder.boot == BootRecord("", 7, (UUID(int=1),))
+    assert folder.boot == BootRecord("", 7, (UUID(int=1),), 11)
     folder.close()
 
 
@@ -223,7 +223,7 @@ def test_a_listed_log_whose_folder_is_gone_is_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["recovery-points", "high-watermarks", "boot-record"])
 def test_a_flipped_bit_in_a_small_file_is_noticed(tmp_path: Path, name: str) -> None:
     folder = opened(tmp_path)
-    folder.record_registration("boot 1", 7, UUID(int=1))
+    folder.record_registration("boot 1", 7, UUID(int=1), 11)
     folder.record_clean_shutdown({("orders", 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
     folder.close()
     path = tmp_path / "data" / name

@@ -189,8 +189,16 @@ class ClusterMember:
         return True
 
     def _check(self, node: RaftNode, stored: StoredState) -> None:
-        config = self._config
+        config, boot = self._config, self._folder.boot
         members = node.membership.members
+        if members and boot is not None and node.last_index < boot.raft_index:
+            way_out = (
+                "remove it, and the node joins its cluster again with its logs" if config.peers else "restore that"
+            )
+            raise StoreError(
+                f"{self._folder.path}/{STORE_NAME} ends at entry {node.last_index} and had reached {boot.raft_index}: "
+                f"it is an old copy that has forgotten votes and metadata: {way_out}"
+            )
         others = [member.node_id for member in members if member.is_voter and member.node_id != config.node_id]
         if others and not config.peers:
             raise ConfigError(
@@ -254,7 +262,9 @@ class ClusterMember:
             await asyncio.sleep(0.1)
         boot_id = broker.env.boot_id if config.durability == REPLICATED else ""
         epoch = self.session.broker_epoch
-        await broker.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation))
+        # What is applied here is durable here.
+        index = self.metadata.applied_index
+        await broker.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation, index))
 
     def _last_process(self) -> tuple[bool, int | None]:
         """Whether the process before this one left all that it had written, and the broker epoch that it had.

@@ -129,6 +129,11 @@ class RaftMetadataLog:
         return self._image.version
 
     @property
+    def applied_index(self) -> int:
+        """The last entry of the Raft log that was applied here; it is durable here."""
+        return self._applied_index
+
+    @property
     def is_controller(self) -> bool:
         return self._is_controller
 

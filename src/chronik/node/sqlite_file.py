@@ -50,7 +50,8 @@ class SqliteFile:
             # The latter where SQLite quotes what it found in the file.
             raise StoreError(
                 f"{self.path} is damaged or cannot be opened ({one_line(error)}): "
-                "restore it from a copy, or start with an empty data folder"
+                "remove it, and a node of a cluster joins again with its logs; for a node alone, run "
+                "`chronik cluster restore-metadata`"
             ) from error
 
     @contextmanager

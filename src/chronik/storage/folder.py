@@ -66,11 +66,13 @@ class BootRecord(NamedTuple):
     `incarnations` are the last process that surely registered with the controller, and all processes since that tried
     to. The controller knows one of them, unless this folder is an old copy. While the machine has not booted since
     `boot_id`, all that the process of `broker_epoch` wrote is in the page cache, if not on disk, even if it was killed.
+    `raft_index` is how far the Raft log in `metadata.db` was durable when that process registered.
     """
 
     boot_id: str = ""
     broker_epoch: int = NO_EPOCH
     incarnations: tuple[UUID, ...] = ()
+    raft_index: int = 0
 
 
 class FolderMeta(NamedTuple):
@@ -189,9 +191,9 @@ class DataFolder:
             known = (known[0], *known[2 - INCARNATIONS_MAX :])
         self._write_boot(boot._replace(incarnations=(*known, incarnation)))
 
-    def record_registration(self, boot_id: str, broker_epoch: int, incarnation: UUID) -> None:
+    def record_registration(self, boot_id: str, broker_epoch: int, incarnation: UUID, raft_index: int) -> None:
         """This process has registered, and writes here from now on."""
-        self._write_boot(BootRecord(boot_id, broker_epoch, (incarnation,)))
+        self._write_boot(BootRecord(boot_id, broker_epoch, (incarnation,), raft_index))
 
     def distrust_page_cache(self) -> None:
         """What was written may be gone although the machine keeps running: a sync has failed."""
@@ -200,7 +202,7 @@ class DataFolder:
 
     def _write_boot(self, boot: BootRecord) -> None:
         self.boot = boot
-        lines = (boot.boot_id, str(boot.broker_epoch), *map(str, boot.incarnations))
+        lines = (boot.boot_id, str(boot.broker_epoch), str(boot.raft_index), *map(str, boot.incarnations))
         write_file_atomic(self.disk, f"{self.path}/{BOOT_NAME}", encode_lines(BOOT_VERSION, lines))
 
     def log_path(self, topic: str, partition: int) -> str:
@@ -373,8 +375,8 @@ def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:
 
 def _decode_boot(data: bytes) -> BootRecord | None:
     try:
-        boot_id, broker_epoch, *incarnations = decode_lines(BOOT_VERSION, data)
-        return BootRecord(boot_id, int(broker_epoch), tuple(map(UUID, incarnations)))
+        boot_id, broker_epoch, raft_index, *incarnations = decode_lines(BOOT_VERSION, data)
+        return BootRecord(boot_id, int(broker_epoch), tuple(map(UUID, incarnations)), int(raft_index))
     except ValueError:
         return None
 

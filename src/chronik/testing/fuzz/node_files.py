@@ -85,7 +85,7 @@ def _write_folder(path: Path) -> None:
     folder = DataFolder.open(RealDisk(), str(path), NODE_ID, "cluster")
     folder.claim_log(TOPIC, 0, TOPIC_ID, 0)
     (path / "logs" / f"{TOPIC}-0" / f"{0:020d}.log").write_bytes(RECORDS)
-    folder.record_registration("boot", 3, TOPIC_ID)
+    folder.record_registration("boot", 3, TOPIC_ID, 0)
     folder.record_clean_shutdown({(TOPIC, 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
     folder.close()
 
