@@ -56,6 +56,18 @@ def test_a_leader_that_reports_its_own_log_is_replaced_at_once() -> None:
     assert cluster.leader == 2 and cluster.isr == (2, 3)
 
 
+def test_a_follower_that_reports_its_log_is_not_taken_back_for_what_it_fetched_before() -> None:
+    cluster = Cluster()
+    cluster.create()
+    proposal = cluster.proposal((1, 2, 3))
+    epoch = cluster.partition().leader_epoch
+    assert cluster.report(3, loss=Loss.SPOILED) is None
+    assert (cluster.leader, cluster.isr, cluster.partition().leader_epoch) == (1, (1, 2), epoch + 1)
+    with pytest.raises(KafkaError) as raised:
+        cluster.alter_isr(proposal)
+    assert raised.value.code is ErrorCode.fenced_leader_epoch
+
+
 def test_the_last_replica_stays_while_its_log_is_only_spoiled() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))

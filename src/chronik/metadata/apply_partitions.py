@@ -128,7 +128,7 @@ def _changed(topic: str, old: PartitionImage, change: PartitionChange) -> Partit
         last_known_leader = NO_LEADER
     elif old.leader != NO_LEADER:
         last_known_leader = old.leader
-    leader_epoch = old.leader_epoch + (leader != old.leader)
+    leader_epoch = old.leader_epoch + (leader != old.leader or change.begins_epoch)
     return PartitionImage(
         old.partition,
         leader,

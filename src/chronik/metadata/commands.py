@@ -38,7 +38,8 @@ class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
 
     Encoded as a list, since thousands of them go into one command: a field may be added at the end, with a default.
     `replicas`, `adding` and `removing` stay as they are where None. `is_unclean`: the new leader may lack committed
-    records, and that loss is accepted.
+    records, and that loss is accepted. `begins_epoch`: the leader stays and starts a new leader epoch, in which nothing
+    counts that its replicas told it before.
     """
 
     partition: int
@@ -51,6 +52,7 @@ class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
     removing: tuple[int, ...] | None = None
     unproven: tuple[int, ...] = ()
     is_unclean: bool = False
+    begins_epoch: bool = False
 
 
 class TopicChanges(msgspec.Struct, frozen=True, array_like=True):

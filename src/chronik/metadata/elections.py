@@ -82,6 +82,7 @@ class Draft:
     """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`.
 
     `is_given_up`: the leader itself asks for another one, and serves no more. `is_forced`: it had its time for that.
+    `begins_epoch`: a leader that stays starts a new leader epoch, if anything changes.
     After `settle`, `hand_over_to` is who it should give the partition to, and `is_waiting` tells that the next leader
     waits for the last one to know.
     """
@@ -90,6 +91,7 @@ class Draft:
         "_is_unclean",
         "_lost",
         "adding",
+        "begins_epoch",
         "eligible",
         "hand_over_to",
         "image",
@@ -112,6 +114,7 @@ class Draft:
         self.unproven = image.unproven
         self.adding = image.adding
         self.removing = image.removing
+        self.begins_epoch = False
         self.is_given_up = False
         self.is_forced = False
         self.is_waiting = False
@@ -188,6 +191,7 @@ class Draft:
             self.removing if is_moved else None,
             self.unproven,
             self._is_unclean,
+            self.begins_epoch,
         )
 
     def _still_serves(self, brokers: BrokerStates) -> bool:

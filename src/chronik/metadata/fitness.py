@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from chronik.metadata.calls import ReportReplicasCall
 from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.image import NO_LEADER, ClusterImage
 from chronik.metadata.reassignment import Plan
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -39,8 +39,10 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
                 f"{topic.name}-{report.partition} has no other replica in sync",
             )
             continue
-        # A leader that reports its own log serves no more.
+        # A leader that reports its own log serves no more. Any other leader must not take the replica back into the ISR
+        # for what it fetched before.
         draft.is_given_up = partition.leader == broker.id
+        draft.begins_epoch = partition.leader not in (broker.id, NO_LEADER)
         draft.settle(brokers, TopicRules.of(image, topic))
         plan.changes.add(topic.id, draft.change())
     return plan
