@@ -152,10 +152,10 @@ class LocalCluster:
 
     def introduce(self) -> None:
         """Writes to each node's settings who the others are, and gives it the secret that they share."""
-        self._share_secret()
         for node in self.nodes:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
+        self._share_secret()
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
