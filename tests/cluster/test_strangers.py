@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_strangers import Stray, said_by, stray
+from tests.cluster.test_minority import append, once_each, read
 from tests.node.support_wire import WireClient, batch, unique
 from tests.support.eventually import eventually
 from tests.support.handshake import NONCE, NotProven, Stranger, proven_connection
@@ -205,3 +206,24 @@ def test_nodes_of_a_local_cluster_share_a_secret_and_none_of_them_shows_it(share
         shown.append(node.get("/api/cluster")[1].decode())
         for text in shown:
             assert secret.strip() not in text
+
+
+@pytest.mark.timeout(300)
+def test_the_secret_is_changed_without_downtime_as_the_documentation_says(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    sent = [append(nodes, topic, "before")]
+    old, new = secret_text(nodes, 1), secrets.token_urlsafe(32)
+    for step, lines in enumerate(([old, new], [new, old], [new])):
+        for node_id in nodes.ids:
+            nodes.stop(node_id)
+            sent.append(append(nodes, topic, f"step {step}, without node {node_id}"))
+            Path(nodes.node(node_id).folder, SECRET_NAME).write_text("\n".join(lines) + "\n")
+            nodes.start(node_id)
+            nodes.wait_in_sync()
+    once_each(read(nodes, topic), *sent)
+    assert {secret_text(nodes, node_id) for node_id in nodes.ids} == {new}
+    nodes.no_surprises()
+
+
+def secret_text(nodes: Nodes, node_id: int) -> str:
+    return Path(nodes.node(node_id).folder, SECRET_NAME).read_text().strip()
