@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import tomllib
 import urllib.request
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 
+from chronik.cli.errors import CliError
 from chronik.cli.local_cluster import LocalCluster, free_port
+from chronik.node.cluster_secret import SECRET_NAME
 
 
 class Shell:
@@ -223,6 +226,7 @@ def test_settings_for_one_node_in_the_environment_do_not_reach_a_cluster(shell: 
         "CHRONIK_NODE_ID": "7",
         "CHRONIK_LISTEN_KAFKA": "127.0.0.1:1",
         "CHRONIK_PEERS": "8=x:1",
+        "CHRONIK_CLUSTER_SECRET": "too short",
     }
     command = [str(CHRONIK), "cluster", "up", "--nodes", "1", "--port", str(shell.port), "--dir", str(shell.folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -250,3 +254,39 @@ def test_nodes_are_introduced_to_each_other(tmp_path: Path) -> None:
     assert (fourth.id, fourth.kafka.port) == (4, port + 3)
     assert all(len(node.config.peers) == 3 for node in cluster.nodes)
     assert fourth.config.cluster_id == written[0]["cluster_id"]
+
+
+def secrets_in(folder: Path) -> list[str]:
+    """The nodes' secrets, each in a file that only this user may read."""
+    paths = sorted(folder.glob(f"node-*/{SECRET_NAME}"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
+    return [path.read_text() for path in paths]
+
+
+def test_nodes_share_a_secret_that_no_other_cluster_has(tmp_path: Path) -> None:
+    cluster, other = LocalCluster(str(tmp_path / "one")), LocalCluster(str(tmp_path / "other"))
+    cluster.create(2, free_port(3))
+    other.create(1, free_port(1))
+    cluster.add()
+    found = secrets_in(tmp_path / "one")
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    assert secrets_in(tmp_path / "other") != found[:1]
+    for path in (tmp_path / "one").glob("node-*/node.toml"):
+        assert found[0].strip() not in path.read_text()
+
+
+def test_a_cluster_from_before_there_were_secrets_gets_one_when_it_is_started(shell: Shell) -> None:
+    assert shell.up().code == 0
+    assert shell.run("down").code == 0
+    (shell.folder / "node-1" / SECRET_NAME).unlink()
+    assert shell.up().code == 0
+    assert len(secrets_in(shell.folder)) == 1
+
+
+def test_a_secret_that_others_may_read_is_not_copied(tmp_path: Path) -> None:
+    cluster = LocalCluster(str(tmp_path))
+    cluster.create(1, free_port(2))
+    (tmp_path / "node-1" / SECRET_NAME).chmod(0o644)
+    with pytest.raises(CliError, match="cannot copy the cluster secret"):
+        cluster.add()

@@ -18,6 +18,7 @@ from tests.support.ports import free_ports
 
 from chronik.cli.local_cluster import clean_environment
 from chronik.cli.local_node import to_toml
+from chronik.node.cluster_secret import SECRET_NAME
 
 CANNOT = 2
 GIVES_UP_TIMEOUT_S = 60.0
@@ -46,7 +47,7 @@ def refused(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def stranger(nodes: Nodes, folder: Path, **settings: Any) -> dict[str, Any]:
-    """The settings of one more process that takes the cluster's nodes for its peers."""
+    """The settings of one more process that takes the cluster's nodes for its peers, and knows their secret."""
     kafka, http, internal = free_ports(3)
     listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
     peers = [
@@ -54,7 +55,9 @@ def stranger(nodes: Nodes, folder: Path, **settings: Any) -> dict[str, Any]:
         for node in nodes.local.nodes
         if node.id != settings.get("node_id")
     ]
-    return {"data_dir": str(folder / "data"), "listen": listen, "peers": peers, **settings}
+    secret = os.path.join(nodes.node(1).folder, SECRET_NAME)
+    known = {"data_dir": str(folder / "data"), "cluster_secret_file": secret}
+    return {**known, "listen": listen, "peers": peers, **settings}
 
 
 class Filled(NamedTuple):

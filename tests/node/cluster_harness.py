@@ -25,6 +25,7 @@ from tests.support.ports import free_ports
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker
+from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.config import Listen, NodeConfig, Peer
 from chronik.node.environment import Environment
 from chronik.observe.logging import LogLevels, make_logger
@@ -34,6 +35,7 @@ from chronik.storage.disk import RealDisk
 OWNER: contextvars.ContextVar[int | None] = contextvars.ContextVar("owner", default=None)
 """The number of the broker that a task belongs to: tasks inherit it from the one that started them."""
 
+SECRET = ClusterSecret("what the nodes of a test know of each other".replace(" ", "-"), "the test")
 DEADLINE_S = 15.0
 POLL_S = 0.01
 
@@ -47,6 +49,8 @@ class LocalNodes:
         self.settings = settings
         self.brokers: dict[int, Broker] = {}
         self.lines: dict[int, list[dict[str, Any]]] = {}
+        self.secrets: dict[int, ClusterSecret | None] = {}
+        """Of nodes that do not have the others' secret; None where a node's own files decide."""
         self._ports: dict[int, tuple[int, int]] = {}
         self._random = Random(7)
         self._executor = ThreadPoolExecutor(8)
@@ -79,6 +83,9 @@ class LocalNodes:
         kafka, internal = free_ports(2)
         self._ports[node_id] = (kafka, internal)
 
+    def internal_port(self, node_id: int) -> int:
+        return self._ports[node_id][1]
+
     def config(self, node_id: int, peers: Sequence[int] | None = None, **settings: Any) -> NodeConfig:
         kafka, internal = self._ports[node_id]
         others = [other for other in self._ports if other != node_id] if peers is None else peers
@@ -101,7 +108,12 @@ class LocalNodes:
             lambda line: lines.append(json.loads(line)), lambda: 0, LogLevels(default=10), node=config.node_id
         )
         environment = Environment(
-            RealDisk(), Random(self._random.random()), self._executor, _wall_ms, boot_id=self.boot_id
+            RealDisk(),
+            Random(self._random.random()),
+            self._executor,
+            _wall_ms,
+            boot_id=self.boot_id,
+            cluster_secret=self.secrets.get(config.node_id, SECRET),
         )
         return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
 

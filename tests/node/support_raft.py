@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+from tests.node.cluster_harness import SECRET
+
 from chronik.metadata.commands import CreateCluster
 from chronik.node.endpoint import Endpoint
 from chronik.node.environment import Environment
@@ -31,7 +33,7 @@ async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Excep
     log = RaftMetadataLog(loop, silent_logger())
     endpoint: dict[int, Endpoint] = {}
     identity = Identity(1, UUID(int=1), "127.0.0.1:1")
-    peers = Peers(loop, env.random, identity, silent_logger(), lambda node_id: None, endpoint)
+    peers = Peers(loop, env.random, identity, SECRET, silent_logger(), lambda node_id: None, endpoint)
     raft = RaftService(loop, env, node, store, peers, log, silent_logger(), on_fatal or _raise)
     log.attach(raft)
     raft.start()

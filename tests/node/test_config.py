@@ -78,6 +78,7 @@ def test_a_file_holds_all_tables(tmp_path: Path) -> None:
         ("node_ids = 1", "unknown key node_ids in .*: did you mean node_id?"),
         ("[listen]\nkafak = 'a:1'", "unknown key listen.kafak in .*: did you mean listen.kafka?"),
         ("[[peers]]\nid = 1\nhost = 'a:1'", "unknown key peers.host"),
+        ("cluster_secret = 'x'", "did you mean cluster_secret_file"),
         ("zzz = 1", "unknown key zzz"),
         ("node_id = 'one'", "node_id"),
         ("durability = 'sync'", "durability"),
@@ -117,10 +118,30 @@ def test_a_wildcard_cannot_be_advertised() -> None:
         load(flags={"advertise.kafka": "0.0.0.0:9092"})
 
 
-def test_a_bind_beyond_loopback_warns_and_keeps_http_on_loopback() -> None:
-    config = load(flags={"listen.kafka": "192.0.2.7:9092"})
+def test_a_bind_beyond_loopback_warns_and_keeps_what_is_not_for_clients_on_loopback() -> None:
+    for flags in (
+        {"listen.kafka": "192.0.2.7:9092"},
+        {"listen.kafka": "0.0.0.0:9092", "advertise.kafka": "broker.example:9092"},
+    ):
+        config = load(flags=flags)
+        assert len(config.warnings()) == 1
+        assert config.http_endpoint == Endpoint("127.0.0.1", 6092)
+        assert config.internal_endpoint == config.advertised_internal() == Endpoint("127.0.0.1", 5092)
+
+
+def test_the_internal_address_follows_kafkas_when_there_are_peers_and_any_address_that_is_set() -> None:
+    config = load(env={"CHRONIK_PEERS": "2=192.0.2.8:5092"}, flags={"listen.kafka": "192.0.2.7:9092"})
+    assert config.internal_endpoint == Endpoint("192.0.2.7", 5092)
     assert len(config.warnings()) == 2
-    assert config.http_endpoint == Endpoint("127.0.0.1", 6092)
+    alone = load(flags={"listen.kafka": "192.0.2.7:9092", "listen.internal": "192.0.2.7:4000"})
+    assert alone.internal_endpoint == Endpoint("192.0.2.7", 4000)
+
+
+def test_the_cluster_secret_has_no_place_among_the_settings() -> None:
+    """A file of its own, which others cannot read; settings are for everybody to see."""
+    config = load(env={"CHRONIK_CLUSTER_SECRET": "x" * 64, "CHRONIK_CLUSTER_SECRET_FILE": "/run/secret"})
+    assert config.cluster_secret_file == "/run/secret"
+    assert "x" * 64 not in repr(config)
 
 
 def test_port_zero_lets_the_system_choose_all_ports() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,8 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from tests.node.cluster_harness import LocalNodes, until
+from tests.node.cluster_harness import SECRET, LocalNodes, until
+from tests.support.handshake import NONCE, Refused, proven_connection
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost, Unreachable
@@ -29,11 +29,9 @@ from chronik.node.internal_api import (
     InternalKey,
     ProducerIdsResult,
     decode_call_reply,
-    decode_hello_reply,
     encode,
 )
 from chronik.node.link import PeerState
-from chronik.wire.api import ApiKey
 
 Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
 
@@ -46,12 +44,18 @@ def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
     asyncio.run(run())
 
 
+async def peer(broker: Broker, hello: Hello) -> Connection:
+    """A connection of a node that knows the secret and says anything at all in its HELLO."""
+    return await proven_connection(broker.internal_server.port, hello, SECRET)
+
+
 async def greet(broker: Broker, hello: Hello) -> str:
-    """What a node answers to a HELLO that says anything at all; empty where the caller is welcome."""
-    connection = await Connection.open("127.0.0.1", broker.internal_server.port)
-    reply = decode_hello_reply(await connection.send(InternalKey.HELLO, VERSION, encode(hello)))
-    connection.close()
-    return reply.refusal
+    """What a node answers to that; empty where the caller is welcome."""
+    try:
+        (await peer(broker, hello)).close()
+    except Refused as refused:
+        return str(refused)
+    return ""
 
 
 def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
@@ -88,23 +92,21 @@ def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
         (one,) = await nodes.start_all()
         asked = asyncio.Event()
 
-        async def never(call: Call) -> CallReply:
+        async def never(call: Call, caller_id: int) -> CallReply:
             asked.set()
             await asyncio.Event().wait()
             raise AssertionError
 
         monkeypatch.setattr(one.controller, "answer", never)
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.internal_server.port)
-        hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")
-        for key, body in ((InternalKey.HELLO, hello), (InternalKey.CONTROLLER_CALL, AllocateProducerIdsCall(5, 1))):
-            frame = struct.pack(">hhih", key, VERSION, 1, -1) + encode(body)
-            writer.write(struct.pack(">i", len(frame)) + frame)
+        connection = await peer(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
+        answer = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 1)))
         await asked.wait()
         assert one.greeter.is_present(5)
-        writer.write_eof()
+        assert connection._transport is not None
+        connection._transport.write_eof()
         await until(lambda: not one.greeter.is_present(5))
-        assert not reader.at_eof()
-        writer.close()
+        assert not answer.done() and not connection.is_closed
+        connection.close()
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 
@@ -170,39 +172,22 @@ def test_a_node_that_is_not_the_one_looked_for_says_who_it_is(tmp_path: Path) ->
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_nothing_is_answered_on_a_connection_that_has_not_said_hello(tmp_path: Path) -> None:
-    async def story(nodes: LocalNodes) -> None:
-        (one,) = await nodes.start_all()
-        for key in (InternalKey.RAFT, InternalKey.CONTROLLER_CALL, InternalKey.ENVELOPE, ApiKey.PRODUCE, ApiKey.FETCH):
-            connection = await Connection.open("127.0.0.1", one.internal_server.port)
-            with pytest.raises(ConnectionLost):
-                await connection.send(key, 0, b"\x00" * 8)
-        for body in (b"", b"\xc1", b"\x80", b"\xff" * 100):
-            connection = await Connection.open("127.0.0.1", one.internal_server.port)
-            with pytest.raises(ConnectionLost):
-                await connection.send(InternalKey.HELLO, VERSION, body)
-        assert one.is_ready
-
-    play(tmp_path, story, count=1, default_replication_factor=1)
-
-
 def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         going_on = asyncio.Event()
         answer = one.controller.answer
 
-        async def slowly(call: Call) -> CallReply:
+        async def slowly(call: Call, caller_id: int) -> CallReply:
             await going_on.wait()
-            return await answer(call)
+            return await answer(call, caller_id)
 
         monkeypatch.setattr(one.controller, "answer", slowly)
-        hello = encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
-        connection = await Connection.open("127.0.0.1", one.internal_server.port)
-        await connection.send(InternalKey.HELLO, VERSION, hello)
+        hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")
+        connection = await peer(one, hello)
         slow = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 10)))
         async with asyncio.timeout(5):
-            await connection.send(InternalKey.HELLO, VERSION, hello)
+            await connection.send(InternalKey.HELLO, VERSION, encode(hello))
         assert not slow.done()
         going_on.set()
         async with asyncio.timeout(5):
@@ -219,10 +204,7 @@ def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path
         (one,) = await nodes.start_all()
 
         async def opened(purpose: str) -> Connection:
-            connection = await Connection.open("127.0.0.1", one.internal_server.port)
-            hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", purpose)
-            await connection.send(InternalKey.HELLO, VERSION, encode(hello))
-            return connection
+            return await peer(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", purpose))
 
         old, other = await opened("produce"), await opened("fetch")
         new = await opened("produce")
@@ -242,7 +224,7 @@ def test_clients_are_not_answered_on_the_internal_apis(tmp_path: Path) -> None:
         for key in InternalKey:
             connection = await nodes.client(one)
             with pytest.raises(ConnectionLost):
-                await connection.send(key, VERSION, encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")))
+                await connection.send(key, VERSION, encode(Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", nonce=NONCE)))
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 

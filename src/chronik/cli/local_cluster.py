@@ -21,7 +21,9 @@ from typing import Any
 
 from chronik.cli.errors import CliError
 from chronik.cli.local_node import LocalNode, nodes_in, write_settings
+from chronik.node.cluster_secret import SECRET_NAME, make_secret
 from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
+from chronik.storage.disk import RealDisk, read_file, write_file_atomic
 
 HOST = "127.0.0.1"
 NODES_MAX = 99
@@ -35,8 +37,9 @@ PORT_MAX = 65_535
 # again finds its ports still free.
 FREE_PORT_FROM, FREE_PORT_UPTO = 24_100, 32_000
 FREE_PORT_TRIES = 100
-# One node's own: a variable for all of them would make them one and the same.
-PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
+# One node's own: a variable for all of them would make them one and the same. The secret is in their folders: a later
+# command may come from a shell without the variable.
+PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
 
 Told = Callable[[str], None]
 
@@ -148,10 +151,11 @@ class LocalCluster:
         self.introduce()
 
     def introduce(self) -> None:
-        """Writes to each node's settings who the others are."""
+        """Writes to each node's settings who the others are, and gives it the secret that they share."""
         for node in self.nodes:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
+        self._share_secret()
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
@@ -258,7 +262,30 @@ class LocalCluster:
 
     # -- the inside ----------------------------------------------------------------------------------------------------
 
+    def _share_secret(self) -> None:
+        """Gives each node without a cluster secret that of the others; a new one where none has any.
+
+        At each start too: the folder may be from before there were secrets, or a node's may have been emptied.
+        """
+        paths = [os.path.join(node.folder, SECRET_NAME) for node in self.nodes]
+        missing = [path for path in paths if not os.path.exists(path)]
+        source = next((path for path in paths if path not in missing), None)
+        disk = RealDisk()
+        for path in missing:
+            try:
+                if source is None:
+                    make_secret(disk, path, random.SystemRandom())
+                    source = path
+                else:
+                    write_file_atomic(disk, path, read_file(disk, source, private=True) or b"", private=True)
+            except OSError as error:
+                raise CliError(
+                    f"cannot copy the cluster secret from {source or self.folder} to {path}: {error.strerror}; "
+                    "make both usable for this user alone"
+                ) from None
+
     def _launch(self, node: LocalNode) -> None:
+        self._share_secret()
         # The folder is told again: it may have been moved since its settings were written.
         node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
 
@@ -290,8 +317,9 @@ class LocalCluster:
         host = self.host_of(node_id)
         if host == HOST:
             return {"kafka": f"{host}:{port}"}
-        # HTTP stays on loopback unless it is told otherwise.
-        return {"kafka": f"{host}:{port}", "http": f"{host}:{port - HTTP_PORT_BELOW_KAFKA}"}
+        # HTTP stays on loopback unless it is told otherwise, and so does a node alone with its internal address.
+        below = {"http": HTTP_PORT_BELOW_KAFKA, "internal": INTERNAL_PORT_BELOW_KAFKA}
+        return {"kafka": f"{host}:{port}", **{name: f"{host}:{port - less}" for name, less in below.items()}}
 
     def _path(self, node_id: int) -> str:
         return os.path.join(self.folder, f"node-{node_id}")

@@ -125,6 +125,7 @@ async def run_node(config: NodeConfig) -> int:
         loop.add_signal_handler(number, _on_signal, stop)
     with unused_modules("rich", "hypothesis"):
         from chronik.node.broker import Broker
+        from chronik.node.cluster_secret import SECRET_VARIABLE, ClusterSecret
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
         from chronik.node.sqlite_file import StoreError
@@ -143,7 +144,15 @@ async def run_node(config: NodeConfig) -> int:
     with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
         slow = config.debug_slow_reads or config.debug_slow_syncs
         disk = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs) if slow else RealDisk()
-        environment = Environment(disk, random.Random(os.urandom(32)), executor, wall_ms, boot_id=machine_boot_id())
+        told = os.environ.get(SECRET_VARIABLE)
+        environment = Environment(
+            disk,
+            random.SystemRandom(),
+            executor,
+            wall_ms,
+            boot_id=machine_boot_id(),
+            cluster_secret=ClusterSecret(told, SECRET_VARIABLE) if told else None,
+        )
         http = config.advertised_http(http_socket.getsockname()[1])
         broker = Broker(config, environment, Metrics(), log, http=str(http))
         web = WebServer(create_app(broker), http_socket)
@@ -276,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", "HOST:PORT", "where Kafka clients connect (default 127.0.0.1:9092)")
     add("--advertise", "HOST:PORT", "the address clients are told (default: as --listen)")
     add("--http", "HOST:PORT", "health and metrics (default: 3000 below Kafka's port)")
-    add("--internal", "HOST:PORT", "node to node (default: 4000 below Kafka's port)")
+    add("--internal", "HOST:PORT", "node to node (default: 4000 below Kafka's port; on loopback without peers)")
     add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
     add("--durability", "synced|replicated", "what counts as written (default synced)")
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any, cast
@@ -76,8 +76,12 @@ class Connection(asyncio.BufferedProtocol):
         client_id: str = "chronik",
         timeout_s: float = 10.0,
         limits: ConnectionLimits | None = None,
+        authenticate: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> Connection:
-        """Connects and asks which versions the broker answers. Raises Unreachable, or ConnectionLost on the way."""
+        """Connects and asks which versions the broker answers. Raises Unreachable, or ConnectionLost on the way.
+
+        `authenticate` comes first: it may send what the broker wants to know before it answers anything else.
+        """
         loop = asyncio.get_running_loop()
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         made = cls(loop, name, client_id, limits or ConnectionLimits())
@@ -91,6 +95,8 @@ class Connection(asyncio.BufferedProtocol):
         except OSError as error:
             raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from None
         try:
+            if authenticate is not None:
+                await authenticate(made)
             await made._negotiate(timeout_s)
         except BaseException:
             made.close()

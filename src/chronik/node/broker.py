@@ -14,6 +14,7 @@ from chronik.node.api import Api
 from chronik.node.apis import load_apis
 from chronik.node.cluster_links import ClusterLinks
 from chronik.node.cluster_member import ClusterMember
+from chronik.node.cluster_secret import load_secret
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
@@ -113,7 +114,8 @@ class Broker:
         await self.internal_server.bind(*config.internal_endpoint)
         self._closers.append(self._close_internal_server)
         folder = await self._open_folder()
-        self.member = ClusterMember(self, folder)
+        secret = await self.run_blocking(lambda: load_secret(self.env, config, folder.path))
+        self.member = ClusterMember(self, folder, secret)
         self.metadata = self.member.metadata
         self.departures = Departures(self.loop, self.node_id, self.metadata, self.peers.status)
         self.metadata.subscribe(self.departures.metadata_changed)

@@ -26,6 +26,7 @@ from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage, decode_image
 from chronik.metadata.registration import REPLICATED
 from chronik.node.broker_session import BrokerSession
+from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
@@ -77,7 +78,7 @@ WITHOUT_METADATA = (
 class ClusterMember:
     """Owned by the loop. `open` first; then `join` for the broker's part."""
 
-    def __init__(self, broker: Broker, folder: DataFolder) -> None:
+    def __init__(self, broker: Broker, folder: DataFolder, secret: ClusterSecret) -> None:
         config = broker.config
         self._broker = broker
         self._folder = folder
@@ -103,8 +104,11 @@ class ClusterMember:
         self.metadata.subscribe(self._metadata_changed)
         configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
         links_log = broker.log.bind(component="links")
-        self.peers = Peers(broker.loop, broker.env.random, self.identity, links_log, self._peer_refused, configured)
-        self.greeter = Greeter(self.identity, broker.loop.time, links_log, self.peers.learn, self._peer_left)
+        random = broker.env.random
+        self.peers = Peers(broker.loop, random, self.identity, secret, links_log, self._peer_refused, configured)
+        self.greeter = Greeter(
+            self.identity, secret, random, broker.loop.time, links_log, self.peers.learn, self._peer_left
+        )
         self.controller = ControllerService(broker, self)
         self.client = ControllerClient(broker.loop, config.node_id, self.metadata, self.peers, self.controller.answer)
         self.raft: RaftService

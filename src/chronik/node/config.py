@@ -80,6 +80,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     listen: Listen = msgspec.field(default_factory=Listen)
     advertise: Advertise = msgspec.field(default_factory=Advertise)
     peers: tuple[Peer, ...] = ()
+    cluster_secret_file: str | None = None
     loop: Literal["asyncio", "uvloop"] = "asyncio"
 
     durability: Literal["synced", "replicated"] = "synced"
@@ -159,22 +160,27 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def warnings(self) -> list[str]:
         """What is allowed but worth a line in the log."""
+        exposed = "is reachable from other machines without TLS"
         return [
-            f"listen.{name} = {endpoint} is reachable from other machines without TLS or passwords"
-            for name, endpoint in (
-                ("kafka", self.kafka_endpoint),
-                ("http", self.http_endpoint),
-                ("internal", self.internal_endpoint),
+            f"listen.{name} = {endpoint} {exposed}{detail}"
+            for name, endpoint, detail in (
+                ("kafka", self.kafka_endpoint, " or passwords"),
+                ("http", self.http_endpoint, " or passwords"),
+                ("internal", self.internal_endpoint, ": nodes prove the cluster secret, but do not encrypt"),
             )
             if not endpoint.is_loopback
         ]
 
     def _endpoint_below(self, text: str | None, below: int, name: str) -> Endpoint:
-        """HTTP stays on loopback where Kafka does not: it answers without asking who calls."""
+        """Derived from Kafka's address, but on loopback where only an explicit setting should open it to others.
+
+        HTTP answers without asking who calls. A node without peers has no node to talk to: opening Kafka to clients
+        must not open the way into its cluster as well.
+        """
         if text is not None:
             return Endpoint.parse(text)
         kafka = self.kafka_endpoint
-        if name == "http" and not kafka.is_loopback:
+        if not kafka.is_loopback and (name == "http" or not self.peers):
             kafka = Endpoint("127.0.0.1", kafka.port)
         if kafka.port == 0:
             return kafka

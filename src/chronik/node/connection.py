@@ -17,6 +17,7 @@ from chronik.wire.errors import MalformedRequest
 from chronik.wire.frames import FRAME_SIZE, response_prefix
 
 if TYPE_CHECKING:
+    from chronik.node.handshake import Answerer
     from chronik.node.server import Server
 
 SCRATCH_BYTES = 256 * 1024
@@ -59,7 +60,10 @@ class Connection(asyncio.BufferedProtocol):
         self._on_end_of_input: list[Callable[[], None]] = []
         self.client_host = ""
         self.peer_id: int | None = None
-        """The node at the other end, once it has said HELLO on the internal listener."""
+        """The node at the other end, once it has proven the cluster secret on the internal listener."""
+        self.handshake: Answerer | None = None
+        """Between a node's HELLO and its PROOF."""
+        self.frame_bytes_max = server.frame_bytes_max
         self.last_used_s = 0.0
 
     # -- asyncio's side ------------------------------------------------------------------------------------------------
@@ -145,8 +149,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._holds or self._write_paused or self._closing or len(replies) >= requests_max
             ):
                 (size,) = FRAME_SIZE.unpack_from(data, at)
-                if size < 8 or size > server.frame_bytes_max:
-                    self._refuse(f"frame of {size} bytes; allowed are 8 to {server.frame_bytes_max}")
+                if size < 8 or size > self.frame_bytes_max:
+                    self._refuse(f"frame of {size} bytes; allowed are 8 to {self.frame_bytes_max}")
                     return
                 start = at + 4
                 if end - start < size:

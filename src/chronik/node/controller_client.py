@@ -40,7 +40,7 @@ class ControllerClient:
         node_id: int,
         metadata: RaftMetadataLog,
         peers: Peers,
-        answer_here: Callable[[Call], Awaitable[CallReply]],
+        answer_here: Callable[[Call, int], Awaitable[CallReply]],
     ) -> None:
         self._loop = loop
         self._node_id = node_id
@@ -56,7 +56,11 @@ class ControllerClient:
         """
         deadline_s = self._loop.time() + timeout_s
         reply = await self.ask(
-            InternalKey.CONTROLLER_CALL, encode(call), decode_call_reply, lambda: self._answer_here(call), deadline_s
+            InternalKey.CONTROLLER_CALL,
+            encode(call),
+            decode_call_reply,
+            lambda: self._answer_here(call, self._node_id),
+            deadline_s,
         )
         refusal = refusal_of(reply)
         if refusal is not None:

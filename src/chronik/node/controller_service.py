@@ -166,9 +166,17 @@ class ControllerService:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    async def answer(self, call: Call) -> CallReply:
-        """What the controller says to a broker's call; where this node is not it, who may be."""
+    async def answer(self, call: Call, caller_id: int) -> CallReply:
+        """What the controller says to a broker's call; where this node is not it, who may be.
+
+        `caller_id` is the node that has proven to have sent it: a node may speak for itself only.
+        """
         node_id, metadata = self._broker.node_id, self._member.metadata
+        claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
+        if claimed_id != caller_id:
+            self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
+            message = f"node {caller_id} may not speak for node {claimed_id}"
+            return CallReply(True, node_id, metadata.version, ErrorCode.cluster_authorization_failed, message)
         controller = self._controller
         if controller is None:
             return CallReply(False, metadata.controller_id)

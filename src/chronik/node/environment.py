@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
+from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.raft_store import RaftStore, SqliteRaftStore
 from chronik.storage.disk import Disk
 
@@ -19,7 +20,8 @@ from chronik.storage.disk import Disk
 class Environment:
     """What one node may use of the machine it runs on.
 
-    `open_raft_store` gets the path of the store and what draws the id of a new one.
+    `random` is the system's own (SystemRandom) except in tests: secrets and nonces are drawn from it, and ids that
+    nobody may guess. `open_raft_store` gets the path of the store and what draws the id of a new one.
     """
 
     disk: Disk
@@ -29,6 +31,8 @@ class Environment:
     open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] = SqliteRaftStore
     boot_id: str = ""
     """Another one after each start of the machine; empty where that is not known."""
+    cluster_secret: ClusterSecret | None = None
+    """The secret that the process was started with; None where the node's files have it."""
 
     def new_uuid(self) -> UUID:
         """A version 4 UUID from the handed-in randomness."""

@@ -1,25 +1,33 @@
-"""Who may talk to this node on its internal listener: checks each HELLO, and knows which peers are connected.
+"""Who may talk to this node on its internal listener: proves each caller, and knows which peers are connected.
 
-A caller of another cluster, one that looks for another node, and a second process under a node's id are refused in
-words that its operator can act on. Both sides log them, once for each reason.
+This is the one place that gives a connection its `peer_id`, after the caller's PROOF. A caller that does not know the
+cluster secret, one of another cluster, one that looks for another node, and a second process under a node's id are
+refused in words that its operator can act on. Both sides log them, once for each reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from uuid import UUID
 
+from chronik.node.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.connection import Connection
 from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.node.handshake import NONCE_BYTES, Answerer
 from chronik.node.identity import Identity
-from chronik.node.internal_api import Hello, HelloReply
+from chronik.node.internal_api import Hello, HelloReply, ProofReply
 from chronik.observe.logging import Logger
+from chronik.wire.errors import MalformedRequest
 
 ALIVE_S = 2.5
 """A process that greeted so recently is alive: HELLO is repeated every second."""
 
 REASONS_LOGGED_MAX = 1_000
+STRANGERS_LOGGED_MAX = 10
+STRANGERS_LOGGED_S = 60.0
+"""Of callers that do not know the secret, so many are logged in this time, each once."""
 
 
 @dataclass(slots=True)
@@ -39,18 +47,25 @@ class Greeter:
     def __init__(
         self,
         identity: Identity,
+        secret: ClusterSecret,
+        random: Random,
         clock: Callable[[], float],
         log: Logger,
         on_greeting: Callable[[int, Endpoint], None],
         on_gone: Callable[[int], None],
     ) -> None:
         self._identity = identity
+        self._secret = secret
+        self._random = random
         self._clock = clock
         self._log = log
         self._on_greeting = on_greeting
         self._on_gone = on_gone
         self._present: dict[int, _Present] = {}
         self._logged: dict[tuple[int, str], None] = {}
+        self._strangers: dict[tuple[str, int], None] = {}
+        self._strangers_since_s = clock()
+        self._strangers_unlogged = 0
 
     def is_present(self, node_id: int) -> bool:
         """Whether a process of this node holds a connection to us."""
@@ -61,16 +76,46 @@ class Greeter:
         present = self._present.get(node_id)
         return None if present is None else present.incarnation
 
-    def greet(self, hello: Hello, connection: Connection) -> HelloReply:
-        """The answer to a HELLO. A caller that is refused may not send anything else."""
+    def challenge(self, body: bytes, connection: Connection) -> bytes:
+        """The answer to the first HELLO of a connection: what the caller must prove itself against."""
+        if connection.handshake is not None:
+            raise MalformedRequest("a second HELLO before the proof of the first")
         identity = self._identity
+        nonce = self._random.randbytes(NONCE_BYTES)
+        reply = HelloReply(identity.cluster_id, identity.node_id, identity.incarnation, nonce=nonce)
+        connection.handshake = Answerer(self._secret, body, reply)
+        return connection.handshake.answer
+
+    def prove(self, body: bytes, connection: Connection) -> ProofReply:
+        """The answer to a PROOF. Unless the connection has its `peer_id` now, the caller may not send anything else."""
+        handshake, connection.handshake = connection.handshake, None
+        if handshake is None:
+            raise MalformedRequest("a PROOF without a HELLO")
+        hello, mac = handshake.hello, handshake.prove(body)
+        if mac is None:
+            self._log_stranger(hello.node_id, connection.client_host)
+            return ProofReply()
+        return ProofReply(mac, self._admit(hello, connection))
+
+    def greet(self, hello: Hello, connection: Connection) -> HelloReply:
+        """The answer to another HELLO of a peer that has proven itself: its sign of life."""
+        identity = self._identity
+        if (hello.node_id, hello.incarnation) != (connection.peer_id, self.incarnation(hello.node_id)):
+            refusal = f"this connection is not that of node {hello.node_id}: it was opened by node {connection.peer_id}"
+            self._log_once(hello, refusal, connection.client_host)
+        else:
+            refusal = self._admit(hello, connection)
+        return HelloReply(identity.cluster_id, identity.node_id, identity.incarnation, refusal)
+
+    def _admit(self, hello: Hello, connection: Connection) -> str:
+        """Takes the proven caller in, unless something speaks against it: that is the refusal."""
         refusal = self._refusal(hello)
         if refusal:
             self._log_once(hello, refusal, connection.client_host)
         else:
             connection.peer_id = hello.node_id
             self._note(hello, connection)
-        return HelloReply(identity.cluster_id, identity.node_id, identity.incarnation, refusal)
+        return refusal
 
     def _refusal(self, hello: Hello) -> str:
         identity = self._identity
@@ -146,3 +191,24 @@ class Greeter:
         if (hello.node_id, refusal) not in self._logged and len(self._logged) < REASONS_LOGGED_MAX:
             self._logged[(hello.node_id, refusal)] = None
             self._log.error("peer_refused", peer=hello.node_id, host=host, reason=refusal)
+
+    def _log_stranger(self, node_id: int, host: str) -> None:
+        """As `_log_once`, but with a bound that lasts: a stranger may say any node id, and call for ever."""
+        if self._clock() - self._strangers_since_s >= STRANGERS_LOGGED_S:
+            if self._strangers_unlogged:
+                self._log.warning("peers_refused", count=self._strangers_unlogged, reason="no cluster secret")
+            self._strangers.clear()
+            self._strangers_since_s = self._clock()
+            self._strangers_unlogged = 0
+        if (host, node_id) in self._strangers:
+            return
+        if len(self._strangers) >= STRANGERS_LOGGED_MAX:
+            self._strangers_unlogged += 1
+            return
+        self._strangers[(host, node_id)] = None
+        reason = (
+            f"a caller that says it is node {node_id} does not know the secret of this cluster: if it belongs here, "
+            f"copy {SECRET_NAME} from the data folder of node {self._identity.node_id} to that of node {node_id}, "
+            f"or set {SECRET_VARIABLE} there"
+        )
+        self._log.error("peer_refused", peer=node_id, host=host, reason=reason)

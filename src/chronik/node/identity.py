@@ -20,5 +20,5 @@ class Identity:
     internal: str
     cluster_id: str = ""
 
-    def hello(self, target_node_id: int, purpose: str) -> Hello:
-        return Hello(self.cluster_id, self.node_id, self.incarnation, target_node_id, self.internal, purpose)
+    def hello(self, target_node_id: int, purpose: str, nonce: bytes = b"") -> Hello:
+        return Hello(self.cluster_id, self.node_id, self.incarnation, target_node_id, self.internal, purpose, nonce)

@@ -1,6 +1,7 @@
 """What nodes say to each other on the internal listener: Kafka's frames with API keys of our own, msgpack inside.
 
     30000 HELLO            who calls, and whom it wants; comes first on a connection, and again as its sign of life
+    30004 PROOF            that the caller of the first HELLO knows the cluster secret; nothing else is answered before
     30001 RAFT             one message of chronik.raft; never answered
     30002 CONTROLLER_CALL  something that only the controller may do, or know; answered when it is done
     30003 ENVELOPE         a client's whole request, for the controller to answer
@@ -40,6 +41,7 @@ class InternalKey(IntEnum):
     RAFT = 30_001
     CONTROLLER_CALL = 30_002
     ENVELOPE = 30_003
+    PROOF = 30_004
 
 
 # -- hello -------------------------------------------------------------------------------------------------------------
@@ -48,7 +50,8 @@ class InternalKey(IntEnum):
 class Hello(msgspec.Struct, frozen=True):
     """`cluster_id` is empty while the caller has none; `internal` is where it can be reached, HOST:PORT.
 
-    `purpose` tells the link that carries control messages from those that carry data.
+    `purpose` tells the link that carries control messages from those that carry data. `nonce` comes with the first
+    HELLO of a connection, which is to be proven (see `handshake`).
     """
 
     cluster_id: str
@@ -57,14 +60,30 @@ class Hello(msgspec.Struct, frozen=True):
     target_node_id: int
     internal: str
     purpose: str = "control"
+    nonce: bytes = b""
 
 
 class HelloReply(msgspec.Struct, frozen=True):
-    """Who answers. `refusal` is empty where the caller is welcome; otherwise it says what is wrong and what to do."""
+    """Who answers. `nonce` comes with the answer to the first HELLO: the caller must prove itself now.
+
+    `refusal` is empty where the caller is still welcome; otherwise it says what is wrong and what to do.
+    """
 
     cluster_id: str
     node_id: int
     incarnation: UUID
+    refusal: str = ""
+    nonce: bytes = b""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    mac: bytes
+
+
+class ProofReply(msgspec.Struct, frozen=True):
+    """The answering node's own proof, empty where the caller has not proven itself. `refusal` as in HelloReply."""
+
+    mac: bytes = b""
     refusal: str = ""
 
 
@@ -152,10 +171,13 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+Body: TypeAlias = bytes | memoryview
 
 _encoder = msgspec.msgpack.Encoder()
 _hello = msgspec.msgpack.Decoder(Hello)
 _hello_reply = msgspec.msgpack.Decoder(HelloReply)
+_proof = msgspec.msgpack.Decoder(Proof)
+_proof_reply = msgspec.msgpack.Decoder(ProofReply)
 _call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _call_reply = msgspec.msgpack.Decoder(CallReply)
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -167,12 +189,20 @@ def encode(body: Any) -> bytes:
     return _encoder.encode(body)
 
 
-def decode_hello(body: memoryview) -> Hello:
+def decode_hello(body: Body) -> Hello:
     return _decode(_hello, body)
 
 
-def decode_hello_reply(body: memoryview) -> HelloReply:
+def decode_hello_reply(body: Body) -> HelloReply:
     return _decode(_hello_reply, body)
+
+
+def decode_proof(body: Body) -> Proof:
+    return _decode(_proof, body)
+
+
+def decode_proof_reply(body: Body) -> ProofReply:
+    return _decode(_proof_reply, body)
 
 
 def decode_call(body: memoryview) -> Call:
@@ -191,7 +221,7 @@ def decode_envelope_reply(body: memoryview) -> EnvelopeReply:
     return _decode(_envelope_reply, body)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: memoryview) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: Body) -> T:
     try:
         return decoder.decode(body)
     except ValueError as error:

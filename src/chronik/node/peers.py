@@ -13,7 +13,9 @@ from random import Random
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ConnectionLost, Unreachable
+from chronik.node.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.endpoint import Endpoint
+from chronik.node.handshake import NONCE_BYTES, Caller
 from chronik.node.identity import Identity
 from chronik.node.internal_api import VERSION, HelloReply, InternalKey, decode_hello_reply, encode
 from chronik.node.link import CONNECT_TIMEOUT_S, Link, PeerState, PeerStatus, Rejected
@@ -32,6 +34,7 @@ class Peers:
         loop: asyncio.AbstractEventLoop,
         random: Random,
         identity: Identity,
+        secret: ClusterSecret,
         log: Logger,
         on_refused: Callable[[int], None],
         configured: Mapping[int, Endpoint],
@@ -40,6 +43,7 @@ class Peers:
         self.random = random
         self.identity = identity
         self.log = log
+        self._secret = secret
         self._on_refused = on_refused
         self._configured = dict(configured)
         self._links: dict[int, Link] = {}
@@ -161,35 +165,65 @@ class Peers:
     # -- for links -----------------------------------------------------------------------------------------------------
 
     async def open(self, node_id: int, endpoint: Endpoint, purpose: str, timeout_s: float) -> Connection:
-        """A new connection that has said HELLO. Rejected where the peer does not want it, or is not the one meant."""
-        client_id = f"chronik-{self.identity.node_id}"
-        connection = await Connection.open(*endpoint, client_id=client_id, timeout_s=timeout_s)
-        try:
-            await self.greet(connection, node_id, purpose, timeout_s)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        """A new connection whose two ends have proven themselves to each other.
 
-    async def greet(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> HelloReply:
+        Rejected where the peer does not want it, or is not the one meant.
+        """
+        client_id = f"chronik-{self.identity.node_id}"
+        return await Connection.open(
+            *endpoint,
+            client_id=client_id,
+            timeout_s=timeout_s,
+            authenticate=lambda connection: self._authenticate(connection, node_id, purpose, timeout_s),
+        )
+
+    async def _authenticate(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
+        """Proves to the peer that this node knows the cluster secret, and has it prove the same. See `handshake`."""
+        hello = self.identity.hello(node_id, purpose, self.random.randbytes(NONCE_BYTES))
+        caller = Caller(self._secret, hello)
+        try:
+            reply, proof = caller.prove(await self._ask(connection, InternalKey.HELLO, caller.hello, timeout_s))
+            is_proven, refusal = caller.confirms(await self._ask(connection, InternalKey.PROOF, proof, timeout_s))
+        except MalformedRequest as error:
+            raise Rejected(f"{connection.name} is no node of this version: {error}") from None
+        if not is_proven:
+            # In our own words: those of a stranger are not repeated.
+            raise Rejected(
+                f"node {node_id} at {connection.name} and this node have different cluster secrets: "
+                f"copy {SECRET_NAME} from the data folder of a node of the cluster to this node's, "
+                f"or set {SECRET_VARIABLE}; if it is no node of this cluster, correct the peers"
+            )
+        if refusal:
+            raise Rejected(refusal)
+        if reply.node_id != node_id:
+            raise Rejected(f"node {reply.node_id} answers at {connection.name}, not node {node_id}: correct the peers")
+        self._check_cluster(connection, reply)
+
+    async def greet(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
+        """Has a peer that was proven show that it is alive, and still of this cluster."""
         hello = encode(self.identity.hello(node_id, purpose))
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await connection.send(InternalKey.HELLO, VERSION, hello)
-            reply = decode_hello_reply(answer)
-        except TimeoutError:
-            raise ConnectionLost(f"{connection.name} did not answer within {timeout_s:g} s") from None
+            reply = decode_hello_reply(await self._ask(connection, InternalKey.HELLO, hello, timeout_s))
         except MalformedRequest as error:
             raise Rejected(f"{connection.name} is no node of this version: {error}") from None
         if reply.refusal:
             raise Rejected(reply.refusal)
+        self._check_cluster(connection, reply)
+
+    async def _ask(self, connection: Connection, key: InternalKey, body: bytes, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return bytes(await connection.send(key, VERSION, body))
+        except TimeoutError:
+            raise ConnectionLost(f"{connection.name} did not answer within {timeout_s:g} s") from None
+
+    def _check_cluster(self, connection: Connection, reply: HelloReply) -> None:
         own_id = self.identity.cluster_id
         if own_id and reply.cluster_id and own_id != reply.cluster_id:
             raise Rejected(
                 f"node {reply.node_id} at {connection.name} belongs to cluster {reply.cluster_id}, "
                 f"this node to {own_id}: correct the peers"
             )
-        return reply
 
     def refused(self, node_id: int) -> None:
         self._on_refused(node_id)

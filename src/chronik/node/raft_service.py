@@ -133,13 +133,15 @@ class RaftService:
     # -- events in -----------------------------------------------------------------------------------------------------
 
     def received(self, peer_id: int, data: bytes) -> None:
-        """A message of a peer, whose link says that it is this one."""
+        """A message of a peer, whose connection has proven that it is this one."""
         try:
             message = decode_message(data)
         except ValueError as error:
             self._log.warning("raft_message_refused", peer=peer_id, reason=str(error))
             return
-        if message.source == peer_id and not self._is_closed:
+        if message.source != peer_id:
+            self._log.error("raft_message_refused", peer=peer_id, reason=f"it says that node {message.source} sent it")
+        elif not self._is_closed:
             self._step(lambda: self.node.step(message, self.now()))
 
     def propose(self, data: bytes) -> ProposalId | Refused:

@@ -386,7 +386,10 @@ class ReplicaSessions:
 
     def _session(self, request: Request, fetch: FetchRequest) -> ReplicaSession:
         replica_id = fetch.replica_id
-        if request.connection.peer_id != replica_id:
+        peer_id = request.connection.peer_id
+        if peer_id != replica_id:
+            if peer_id is not None:
+                self.log.error("fetch_refused", peer=peer_id, claimed=replica_id)
             # What a replica says of its position commits records: nobody else may say it.
             raise KafkaError(
                 ErrorCode.cluster_authorization_failed, f"this connection is not that of node {replica_id}"

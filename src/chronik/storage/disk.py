@@ -11,11 +11,27 @@ import os
 import shutil
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Buffer", "Disk", "DiskSpace", "File", "RealDisk", "RealFile", "read_file", "write_file_atomic"]
+__all__ = [
+    "Buffer",
+    "Disk",
+    "DiskSpace",
+    "File",
+    "NotPrivate",
+    "RealDisk",
+    "RealFile",
+    "read_file",
+    "write_file_atomic",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_PRIVATE_MODE: Final = 0o600
+_OTHERS: Final = 0o077
+
+
+class NotPrivate(PermissionError):
+    """Other users than the owner may read or write the file."""
 
 
 class DiskSpace(NamedTuple):
@@ -55,6 +71,12 @@ class Disk(Protocol):
 
     def open(self, path: str, create: bool = False) -> File:
         """Open for reading and writing; with `create`, an empty file where there is none."""
+
+    def open_private(self, path: str, create: bool = False) -> File:
+        """Open a file that only its owner may use, for reading; with `create` as `open`, and made so.
+
+        Raises NotPrivate if other users have any right to it.
+        """
 
     def listdir(self, path: str) -> list[str]:
         """The names in a folder, sorted."""
@@ -184,6 +206,15 @@ class RealDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return RealFile(self, os.open(path, flags, 0o644))
 
+    def open_private(self, path: str, create: bool = False) -> RealFile:
+        # Read-only where nothing is to be written: secrets are often mounted that way.
+        flags = os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
+        file = RealFile(self, os.open(path, flags, _PRIVATE_MODE))
+        if os.fstat(file._fd).st_mode & _OTHERS:
+            file.close()
+            raise NotPrivate(errno.EACCES, "other users may use it", path)
+        return file
+
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
@@ -226,10 +257,10 @@ class RealDisk:
         return file
 
 
-def read_file(disk: Disk, path: str) -> bytes | None:
-    """All of a small file; None where there is none."""
+def read_file(disk: Disk, path: str, *, private: bool = False) -> bytes | None:
+    """All of a small file; None where there is none. NotPrivate where a private one is not."""
     try:
-        file = disk.open(path)
+        file = disk.open_private(path) if private else disk.open(path)
     except FileNotFoundError:
         return None
     try:
@@ -238,14 +269,14 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         file.close()
 
 
-def write_file_atomic(disk: Disk, path: str, data: bytes, *, durable: bool = True) -> None:
+def write_file_atomic(disk: Disk, path: str, data: bytes, *, durable: bool = True, private: bool = False) -> None:
     """Replace a small file: after a crash it holds its old content or the new one, never a part.
 
     Without `durable` the new name may be lost with the power, and so may the content behind it: only for what can be
-    checked and rebuilt.
+    checked and rebuilt. A `private` file is so from the moment it exists.
     """
     temporary = path + ".tmp"
-    file = disk.open(temporary, create=True)
+    file = disk.open_private(temporary, create=True) if private else disk.open(temporary, create=True)
     try:
         file.truncate(0)
         file.pwrite(data, 0)

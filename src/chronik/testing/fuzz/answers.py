@@ -12,6 +12,7 @@ from chronik.node.internal_api import (
     decode_call_reply,
     decode_envelope_reply,
     decode_hello_reply,
+    decode_proof_reply,
 )
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, response_header_is_flexible
@@ -24,6 +25,7 @@ from chronik.wire.produce import read_produce_request, read_produce_response
 FRAME_BYTES_LEAST = 8
 _REPLIES = {
     InternalKey.HELLO: decode_hello_reply,
+    InternalKey.PROOF: decode_proof_reply,
     InternalKey.CONTROLLER_CALL: decode_call_reply,
     InternalKey.ENVELOPE: decode_envelope_reply,
 }

@@ -13,9 +13,10 @@ from uuid import UUID
 
 from chronik.node.broker import Broker
 from chronik.node.config import NodeConfig
-from chronik.node.internal_api import InternalKey, encode
+from chronik.node.handshake import Caller
+from chronik.node.internal_api import InternalKey
 from chronik.testing.fuzz.connection import FuzzTransport
-from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, framed, hello
+from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
 from chronik.testing.sim.disk import DiskSpeed
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
@@ -123,27 +124,32 @@ class FuzzedNode:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def connect(
-        self, data: bytes, *, internal: bool = False, piece_bytes: int = 0, ends: bool = False
+        self, data: bytes, *, internal: bool = False, proven: bool = True, piece_bytes: int = 0, ends: bool = False
     ) -> FuzzTransport:
-        """A connection that sends `data`; to the nodes' own listener only after a HELLO that was welcome."""
+        """A connection that sends `data`; to the nodes' own listener after the handshake, unless told otherwise."""
         listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
         process = self._host.process
         if listener is None or process is None:
             raise Broken("the node does not listen any more")
-        first = framed(InternalKey.HELLO, 0, encode(hello())).frame if internal else data
-        transport = FuzzTransport(
-            process.loop,
-            listener.factory,
-            first,
-            piece_bytes=0 if internal else piece_bytes,
-            ends_at_once=ends and not internal,
-        )
-        if internal:
-            if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
-                raise Broken("a peer's HELLO is not answered")
-            transport.written.clear()
+        if internal and proven:
+            caller = Caller(self.broker.greeter._secret, hello(PEER_NONCE))
+            first = framed(InternalKey.HELLO, 0, caller.hello).frame
+            transport = FuzzTransport(process.loop, listener.factory, first)
+            _, proof = caller.prove(self._answer(transport))
+            transport.send(framed(InternalKey.PROOF, 0, proof).frame)
+            if caller.confirms(self._answer(transport)) != (True, ""):
+                raise Broken("a peer that knows the secret is refused")
             transport.send(data)
-        return transport
+            return transport
+        return FuzzTransport(process.loop, listener.factory, data, piece_bytes=piece_bytes, ends_at_once=ends)
+
+    def _answer(self, transport: FuzzTransport) -> bytes:
+        """The body of the one answer that a peer waits for."""
+        if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
+            raise Broken("a peer's handshake is not answered")
+        answer = bytes(transport.written[8:])
+        transport.written.clear()
+        return answer
 
     def call(self, key: int, version: int, body: bytes) -> memoryview:
         """A healthy client's request: it must be answered."""

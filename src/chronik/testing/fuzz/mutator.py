@@ -1,7 +1,7 @@
 """The next input. An input is what one connection sends:
 
-how     1 byte   bit 0: on the nodes' own listener, behind a HELLO; bit 1: the end of input follows at once;
-                 bits 2-3: in pieces of 1, 7 or 4096 bytes rather than whole
+how     1 byte   bit 0: on the nodes' own listener, after the handshake; bit 1: the end of input follows at once;
+                 bits 2-3: in pieces of 1, 7 or 4096 bytes rather than whole; bit 4: with bit 0, without a handshake
 frames  bytes    as on the wire: int32 size, request header, body; one after the other, or anything else
 """
 
@@ -17,7 +17,7 @@ from chronik.testing.fuzz.samples import Sample, framed, produce_body
 from chronik.testing.fuzz.values import odd_request
 from chronik.wire.api import ApiKey
 
-INTERNAL, ENDS_AT_ONCE = 1, 2
+INTERNAL, ENDS_AT_ONCE, UNPROVEN = 1, 2, 16
 PIECE_BYTES = (0, 1, 7, 4096)
 FRAMES_MAX = 6
 ODD_KEPT = 4000
@@ -61,7 +61,7 @@ class Mutator:
 
     def mutate(self, data: bytes, random: Random) -> bytes:
         """Another input, made from one that the engine kept; or from none."""
-        how = data[0] & 0x0F if data else 0
+        how = data[0] & 0x1F if data else 0
         frames = split(data[1:])
         changes: tuple[int, ...] = (1, 1, 1, 2, 2, 3, 4)
         if not frames or random.random() < 0.3:
@@ -80,6 +80,8 @@ class Mutator:
     def _fresh(self, random: Random) -> tuple[int, list[bytes]]:
         internal = random.random() < 0.1
         how = (INTERNAL if internal else 0) | (ENDS_AT_ONCE if random.random() < 0.3 else 0)
+        if internal and random.random() < 0.2:
+            how |= UNPROVEN
         if random.random() < 0.04:
             how |= random.choice((4, 8, 12))
         return how, [self._sample(random, how) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]

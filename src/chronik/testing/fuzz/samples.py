@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, IsrMember, RegisterBrokerCall
+from chronik.node.handshake import NONCE_BYTES
 from chronik.node.internal_api import (
     AllocateProducerIdsCall,
     CreateTopicCall,
     Envelope,
     Hello,
     InternalKey,
+    Proof,
     encode,
 )
 from chronik.raft import messages as raft
@@ -41,6 +43,7 @@ IDS_FROM_VERSION = 13
 PEER_ID = 2
 PEER_STORE = uuid.UUID(int=2)
 PEER_ADDRESS = "10.0.0.2:5092"
+PEER_NONCE = bytes(NONCE_BYTES)
 
 # What a field must say so that a request reaches the code behind its checks; others get a small value of their type.
 _VALUES: Mapping[str, Any] = {
@@ -129,6 +132,8 @@ def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], t
     )
     return [
         framed(InternalKey.HELLO, 0, encode(hello())),
+        framed(InternalKey.HELLO, 0, encode(hello(PEER_NONCE))),
+        framed(InternalKey.PROOF, 0, encode(Proof(PEER_NONCE))),
         *(framed(InternalKey.CONTROLLER_CALL, 0, encode(call)) for call in calls),
         *(framed(InternalKey.ENVELOPE, 0, encode(envelope)) for envelope in envelopes),
         *(
@@ -138,9 +143,9 @@ def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], t
     ]
 
 
-def hello() -> Hello:
-    """What a peer says first; it belongs to no cluster yet."""
-    return Hello("", PEER_ID, PEER_STORE, 1, PEER_ADDRESS)
+def hello(nonce: bytes = b"") -> Hello:
+    """What a peer says first, with a nonce, and again; it belongs to no cluster yet."""
+    return Hello("", PEER_ID, PEER_STORE, 1, PEER_ADDRESS, nonce=nonce)
 
 
 def framed(key: int, version: int, body: bytes) -> Sample:

@@ -23,11 +23,12 @@ from time import perf_counter
 from types import FrameType
 
 from chronik.node.internal_api import InternalKey, decode_envelope
+from chronik.node.internal_server import UNPROVEN_APIS
 from chronik.raft.messages import decode_message
 from chronik.testing.fuzz.answers import Asked, Unsound, answers_in, asked_in, check_answer
 from chronik.testing.fuzz.connection import FuzzTransport
 from chronik.testing.fuzz.fuzzed_node import Broken, FuzzedNode
-from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES
+from chronik.testing.fuzz.mutator import ENDS_AT_ONCE, INTERNAL, PIECE_BYTES, UNPROVEN
 from chronik.testing.fuzz.samples import FUZZED_TOPIC
 from chronik.wire import messages
 from chronik.wire.api import ApiKey
@@ -108,6 +109,7 @@ class Session:
     def _run(self, data: bytes) -> None:
         how, stream = (data[0], data[1:]) if data else (0, b"")
         internal = bool(how & INTERNAL)
+        unproven = internal and bool(how & UNPROVEN)
         fuzzed = self.fuzzed
         asked = list(asked_in(stream, fuzzed.broker.server.frame_bytes_max))
         if not all(_is_tame(each, internal) for each in asked):
@@ -117,7 +119,7 @@ class Session:
             self._outcomes["not sent: deletes the topic that all speak of"] += 1
             return
         for each in asked:
-            if each.header is not None and self._is_served(each.header, internal):
+            if each.header is not None and self._is_served(each.header, internal, unproven):
                 self._kinds[(each.header.api_key, each.header.api_version)] += 1
         metrics = fuzzed.broker.metrics
         refused_before = metrics.malformed_requests
@@ -125,6 +127,7 @@ class Session:
         transport = fuzzed.connect(
             stream,
             internal=internal,
+            proven=not unproven,
             piece_bytes=max(PIECE_BYTES[how >> 2 & 3], len(stream) // PIECES_MAX) if how >> 2 & 3 else 0,
             ends=bool(how & ENDS_AT_ONCE),
         )
@@ -156,9 +159,11 @@ class Session:
             # A peer is trusted: it may take the node out of the cluster.
             self._is_disturbed = True
 
-    def _is_served(self, header: RequestHeader, internal: bool) -> bool:
+    def _is_served(self, header: RequestHeader, internal: bool, unproven: bool) -> bool:
+        if unproven and header.api_key not in UNPROVEN_APIS:
+            return False
         if internal and header.api_key >= InternalKey.HELLO:
-            return header.api_key <= InternalKey.ENVELOPE and header.api_version == 0
+            return header.api_key <= max(InternalKey) and header.api_version == 0
         api = self.fuzzed.broker.apis.get(header.api_key)
         return api is not None and api.parsed_versions[0] <= header.api_version <= api.parsed_versions[1]
 

@@ -131,6 +131,9 @@ class ProcessDisk:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return SimFile(self, node, path)
 
+    def open_private(self, path: str, create: bool = False) -> SimFile:
+        return self.open(path, create)
+
     def listdir(self, path: str) -> list[str]:
         self.begin("disk.listdir")
         return sorted(self._folder(path).names)

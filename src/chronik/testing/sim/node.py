@@ -7,6 +7,7 @@ import json
 from collections import deque
 
 from chronik.node.broker import Broker
+from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.config import Listen, NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.sqlite_file import StoreError
@@ -18,6 +19,8 @@ from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.raft_store import DiskRaftStore
 from chronik.wire.errors import ErrorCode, KafkaError
 
+CLUSTER_SECRET = ClusterSecret("the-secret-of-every-simulated-cluster", "the simulator")
+"""A node without peers makes its own, on its disk."""
 LOG_LINES_KEPT = 200
 TRY_AGAIN_S = 0.2
 LOGGED_AS_FAULTS = (
@@ -81,6 +84,7 @@ class SimNode:
             clock.wall_ms,
             lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
             boot_id=f"boot-{self.host.boots}",
+            cluster_secret=CLUSTER_SECRET if self.config.peers else None,
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
         self.broker = Broker(self.config, env, Metrics(), logger)
@@ -139,7 +143,7 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
     values: dict[str, object] = {
         "node_id": node_id,
         "data_dir": f"/data/node-{node_id}",
-        "listen": Listen(kafka=f"{host.address}:9092"),
+        "listen": Listen(kafka=f"{host.address}:9092", internal=f"{host.address}:5092"),
         "offsets_topic_partitions": 2,
         "group_initial_rebalance_delay_ms": 20,
         "group_min_session_timeout_ms": 500,

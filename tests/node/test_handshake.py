@@ -1,0 +1,241 @@
+"""What a proof of the cluster secret covers: everything that both sides said, once, in one direction."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from chronik.node.cluster_secret import CHARACTERS_MIN, SECRETS_MAX, ClusterSecret
+from chronik.node.config import ConfigError
+from chronik.node.handshake import NONCE_BYTES, Answerer, Caller, Role, mac
+from chronik.node.internal_api import (
+    Hello,
+    HelloReply,
+    Proof,
+    ProofReply,
+    decode_hello,
+    decode_hello_reply,
+    decode_proof,
+    encode,
+)
+from chronik.wire.errors import MalformedRequest
+
+OURS = "ours-" * 8
+THEIRS = "theirs-" * 8
+
+
+def secret(*texts: str) -> ClusterSecret:
+    return ClusterSecret("\n".join(texts), "the test")
+
+
+def nonce(number: int) -> bytes:
+    return bytes([number]) * NONCE_BYTES
+
+
+HELLO = Hello("cluster", 2, UUID(int=2), 1, "127.0.0.1:5093", "control", nonce(2))
+REPLY = HelloReply("cluster", 1, UUID(int=1), nonce=nonce(1))
+
+
+class Met:
+    """Both sides of one connection, up to the caller's proof."""
+
+    def __init__(
+        self,
+        caller: ClusterSecret = secret(OURS),
+        answerer: ClusterSecret = secret(OURS),
+        hello: Hello = HELLO,
+        reply: HelloReply = REPLY,
+    ) -> None:
+        self.caller = Caller(caller, hello)
+        self.answerer = Answerer(answerer, self.caller.hello, reply)
+        self.reply, self.proof = self.caller.prove(self.answerer.answer)
+
+    def is_proven(self) -> bool:
+        """Whether both sides take the other for proven; if one does not, neither may."""
+        answer = self.answerer.prove(self.proof)
+        assert answer is None or self.caller.confirms(encode(ProofReply(answer)))[0]
+        return answer is not None
+
+
+def test_both_sides_prove_the_secret_and_neither_sends_it() -> None:
+    met = Met()
+    answer = met.answerer.prove(met.proof)
+    assert answer is not None
+    assert met.caller.confirms(encode(ProofReply(answer))) == (True, "")
+    assert met.reply == REPLY
+    for sent in (met.caller.hello, met.answerer.answer, met.proof, answer):
+        assert OURS.encode() not in sent
+
+
+def test_the_refusal_of_a_proven_peer_is_told_apart_from_that_of_a_stranger() -> None:
+    met = Met()
+    answer = met.answerer.prove(met.proof)
+    assert answer is not None
+    assert met.caller.confirms(encode(ProofReply(answer, "no"))) == (True, "no")
+    assert met.caller.confirms(encode(ProofReply(b"", "no"))) == (False, "no")
+
+
+def test_another_secret_is_refused_by_both_sides() -> None:
+    met = Met(caller=secret(THEIRS))
+    assert met.answerer.prove(met.proof) is None
+    # An impostor that answers all the same cannot make the caller believe it.
+    pretended = mac(secret(OURS).proven, Role.ANSWERER, met.caller.hello, met.answerer.answer)
+    assert met.caller.confirms(encode(ProofReply(pretended)))[0] is False
+
+
+def test_a_proof_is_good_for_one_connection_only() -> None:
+    """A replay: the caller's words are the same, and the answering node's nonce is another."""
+    heard = Met()
+    assert heard.is_proven()
+    replayed = Answerer(secret(OURS), heard.caller.hello, msgspec.structs.replace(REPLY, nonce=nonce(9)))
+    assert replayed.prove(heard.proof) is None
+
+
+def test_the_answer_to_an_earlier_proof_proves_nothing() -> None:
+    heard = Met()
+    answer = heard.answerer.prove(heard.proof)
+    assert answer is not None
+    again = Caller(secret(OURS), msgspec.structs.replace(HELLO, nonce=nonce(8)))
+    again.prove(heard.answerer.answer)
+    assert again.confirms(encode(ProofReply(answer)))[0] is False
+
+
+def test_a_proof_that_is_sent_back_proves_nothing() -> None:
+    """A reflection: a stranger gives a node its own words, as caller to the caller or by a call of its own."""
+    met = Met()
+    own = decode_proof(met.proof).mac
+    assert met.caller.confirms(encode(ProofReply(own)))[0] is False
+    answer = met.answerer.prove(met.proof)
+    assert answer is not None
+    assert met.answerer.prove(encode(Proof(answer))) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cluster_id": "another"},
+        {"cluster_id": ""},
+        {"node_id": 3},
+        {"incarnation": UUID(int=3)},
+        {"target_node_id": 3},
+        {"internal": "127.0.0.1:1"},
+        {"purpose": "fetch"},
+        {"nonce": nonce(3)},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_word_of_the_caller_is_covered(changed: dict[str, Any]) -> None:
+    """Somebody on the way changes one field, and passes on everything else."""
+    caller = Caller(secret(OURS), HELLO)
+    answerer = Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, **changed)), REPLY)
+    _, proof = caller.prove(answerer.answer)
+    assert answerer.prove(proof) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cluster_id": "another"},
+        {"cluster_id": ""},
+        {"node_id": 3},
+        {"incarnation": UUID(int=3)},
+        {"nonce": nonce(3)},
+        {"refusal": "go away"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_word_of_the_answer_is_covered(changed: dict[str, Any]) -> None:
+    caller = Caller(secret(OURS), HELLO)
+    answerer = Answerer(secret(OURS), caller.hello, REPLY)
+    _, proof = caller.prove(encode(msgspec.structs.replace(REPLY, **changed)))
+    assert answerer.prove(proof) is None
+
+
+def test_swapped_ids_are_noticed() -> None:
+    caller = Caller(secret(OURS), HELLO)
+    swapped = msgspec.structs.replace(HELLO, node_id=1, target_node_id=2)
+    answerer = Answerer(secret(OURS), encode(swapped), msgspec.structs.replace(REPLY, node_id=2))
+    _, proof = caller.prove(encode(REPLY))
+    assert answerer.prove(proof) is None
+
+
+def test_the_border_between_two_parts_is_covered() -> None:
+    """Otherwise the end of one message could pass for the beginning of the next."""
+    key = secret(OURS).proven
+    assert mac(key, Role.CALLER, b"ab", b"c") != mac(key, Role.CALLER, b"a", b"bc")
+    assert mac(key, Role.CALLER, b"a", b"b") != mac(key, Role.ANSWERER, b"a", b"b")
+
+
+def test_messages_that_are_cut_short_are_refused() -> None:
+    met = Met()
+    for size in range(len(met.caller.hello)):
+        with pytest.raises(MalformedRequest):
+            Answerer(secret(OURS), met.caller.hello[:size], REPLY)
+    for size in range(len(met.answerer.answer)):
+        with pytest.raises(MalformedRequest):
+            Caller(secret(OURS), HELLO).prove(met.answerer.answer[:size])
+    for size in range(len(met.proof)):
+        with pytest.raises(MalformedRequest):
+            met.answerer.prove(met.proof[:size])
+    short = decode_proof(met.proof).mac[:-1]
+    assert met.answerer.prove(encode(Proof(short))) is None
+    assert met.answerer.prove(encode(Proof(b""))) is None
+    assert met.caller.confirms(encode(ProofReply()))[0] is False
+
+
+@pytest.mark.parametrize("size", [0, 1, NONCE_BYTES - 1, NONCE_BYTES + 1])
+def test_a_first_hello_without_a_whole_nonce_is_refused(size: int) -> None:
+    """No way back to a HELLO that proves nothing."""
+    with pytest.raises(MalformedRequest):
+        Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, nonce=b"n" * size)), REPLY)
+    with pytest.raises(MalformedRequest):
+        Caller(secret(OURS), HELLO).prove(encode(msgspec.structs.replace(REPLY, nonce=b"n" * size)))
+
+
+def test_secrets_are_changed_one_node_after_the_other() -> None:
+    """Each step of docs/operations.md, between a node that has taken it and one that has not."""
+    for before, after in (
+        (secret(OURS), secret(OURS, THEIRS)),
+        (secret(OURS, THEIRS), secret(THEIRS, OURS)),
+        (secret(THEIRS, OURS), secret(THEIRS)),
+    ):
+        assert Met(before, after).is_proven()
+        assert Met(after, before).is_proven()
+    assert not Met(secret(OURS), secret(THEIRS)).is_proven()
+
+
+def test_the_secret_is_in_no_text_about_it() -> None:
+    held = secret(OURS)
+    for text in (repr(held), str(held), f"{held!r}", repr([held])):
+        assert OURS not in text
+    with pytest.raises(ConfigError) as refused:
+        ClusterSecret("a-short-one", "the test")
+    assert "a-short-one" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  \n",
+        "x" * (CHARACTERS_MIN - 1),
+        f"{OURS}\nshort",
+        "\N{LATIN SMALL LETTER A WITH ACUTE}" * 40,
+        "\x00" * 40,
+        "\n".join([OURS] * (SECRETS_MAX + 1)),
+    ],
+)
+def test_text_that_is_no_secret_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the test holds no cluster secret"):
+        ClusterSecret(text, "the test")
+
+
+def test_hellos_of_other_versions_keep_what_they_say() -> None:
+    """Readers pass over fields that they do not know; these are covered all the same, since the bytes are."""
+    extended = msgspec.msgpack.encode({**msgspec.to_builtins(HELLO, builtin_types=(bytes,)), "more": 1})
+    assert decode_hello(extended) == HELLO
+    assert decode_hello_reply(encode(REPLY)) == REPLY
+    assert mac(b"k", Role.CALLER, extended, b"") != mac(b"k", Role.CALLER, encode(HELLO), b"")
