@@ -38,6 +38,7 @@ class MemoryLog:
     batches: list[bytes] = field(default_factory=list)
     log_start_offset: int = 0
     log_end_offset: int = 0
+    leads: bool = True
 
     @property
     def high_watermark(self) -> int:
@@ -79,7 +80,10 @@ class FakeMetadata:
 
 
 class FakeBroker:
-    """Owned by the test's loop. `append_error` is what the next appends fail with."""
+    """Owned by the test's loop. `append_error` is what the next appends fail with.
+
+    Without `has_lease`, or while it hands a partition over, it leads that partition for nobody.
+    """
 
     def __init__(self, logs: dict[tuple[str, int], MemoryLog] | None = None, **settings: Any) -> None:
         self.config = NodeConfig(**{"group_initial_rebalance_delay_ms": 0, **settings})
@@ -97,6 +101,8 @@ class FakeBroker:
         self.lines: list[str] = []
         self.log = make_logger(self.lines.append, lambda: self.wall_now_ms)
         self.logs = {} if logs is None else logs
+        self.has_lease = True
+        self.hands_over: set[tuple[str, int]] = set()
         self.append_error: KafkaError | None = None
         self.appends_allowed = asyncio.Event()
         self.appends_allowed.set()
@@ -142,10 +148,19 @@ class FakeBroker:
     def partition(self, topic: str, index: int) -> MemoryLog | None:
         if self.image.partition(topic, index) is None:
             return None
-        return self.logs.setdefault((topic, index), MemoryLog())
+        log = self.logs.setdefault((topic, index), MemoryLog())
+        log.leads = self.has_lease and (topic, index) not in self.hands_over
+        return log
 
-    async def append_internal(self, topic: str, index: int, batch: bytes) -> int:
-        await self.appends_allowed.wait()
+    def lease_is_valid(self) -> bool:
+        return self.has_lease
+
+    async def append_internal(self, topic: str, index: int, batch: bytes, timeout_s: float) -> int:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.appends_allowed.wait()
+        except TimeoutError:
+            raise KafkaError(ErrorCode.request_timed_out) from None
         if self.append_error is not None:
             raise self.append_error
         log = self.partition(topic, index)

@@ -89,6 +89,14 @@ class GroupCoordinator:
             waiting.pop(token).refuse(ErrorCode.not_coordinator, step)
         return step.actions
 
+    def refuse_waiting(self, at: Moment) -> list[Action]:
+        """This node may not answer for its groups for now: send whoever waits in a rebalance to look for another."""
+        step = self._step(at)
+        for group in list(self._groups.values()):
+            membership.refuse_waiting(group, ErrorCode.not_coordinator, step)
+            self._settle(group)
+        return step.actions
+
     def is_loaded(self, partition: int) -> bool:
         return partition in self._loaded
 

@@ -244,6 +244,15 @@ def refuse_all(group: Group, error: ErrorCode, step: Step) -> None:
         answer_sync(member, sync_error(error), step)
 
 
+def refuse_waiting(group: Group, error: ErrorCode, step: Step) -> None:
+    """Answer every request that waits in this group. The members keep their place for a session, to ask again."""
+    for member in group.members.values():
+        if member.join_token is not None or member.sync_token is not None:
+            member.is_new = False
+            member.heard_of(step.at.now_ms)
+    refuse_all(group, error, step)
+
+
 def describe(group: Group) -> dict[str, Any]:
     is_stable = group.state is GroupState.STABLE
     return {

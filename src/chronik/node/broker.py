@@ -357,8 +357,11 @@ class Broker:
             await self.applied()
         return self.image.require_topic(name)
 
-    async def append_internal(self, topic: str, index: int, batch: bytes) -> int:
-        """Append to a topic of the cluster's own, and wait until it is committed; the base offset."""
+    async def append_internal(self, topic: str, index: int, batch: bytes, timeout_s: float) -> int:
+        """Append to a topic of the cluster's own, and wait until it is committed; the base offset.
+
+        REQUEST_TIMED_OUT after `timeout_s`: the batch is in the log, and may be committed later or never.
+        """
         partition = self.require_partition(topic, index)
         partition.check_enough_replicas()
         appended = partition.append_internal(batch, self.env.wall_ms())
@@ -373,7 +376,13 @@ class Broker:
                 committed.set_exception(error)
 
         partition.when_committed(appended.last_offset + 1, done)
-        await committed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await committed
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.request_timed_out, f"{topic}-{index} was not committed within {timeout_s} s"
+            ) from None
         return appended.base_offset
 
     def fetch_bytes_allowed(self) -> int:

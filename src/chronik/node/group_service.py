@@ -2,12 +2,16 @@
 
 The state machine (`chronik.groups`) owns all rules. Here are only the futures of the requests that wait, one queue of
 appends for each partition of the offsets topic, one timer, and the tasks that create and load that topic.
+
+A coordinator needs a lease. This node answers for a group only while it leads the group's partition under a valid
+lease, checked when the answer is given (`_authority`); otherwise clients get NOT_COORDINATOR and look for the
+coordinator elsewhere. Time without a lease does not count for the groups: members that could not reach their
+coordinator keep their place if it still is their coordinator when the lease is back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,8 +25,9 @@ from chronik.groups.settings import GroupSettings
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import BrokerImage
 from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node.group_appender import GroupAppender
 from chronik.node.topic_creation import NewTopic, create_topic
-from chronik.wire.batch import check_batches, decode_batch, encode_batch, read_batch_header
+from chronik.wire.batch import check_batches, decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -32,9 +37,6 @@ if TYPE_CHECKING:
 
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
 """Small segments, since only closed ones are compacted and all that is left is read when a partition is taken over."""
-
-APPEND_BYTES_MAX = 512 * 1024
-"""Appends that wait for the same partition share a batch up to this size."""
 
 LOAD_CHUNK_BYTES = 256 * 1024
 """So much of a partition is read and decoded in one go in the executor, and replayed in one go on the loop."""
@@ -46,6 +48,9 @@ LOAD_RETRY_MAX_S = 1.0
 START_WAIT_S = 0.5
 """A start waits this long for the groups; what is not loaded by then answers COORDINATOR_LOAD_IN_PROGRESS."""
 
+LEASE_CHECK_S = 0.25
+"""How soon after the end of the lease the requests that wait are answered."""
+
 STOP_WAIT_S = 5.0
 EXPIRY_INTERVAL_S = 600.0
 
@@ -53,8 +58,9 @@ EXPIRY_INTERVAL_S = 600.0
 class GroupService:
     """The groups of this node. Owned by the loop.
 
-    Invariant: the coordinator hears of the appends of one partition in the order in which it asked for them, and of
-    none that was asked for before the partition was last loaded.
+    Invariants: the coordinator hears of the appends of one partition in the order in which it asked for them, and of
+    none that was asked for before the partition was last loaded. What is loaded was read in the leader epoch in which
+    this node leads: no other coordinator has written since.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -72,10 +78,17 @@ class GroupService:
         self._coordinator = GroupCoordinator(settings, broker.env.new_uuid)
         self._token = 0
         self._replies: dict[int, asyncio.Future[Values]] = {}
-        self._appenders: dict[int, _Appender] = {}
+        self._appenders: dict[int, GroupAppender] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._lease_check: asyncio.TimerHandle | None = None
+        self._leased_s = self._loop.time()
+        """When the lease was last seen to be valid."""
+        self._without_lease_s = 0.0
+        """The time without a lease so far, which the groups' clock leaves out."""
+        self._is_suspended = False
+        """Whether the lease was found to be over and not yet found to be back."""
         self._topic_ready: asyncio.Task[None] | None = None
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._is_stopped = False
@@ -90,13 +103,14 @@ class GroupService:
             if loads:
                 await asyncio.wait(loads, timeout=START_WAIT_S)
         self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
+        self._check_lease()
 
     async def stop(self) -> None:
         """Let the appends that run end, then send whoever waits elsewhere. A second call changes nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        for timer in (self._timer, self._expiry):
+        for timer in (self._timer, self._expiry, self._lease_check):
             if timer is not None:
                 timer.cancel()
         for task in [*self._loads.values(), *([self._topic_ready] if self._topic_ready is not None else [])]:
@@ -173,10 +187,10 @@ class GroupService:
             case TopicCreated(topic=topic) if topic.name == OFFSETS_TOPIC:
                 self._start_topic()
             case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
+                # With every new leader epoch: even if this node led before, another coordinator may have led since.
+                self._unload(partition.partition)
                 if partition.leader == self._broker.node_id:
                     self._load(partition.partition)
-                else:
-                    self._unload(partition.partition)
 
     # Loading
 
@@ -209,6 +223,9 @@ class GroupService:
         unreadable = self._coordinator.finish_loading(partition, self._now())
         if unreadable:
             self._log.warning("groups_records_unreadable", partition=partition, count=unreadable)
+        self._forget_deleted_topics()
+
+    def _forget_deleted_topics(self) -> None:
         topics = self._broker.image.topics
         deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
         self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
@@ -255,24 +272,53 @@ class GroupService:
             appender.close()
         self._run(self._coordinator.unload(partition, self._now()))
 
+    # The lease
+
+    def _authority(self, group_id: str) -> GroupCoordinator:
+        """The coordinator, if it may answer for the group now; NOT_COORDINATOR otherwise."""
+        partition_count = self._coordinator.partition_count
+        if partition_count:
+            index = group_partition(group_id, partition_count)
+            partition = self._broker.partition(OFFSETS_TOPIC, index)
+            if partition is None or not partition.leads:
+                raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} is not led here under a lease")
+        return self._coordinator
+
+    def _check_lease(self) -> None:
+        self._lease_check = self._loop.call_later(LEASE_CHECK_S, self._check_lease)
+        if not self._broker.lease_is_valid():
+            self._suspend()
+        elif self._is_suspended:
+            self._is_suspended = False
+            self._without_lease_s += self._loop.time() - self._leased_s
+            # Offsets of topics that were deleted meanwhile could not be removed from the log.
+            self._forget_deleted_topics()
+        self._now()
+
+    def _suspend(self) -> None:
+        """The lease is over: requests that wait are sent to look for another coordinator, and no session ends."""
+        if not self._is_suspended:
+            self._is_suspended = True
+            self._run(self._coordinator.refuse_waiting(self._now()))
+
     # What the APIs ask
 
     async def join(self, request: JoinRequest) -> Values:
         await self.ensure_topic()
-        return await self._ask(lambda token, at: self._coordinator.join(request, token, at))
+        return await self._ask(request.group_id, lambda token, at: self._coordinator.join(request, token, at))
 
     async def sync(self, request: SyncRequest) -> Values:
-        return await self._ask(lambda token, at: self._coordinator.sync(request, token, at))
+        return await self._ask(request.group_id, lambda token, at: self._coordinator.sync(request, token, at))
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
-        return self._coordinator.heartbeat(group_id, member_id, generation, instance_id, self._now())
+        return self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
 
     async def leave(self, group_id: str, members: list[tuple[str, str | None]]) -> Values:
-        return await self._ask(lambda token, at: self._coordinator.leave(group_id, members, token, at))
+        return await self._ask(group_id, lambda token, at: self._coordinator.leave(group_id, members, token, at))
 
     async def commit(self, request: CommitRequest) -> dict[TopicPartition, ErrorCode]:
         await self.ensure_topic()
-        values = await self._ask(lambda token, at: self._coordinator.commit(request, token, at))
+        values = await self._ask(request.group_id, lambda token, at: self._coordinator.commit(request, token, at))
         errors: dict[TopicPartition, ErrorCode] = values["errors"]
         return errors
 
@@ -280,34 +326,40 @@ class GroupService:
         self, group_id: str, partitions: Iterable[TopicPartition] | None
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
         await self.ensure_topic()
-        return self._coordinator.committed(group_id, partitions)
+        return self._authority(group_id).committed(group_id, partitions)
 
     async def delete_offsets(
         self, group_id: str, partitions: list[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         await self.ensure_topic()
-        values = await self._ask(lambda token, at: self._coordinator.delete_offsets(group_id, partitions, token, at))
+        values = await self._ask(
+            group_id, lambda token, at: self._coordinator.delete_offsets(group_id, partitions, token, at)
+        )
         return values["error_code"], values["errors"]
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         await self.ensure_topic()
-        values = await self._ask(lambda token, at: self._coordinator.delete_group(group_id, token, at))
+        values = await self._ask(group_id, lambda token, at: self._coordinator.delete_group(group_id, token, at))
         error: ErrorCode = values["error_code"]
         return error
 
     async def describe(self, group_id: str) -> Values:
         await self.ensure_topic()
-        return self._coordinator.describe(group_id)
+        return self._authority(group_id).describe(group_id)
 
     def groups(self) -> list[Values]:
-        """Every group here; COORDINATOR_LOAD_IN_PROGRESS while that is not all."""
+        """Every group here; none without a lease, and COORDINATOR_LOAD_IN_PROGRESS while that is not all."""
+        if not self._broker.lease_is_valid():
+            return []
         if self._coordinator.is_loading:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "groups are being loaded")
         return self._coordinator.groups()
 
     async def coordinator_of(self, group_id: str) -> BrokerImage:
-        """The broker that coordinates a group: the leader of its partition."""
+        """The broker that coordinates a group: the leader of its partition. Known only while this node has a lease."""
         await self.ensure_topic()
+        if not self._broker.lease_is_valid():
+            raise KafkaError(ErrorCode.coordinator_not_available, "this node has no contact to the controller")
         image = self._broker.image
         topic = image.topic(OFFSETS_TOPIC)
         partition = None if topic is None else topic.partition(group_partition(group_id, len(topic.partitions)))
@@ -317,7 +369,9 @@ class GroupService:
         return leader
 
     def lag_gauges(self) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and how far the group stands behind the end, where the end is known here."""
+        """Group, topic, partition and how far the group is behind the end, if the end is known here."""
+        if not self._broker.lease_is_valid():
+            return
         for group_id, (topic, index), committed in self._coordinator.all_committed():
             partition = self._broker.partition(topic, index)
             if partition is not None:
@@ -325,15 +379,22 @@ class GroupService:
 
     # Carrying out
 
-    async def _ask(self, start: Callable[[int, Moment], list[Action]]) -> Values:
+    async def _ask(self, group_id: str, start: Callable[[int, Moment], list[Action]]) -> Values:
+        self._authority(group_id)
         self._token += 1
         reply: asyncio.Future[Values] = self._loop.create_future()
         self._replies[self._token] = reply
         self._run(start(self._token, self._now()))
-        return await reply
+        values = await reply
+        # The lease may have ended while the request waited.
+        self._authority(group_id)
+        return values
 
     def _now(self) -> Moment:
-        return Moment(int(self._loop.time() * 1000), self._broker.env.wall_ms())
+        """By the groups' clock, which stops without a lease."""
+        if not self._is_suspended and self._broker.lease_is_valid():
+            self._leased_s = self._loop.time()
+        return Moment(int((self._leased_s - self._without_lease_s) * 1000), self._broker.env.wall_ms())
 
     def _run(self, actions: list[Action]) -> None:
         for action in actions:
@@ -355,10 +416,10 @@ class GroupService:
                     )
         self._set_timer()
 
-    def _appender(self, partition: int) -> _Appender:
+    def _appender(self, partition: int) -> GroupAppender:
         appender = self._appenders.get(partition)
         if appender is None:
-            appender = self._appenders[partition] = _Appender(self._broker, partition, self._appended)
+            appender = self._appenders[partition] = GroupAppender(self._broker, partition, self._appended)
         return appender
 
     def _appended(self, token: int, error: ErrorCode) -> None:
@@ -373,79 +434,18 @@ class GroupService:
             self._timer.cancel()
         self._timer_ms = deadline_ms
         # The next whole millisecond: `_now` rounds down, and a timer before its time would only be set again.
-        self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._on_timer)
+        self._timer = self._loop.call_at((deadline_ms + 1) / 1000 + self._without_lease_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = self._timer_ms = None
-        self._run(self._coordinator.tick(self._now()))
+        if self._broker.lease_is_valid() and not self._is_suspended:
+            self._run(self._coordinator.tick(self._now()))
+        else:
+            self._suspend()
 
     def _expire(self) -> None:
         self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
         self._run(self._coordinator.expire_offsets(self._now()))
-
-
-class _Appender:
-    """The appends of one partition: in order, one batch at a time, all that waits in the next one (group commit).
-
-    How much may wait is bounded by the requests in flight, one for each connection.
-    """
-
-    def __init__(self, broker: Broker, partition: int, appended: Callable[[int, ErrorCode], None]) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self._broker = broker
-        self._partition = partition
-        self._appended = appended
-        self._waiting: deque[Append] = deque()
-        self._is_closed = False
-
-    def add(self, append: Append) -> None:
-        self._waiting.append(append)
-        if self.task is None:
-            name = f"append-groups-{self._partition}"
-            self.task = self._broker.loop.create_task(self._write_all(), name=name)
-
-    def close(self) -> None:
-        """The partition is another's: what waits is not written, and what is being written is reported to nobody."""
-        self._is_closed = True
-        self._waiting.clear()
-
-    async def _write_all(self) -> None:
-        while self._waiting:
-            taken = self._take()
-            error = await self._write(taken)
-            for append in taken:
-                if self._is_closed:
-                    return
-                self._appended(append.token, error)
-        self.task = None
-
-    def _take(self) -> list[Append]:
-        taken = [self._waiting.popleft()]
-        size_bytes = _size_bytes(taken[0])
-        while self._waiting and (size_bytes := size_bytes + _size_bytes(self._waiting[0])) <= APPEND_BYTES_MAX:
-            taken.append(self._waiting.popleft())
-        return taken
-
-    async def _write(self, appends: list[Append]) -> ErrorCode:
-        wall_ms = self._broker.env.wall_ms()
-        batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
-        try:
-            await self._broker.append_internal(OFFSETS_TOPIC, self._partition, batch)
-        except KafkaError as error:
-            self._broker.log.bind(component="groups").warning(
-                "groups_append_failed", partition=self._partition, error=str(error)
-            )
-            return error.code
-        except Exception as error:
-            self._broker.log.bind(component="groups").exception(
-                "groups_append_failed", partition=self._partition, error=repr(error)
-            )
-            return ErrorCode.unknown_server_error
-        return ErrorCode.none
-
-
-def _size_bytes(append: Append) -> int:
-    return sum(len(key) + len(value or b"") for key, value in append.records)
 
 
 def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | None]], int] | None:

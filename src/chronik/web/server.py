@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
+from chronik.web.http_bounds import BoundedApp, HttpConnection, WaitingConnections
+
 BACKLOG = 128
-REQUESTS_MAX = 200
-KEEP_ALIVE_S = 5
 SHUTDOWN_S = 2
 
 
@@ -33,11 +35,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, telling when it listens."""
+    """uvicorn without its signal handlers, telling when it listens; connections that wait too long are closed."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, waiting: WaitingConnections) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._waiting = waiting
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,6 +50,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.listening.set()
 
+    async def on_tick(self, counter: int) -> bool:
+        self._waiting.drop_late(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
 
 class WebServer:
     """One HTTP listener. Owned by the loop that started it."""
@@ -54,10 +61,11 @@ class WebServer:
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         self._socket = listener
         self._close_app = app.state.close
+        waiting = WaitingConnections()
         self._server = _Server(
             uvicorn.Config(
-                app,
-                http="h11",
+                BoundedApp(app),
+                http=cast(Any, partial(HttpConnection, waiting)),
                 ws="none",
                 loop="none",
                 lifespan="off",
@@ -65,10 +73,9 @@ class WebServer:
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
-                limit_concurrency=REQUESTS_MAX,
-                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=SHUTDOWN_S,
-            )
+            ),
+            waiting,
         )
         self._serving: asyncio.Task[None] | None = None
 

@@ -58,7 +58,10 @@ async def _delete(broker: Broker, topic: str, wanted: Any, wait_s: float) -> Val
     partition = broker.require_partition(topic, wanted.partition_index)
     if not partition.settings.is_deletable:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
-    return {"low_watermark": await partition.delete_records(wanted.offset, wait_s)}
+    low_watermark = await partition.delete_records(wanted.offset, wait_s)
+    # The lease may have ended while the replicas followed.
+    broker.require_partition(topic, wanted.partition_index)
+    return {"low_watermark": low_watermark}
 
 
 API = Api(ApiKey.DELETE_RECORDS, (0, 2), handle)

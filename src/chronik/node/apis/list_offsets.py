@@ -8,6 +8,7 @@ Behaviour
 - any other timestamp names the first visible record that is not older, or -1 when there is none.
 - a leader whose watermark has not reached its epoch's start does not know the end that clients have seen, and answers
   OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest and for times with no answer below.
+- a leader whose lease has ended before the answer is given answers NOT_LEADER_OR_FOLLOWER.
 - version 0, which Burrow asks for, gives a list: the one offset, or none. Times are UNSUPPORTED_VERSION there: they
   were about segments and when their files changed.
 Versions: 1 one offset with its time, 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local,
@@ -40,6 +41,7 @@ TIMES_FROM_VERSION = 1
 
 async def handle(broker: Broker, request: Request) -> Values:
     topics = []
+    answered: list[tuple[Values, Partition, int]] = []
     is_debugging = request.message.replica_id == DEBUGGING_REPLICA
     for topic in request.message.topics:
         partitions = []
@@ -50,7 +52,9 @@ async def handle(broker: Broker, request: Request) -> Values:
                     raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
                 partition = broker.require_partition(topic.name, wanted.partition_index)
                 partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
+                generation = partition.generation
                 values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
+                answered.append((values, partition, generation))
             except KafkaError as error:
                 values["error_code"] = error.code
                 if error.code is ErrorCode.offset_not_available and request.api_version < NOT_AVAILABLE_FROM_VERSION:
@@ -59,6 +63,11 @@ async def handle(broker: Broker, request: Request) -> Values:
                 values["old_style_offsets"] = [values["offset"]][: max(0, wanted.max_num_offsets)]
             partitions.append(values)
         topics.append({"name": topic.name, "partitions": partitions})
+    for values, partition, generation in answered:
+        # To look for times takes a while, in which the lease may end for what was answered first.
+        if partition.generation != generation or not partition.leads:
+            values.update(_unknown(partition.index, ErrorCode.not_leader_or_follower))
+            values.pop("old_style_offsets", None)
     return {"topics": topics}
 
 

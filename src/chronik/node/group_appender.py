@@ -1,0 +1,88 @@
+"""Writes what groups decide to the offsets topic: in order, many decisions in one batch, each within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from chronik.groups.actions import Append
+from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.wire.batch import encode_batch
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+APPEND_BYTES_MAX = 512 * 1024
+"""Appends that wait for the same partition share a batch up to this size."""
+
+APPEND_TIMEOUT_S = 5.0
+"""How long a batch may wait for the watermark, as `offsets.commit.timeout.ms` in Kafka. After that nobody knows whether
+it will be committed, so whoever waits for it gets an error."""
+
+
+class GroupAppender:
+    """The appends of one partition: in order, one batch at a time, all that waits in the next one (group commit).
+
+    How much may wait is bounded by the requests in flight, one for each connection.
+    """
+
+    def __init__(self, broker: Broker, partition: int, appended: Callable[[int, ErrorCode], None]) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._broker = broker
+        self._partition = partition
+        self._appended = appended
+        self._log = broker.log.bind(component="groups")
+        self._waiting: deque[Append] = deque()
+        self._is_closed = False
+
+    def add(self, append: Append) -> None:
+        self._waiting.append(append)
+        if self.task is None:
+            name = f"append-groups-{self._partition}"
+            self.task = self._broker.loop.create_task(self._write_all(), name=name)
+
+    def close(self) -> None:
+        """The partition is another's: what waits is not written, and what is being written is reported to nobody."""
+        self._is_closed = True
+        self._waiting.clear()
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            taken = self._take()
+            error = await self._write(taken)
+            if error is ErrorCode.request_timed_out:
+                # What came meanwhile cannot be committed before this batch, and has waited for it: it waits no longer.
+                taken += self._waiting
+                self._waiting.clear()
+            for append in taken:
+                if self._is_closed:
+                    return
+                self._appended(append.token, error)
+        self.task = None
+
+    def _take(self) -> list[Append]:
+        taken = [self._waiting.popleft()]
+        size_bytes = _size_bytes(taken[0])
+        while self._waiting and (size_bytes := size_bytes + _size_bytes(self._waiting[0])) <= APPEND_BYTES_MAX:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    async def _write(self, appends: list[Append]) -> ErrorCode:
+        wall_ms = self._broker.env.wall_ms()
+        batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
+        try:
+            await self._broker.append_internal(OFFSETS_TOPIC, self._partition, batch, APPEND_TIMEOUT_S)
+        except KafkaError as error:
+            self._log.warning("groups_append_failed", partition=self._partition, error=str(error))
+            return error.code
+        except Exception as error:
+            self._log.exception("groups_append_failed", partition=self._partition, error=repr(error))
+            return ErrorCode.unknown_server_error
+        return ErrorCode.none
+
+
+def _size_bytes(append: Append) -> int:
+    return sum(len(key) + len(value or b"") for key, value in append.records)

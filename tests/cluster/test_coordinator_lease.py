@@ -1,0 +1,210 @@
+"""A coordinator that is cut off from its peers, while clients still reach it, answers for no group."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.node.support_wire import WireClient, unique
+from tests.support.eventually import eventually
+
+from chronik.wire import messages
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+JOIN_VERSION = 7
+SESSION_TIMEOUT_MS = 60_000
+REBALANCE_TIMEOUT_MS = 2_000
+TAKE_OVER_S = 30.0
+ANSWER_S = 15.0
+"""Longer than a lease and than the time that a commit may wait for its batch."""
+
+
+class Member:
+    """One member of a group at one node, by hand: it does not look for another coordinator."""
+
+    def __init__(
+        self, nodes: Nodes, node_id: int, group: str, topic: str, rebalance_timeout_ms: int = REBALANCE_TIMEOUT_MS
+    ) -> None:
+        self.client = nodes.connect(node_id, timeout_s=ANSWER_S)
+        self.group = group
+        self.topic = topic
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.member_id = ""
+        self.generation = -1
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.socket.close()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"group_id": self.group, "generation_id": self.generation, "member_id": self.member_id}
+
+    def send_join(self) -> int:
+        values = {
+            "group_id": self.group,
+            "session_timeout": SESSION_TIMEOUT_MS,
+            "rebalance_timeout": self.rebalance_timeout_ms,
+            "member_id": self.member_id,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b"\x00\x00"}],
+        }
+        body = messages.write_request(ApiKey.JOIN_GROUP, JOIN_VERSION, values)
+        return self.client.send(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
+
+    def joined(self, correlation_id: int) -> ErrorCode:
+        body = self.client.answer(ApiKey.JOIN_GROUP, JOIN_VERSION, correlation_id)
+        answer = messages.read_response(ApiKey.JOIN_GROUP, JOIN_VERSION, body)
+        if answer.member_id:
+            self.member_id = answer.member_id
+        if answer.error_code is ErrorCode.none:
+            self.generation = answer.generation_id
+        code: ErrorCode = answer.error_code
+        return code
+
+    def own_all(self) -> None:
+        """Joins, and as the leader takes everything; again while the coordinator loads."""
+
+        def owns() -> bool:
+            error = self.joined(self.send_join())
+            if error is ErrorCode.member_id_required:
+                error = self.joined(self.send_join())
+            assert error is ErrorCode.none, error
+            error = self.sync()
+            assert error is ErrorCode.none, error
+            return True
+
+        eventually(owns, TAKE_OVER_S, f"{self.group} has a generation")
+
+    def sync(self) -> ErrorCode:
+        assignments = [{"member_id": self.member_id, "assignment": b"all"}]
+        values = {**self.identity, "protocol_type": "consumer", "protocol_name": "range", "assignments": assignments}
+        code: ErrorCode = self.client.call(ApiKey.SYNC_GROUP, 5, values).error_code
+        return code
+
+    def heartbeat(self) -> ErrorCode:
+        code: ErrorCode = self.client.call(ApiKey.HEARTBEAT, 4, self.identity).error_code
+        return code
+
+    def leave(self) -> ErrorCode:
+        values = {"group_id": self.group, "members": [{"member_id": self.member_id}]}
+        code: ErrorCode = self.client.call(ApiKey.LEAVE_GROUP, 5, values).error_code
+        return code
+
+    def commit(self, offset: int) -> ErrorCode:
+        partition = {"partition_index": 0, "committed_offset": offset}
+        values = {
+            "group_id": self.group,
+            "generation_id_or_member_epoch": self.generation,
+            "member_id": self.member_id,
+            "topics": [{"name": self.topic, "partitions": [partition]}],
+        }
+        code: ErrorCode = self.client.call(ApiKey.OFFSET_COMMIT, 8, values).topics[0].partitions[0].error_code
+        return code
+
+
+def committed(client: WireClient, group: str, topic: str) -> tuple[ErrorCode, int]:
+    """OffsetFetch with require_stable: the group's error, and the offset of partition 0."""
+    wanted = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
+    found = client.call(ApiKey.OFFSET_FETCH, 8, {"groups": [wanted], "require_stable": True}).groups[0]
+    return found.error_code, found.topics[0].partitions[0].committed_offset if found.topics else -1
+
+
+def find_coordinator(client: WireClient, group: str) -> tuple[ErrorCode, int]:
+    found = client.call(ApiKey.FIND_COORDINATOR, 4, {"key_type": 0, "coordinator_keys": [group]}).coordinators[0]
+    return found.error_code, found.node_id
+
+
+def coordinator(nodes: Nodes, node_id: int, group: str, among: list[int]) -> int:
+    """The coordinator that this node names, once it is one of these."""
+
+    def found() -> int:
+        with nodes.connect(node_id) as client:
+            error, named = find_coordinator(client, group)
+        assert error is ErrorCode.none, error
+        assert named in among, f"node {node_id} names {named}"
+        return named
+
+    return eventually(found, TAKE_OVER_S, f"{group} has a coordinator among {among}")
+
+
+def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
+    """What else a coordinator answers for a group, by API."""
+    group, topic = member.group, member.topic
+    partitions = [{"partition_index": 0}]
+    delete = {"group_id": group, "topics": [{"name": topic, "partitions": partitions}]}
+    return {
+        "JoinGroup": member.joined(member.send_join()),
+        "SyncGroup": member.sync(),
+        "OffsetCommit": member.commit(7),
+        "LeaveGroup": member.leave(),
+        "DescribeGroups": client.call(ApiKey.DESCRIBE_GROUPS, 5, {"groups": [group]}).groups[0].error_code,
+        "DeleteGroups": client.call(ApiKey.DELETE_GROUPS, 2, {"groups_names": [group]}).results[0].error_code,
+        "OffsetDelete": client.call(ApiKey.OFFSET_DELETE, 0, delete).error_code,
+    }
+
+
+@pytest.mark.timeout(180)
+def test_a_coordinator_that_is_cut_off_refuses_what_another_coordinator_answers_by_now(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(cuttable=True)
+    topic, group = nodes.new_topic(1), unique("group")
+    old = coordinator(nodes, nodes.ids[0], group, nodes.ids)
+    others = [node_id for node_id in nodes.ids if node_id != old]
+    with Member(nodes, old, group, topic) as first, nodes.connect(old, timeout_s=ANSWER_S) as at_old:
+        first.own_all()
+        assert first.commit(5) is ErrorCode.none
+        assert first.heartbeat() is ErrorCode.none
+        nodes.cut_off(old)
+
+        new = coordinator(nodes, others[0], group, others)
+        with Member(nodes, new, group, topic) as second, nodes.connect(new) as at_new:
+            second.own_all()
+            assert second.generation > first.generation
+            assert second.commit(50) is ErrorCode.none
+            assert committed(at_new, group, topic) == (ErrorCode.none, 50)
+
+            # The same questions at the node that was the coordinator: two members must not own one partition.
+            assert first.heartbeat() is ErrorCode.not_coordinator
+            assert committed(at_old, group, topic) == (ErrorCode.not_coordinator, -1)
+            assert find_coordinator(at_old, group) == (ErrorCode.coordinator_not_available, -1)
+            assert at_old.call(ApiKey.LIST_GROUPS, 4, {"states_filter": []}).groups == ()
+            claims = other_claims(at_old, first)
+            assert set(claims.values()) == {ErrorCode.not_coordinator}, claims
+
+            nodes.heal()
+            # It follows the metadata again, and its word is that of the others.
+            assert coordinator(nodes, old, group, [new]) == new
+            assert second.heartbeat() is ErrorCode.none
+            assert committed(at_new, group, topic) == (ErrorCode.none, 50)
+            assert committed(at_old, group, topic) == (ErrorCode.not_coordinator, -1)
+    nodes.no_surprises()
+
+
+@pytest.mark.timeout(180)
+def test_what_waits_at_a_coordinator_when_it_is_cut_off_is_answered_with_an_error(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(cuttable=True, offsets_topic_partitions=1)
+    topic, group, other = nodes.new_topic(1), unique("group"), unique("group")
+    old = coordinator(nodes, nodes.ids[0], group, nodes.ids)
+    with (
+        Member(nodes, old, group, topic, rebalance_timeout_ms=SESSION_TIMEOUT_MS) as first,
+        Member(nodes, old, group, topic) as newcomer,
+        Member(nodes, old, other, topic) as owner,
+    ):
+        first.own_all()
+        owner.own_all()
+        assert newcomer.joined(newcomer.send_join()) is ErrorCode.member_id_required
+        # The newcomer waits for the first, which does not join again; the owner's commit waits for replicas.
+        waiting = newcomer.send_join()
+        nodes.cut_off(old)
+        assert owner.commit(9) in (ErrorCode.not_coordinator, ErrorCode.coordinator_not_available)
+        assert newcomer.joined(waiting) is ErrorCode.not_coordinator
+        nodes.heal()
+    nodes.no_surprises()

@@ -1,0 +1,291 @@
+"""A coordinator without a lease claims nothing, and one that has it back goes on where it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.groups.fake_broker import FakeBroker, with_broker
+from tests.groups.play import GROUP, SESSION_MS, Play, join_request, subscription
+from tests.groups.test_apis import join, stable_member
+
+from chronik.groups.commits import CommitRequest
+from chronik.groups.member import SyncRequest
+from chronik.groups.records import group_partition
+from chronik.metadata.events import LeaderChanged
+from chronik.metadata.image import PartitionImage
+from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node import group_appender, group_service
+from chronik.node.apis import (
+    delete_groups,
+    describe_groups,
+    find_coordinator,
+    heartbeat,
+    join_group,
+    leave_group,
+    list_groups,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    sync_group,
+)
+from chronik.wire.errors import ErrorCode, KafkaError
+
+TOPIC_VALUES = {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 9}]}
+MEMBER = {"group_id": GROUP, "member_id": "m", "generation_id": 1}
+
+
+def error_of(answer: Any) -> ErrorCode:
+    code: ErrorCode = answer.error_code
+    return code
+
+
+REQUESTS: list[tuple[Any, int, dict[str, Any], Callable[[Any], ErrorCode]]] = [
+    (
+        join_group,
+        9,
+        {
+            "group_id": GROUP,
+            "session_timeout": 10_000,
+            "rebalance_timeout": 60_000,
+            "member_id": "",
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": subscription("t")}],
+        },
+        error_of,
+    ),
+    (sync_group, 5, {**MEMBER, "protocol_type": None, "protocol_name": None, "assignments": []}, error_of),
+    (heartbeat, 4, MEMBER, error_of),
+    (leave_group, 2, {"group_id": GROUP, "member_id": "m"}, error_of),
+    (leave_group, 5, {"group_id": GROUP, "members": [{"member_id": "m"}]}, error_of),
+    (
+        offset_commit,
+        9,
+        {"group_id": GROUP, "generation_id_or_member_epoch": -1, "member_id": "", "topics": [TOPIC_VALUES]},
+        lambda answer: error_of(answer.topics[0].partitions[0]),
+    ),
+    (
+        offset_fetch,
+        7,
+        {"group_id": GROUP, "topics": [{"name": "t", "partition_indexes": [0]}], "require_stable": True},
+        error_of,
+    ),
+    (
+        offset_fetch,
+        9,
+        {"groups": [{"group_id": GROUP, "topics": None}], "require_stable": True},
+        lambda answer: error_of(answer.groups[0]),
+    ),
+    (describe_groups, 6, {"groups": [GROUP]}, lambda answer: error_of(answer.groups[0])),
+    (delete_groups, 2, {"groups_names": [GROUP]}, lambda answer: error_of(answer.results[0])),
+    (
+        offset_delete,
+        0,
+        {"group_id": GROUP, "topics": [{"name": "t", "partitions": [{"partition_index": 0}]}]},
+        error_of,
+    ),
+]
+
+
+async def committed_group(broker: FakeBroker) -> str:
+    """A group with a member in generation 1 that has committed offset 5; the member's id."""
+    await broker.create_topic("t")
+    member = await stable_member(broker)
+    commit = CommitRequest(GROUP, 1, member, None, ((("t", 0), 5, -1, ""),))
+    assert await broker.groups.commit(commit) == {("t", 0): ErrorCode.none}
+    return member
+
+
+@pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
+def test_without_a_lease_a_group_request_is_refused_and_changes_nothing(
+    module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
+) -> None:
+    async def play(broker: FakeBroker) -> None:
+        member = await committed_group(broker)
+        broker.has_lease = False
+        assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
+        broker.has_lease = True
+        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+        _, offsets = await broker.groups.committed(GROUP, [("t", 0)])
+        found = offsets[("t", 0)]
+        assert found is not None and found.offset == 5
+
+    with_broker(play)
+
+
+@pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
+def test_coordinator_that_hands_its_partition_over_answers_for_no_group_of_it(
+    module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
+) -> None:
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        broker.hands_over.add((OFFSETS_TOPIC, group_partition(GROUP, broker.config.offsets_topic_partitions)))
+        assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
+
+    with_broker(play)
+
+
+def test_without_a_lease_no_group_is_listed_and_no_lag_is_told() -> None:
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        assert len((await broker.ask(list_groups.API, 5, {})).groups) == 1
+        assert len(list(broker.groups.lag_gauges())) == 1
+        broker.has_lease = False
+        answer = await broker.ask(list_groups.API, 5, {})
+        assert (answer.error_code, answer.groups) == (ErrorCode.none, ())
+        assert list(broker.groups.lag_gauges()) == []
+
+    with_broker(play)
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_without_a_lease_no_coordinator_is_named(version: int) -> None:
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        broker.has_lease = False
+        answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
+        found = answer.coordinators[0] if version >= 4 else answer
+        assert (found.error_code, found.node_id) == (ErrorCode.coordinator_not_available, -1)
+
+    with_broker(play)
+
+
+def test_join_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        waiting = asyncio.ensure_future(join(broker, 3))
+        await asyncio.sleep(0)
+        broker.has_lease = False
+        assert (await waiting).error_code is ErrorCode.not_coordinator
+
+    with_broker(play)
+
+
+def test_sync_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
+    async def play(broker: FakeBroker) -> None:
+        first = asyncio.ensure_future(join(broker, 3))
+        second = asyncio.ensure_future(join(broker, 3))
+        members = {answer.member_id: answer.leader for answer in await asyncio.gather(first, second)}
+        follower = next(member for member, leader in members.items() if member != leader)
+        values = {"group_id": GROUP, "generation_id": 1, "member_id": follower, "assignments": []}
+        waiting = asyncio.ensure_future(broker.ask(sync_group.API, 3, values))
+        await asyncio.sleep(0)
+        broker.has_lease = False
+        assert (await waiting).error_code is ErrorCode.not_coordinator
+
+    with_broker(play, group_initial_rebalance_delay_ms=50)
+
+
+def test_commit_that_becomes_durable_after_the_lease_ended_is_not_answered_with_success() -> None:
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        broker.appends_allowed.clear()
+        commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
+        waiting = asyncio.ensure_future(broker.groups.commit(commit))
+        await asyncio.sleep(0)
+        broker.has_lease = False
+        broker.appends_allowed.set()
+        with pytest.raises(KafkaError) as refused:
+            await waiting
+        assert refused.value.code is ErrorCode.not_coordinator
+
+    with_broker(play)
+
+
+def test_time_without_a_lease_does_not_end_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_service, "LEASE_CHECK_S", 0.01)
+
+    async def play(broker: FakeBroker) -> None:
+        joined = await broker.groups.join(join_request(session_timeout_ms=1_000))
+        member = joined["member_id"]
+        await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
+        broker.has_lease = False
+        await asyncio.sleep(1.5)
+        broker.has_lease = True
+        # It is still a member, in the same generation, although its session would be over by now.
+        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+        # And its session ends as any other: the clock runs again.
+        while (await broker.groups.describe(GROUP))["members"]:
+            await asyncio.sleep(0.005)
+
+    with_broker(play, group_min_session_timeout_ms=1)
+
+
+def test_node_that_leads_again_in_a_later_epoch_reads_its_groups_again() -> None:
+    async def play(broker: FakeBroker) -> None:
+        member = await committed_group(broker)
+        index = group_partition(GROUP, broker.config.offsets_topic_partitions)
+        before = broker.image.partition(OFFSETS_TOPIC, index)
+        assert before is not None
+        # Another coordinator led meanwhile, and its writes came with the log; this node saw only the last epoch.
+        away = FakeBroker(broker.logs)
+        away.metadata.image = broker.image
+        await away.start()
+        commit = CommitRequest(GROUP, 1, member, None, ((("t", 0), 50, -1, ""),))
+        assert await away.groups.commit(commit) == {("t", 0): ErrorCode.none}
+        await away.stop()
+        after = PartitionImage(index, 1, before.leader_epoch + 2, before.replicas, before.isr)
+        topic_id = broker.image.require_topic(OFFSETS_TOPIC).id
+        broker.groups.metadata_event(LeaderChanged(OFFSETS_TOPIC, topic_id, after))
+        error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
+        while error is ErrorCode.coordinator_load_in_progress:
+            await asyncio.sleep(0.001)
+            error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
+        found = offsets[("t", 0)]
+        assert error is ErrorCode.none
+        assert found is not None and found.offset == 50
+
+    with_broker(play)
+
+
+def test_commit_whose_batch_is_never_committed_is_answered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_appender, "APPEND_TIMEOUT_S", 0.05)
+
+    async def play(broker: FakeBroker) -> None:
+        await committed_group(broker)
+        broker.appends_allowed.clear()
+        commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
+        first = asyncio.ensure_future(broker.groups.commit(commit))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # It waits behind the first, and no longer than that.
+        second = asyncio.ensure_future(broker.groups.commit(commit))
+        for errors in await asyncio.gather(first, second):
+            assert errors == {("t", 0): ErrorCode.coordinator_not_available}
+        broker.appends_allowed.set()
+        assert await broker.groups.commit(commit) == {("t", 0): ErrorCode.none}
+
+    with_broker(play)
+
+
+# The state machine
+
+
+def test_member_that_was_refused_while_it_waited_may_ask_again_in_the_same_rebalance() -> None:
+    play = Play()
+    (first,) = play.stable_group(1)
+    newcomer = play.join()
+    play.wait(SESSION_MS - 1)
+    assert play.heartbeat(first, 1) is ErrorCode.rebalance_in_progress
+    play.run(play.coordinator.refuse_waiting(play.at))
+    assert play.error(newcomer) is ErrorCode.not_coordinator
+    # Its waiting did not use up its session: it has a whole one from here on.
+    play.wait(SESSION_MS - 1)
+    member_id = play.answers[newcomer]["member_id"]
+    again, rejoin = play.join(member_id), play.join(first)
+    assert play.joined(again)[1] == play.joined(rejoin)[1] == 2
+
+
+def test_member_that_does_not_ask_again_holds_up_nobody() -> None:
+    play = Play()
+    (first,) = play.stable_group(1)
+    newcomer = play.join()
+    play.run(play.coordinator.refuse_waiting(play.at))
+    rejoin = play.join(first)
+    assert rejoin not in play.answers
+    play.wait(SESSION_MS)
+    assert play.joined(rejoin) == (first, 2)
+    assert [each["member_id"] for each in play.described()["members"]] == [first]
+    assert play.error(newcomer) is ErrorCode.not_coordinator

@@ -1,0 +1,41 @@
+"""The lease is checked when an answer is given, not only when its request came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.node.support_replicas import TOPIC, Cluster, play
+
+from chronik.node.apis import list_offsets
+from chronik.wire.errors import ErrorCode
+
+LATEST, BY_TIME = -1, 0
+
+
+def list_offsets_request(*timestamps: int) -> Any:
+    wanted = [SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=time) for time in timestamps]
+    message = SimpleNamespace(replica_id=-1, topics=[SimpleNamespace(name=TOPIC, partitions=wanted)])
+    return cast(Any, SimpleNamespace(message=message, api_version=7))
+
+
+def test_list_offsets_claims_nothing_after_the_lease_ended_while_it_looked_for_a_time(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        leader = cluster[1]
+        await leader.produce(b"a")
+
+        async def ends_the_lease(call: Any) -> Any:
+            found = await leader.run_blocking(call)
+            leader.has_lease = False
+            return found
+
+        request = list_offsets_request(LATEST, BY_TIME)
+        answer = await list_offsets.handle(leader.broker, request)
+        assert [each["offset"] for each in answer["topics"][0]["partitions"]] == [1, 0]
+        leader.broker.run_blocking = ends_the_lease
+        answer = await list_offsets.handle(leader.broker, request)
+        for each in answer["topics"][0]["partitions"]:
+            assert (each["error_code"], each["offset"]) == (ErrorCode.not_leader_or_follower, -1)
+
+    play(tmp_path, scenario)

@@ -1,0 +1,205 @@
+"""Silent and slow HTTP connections cost themselves: health checks are answered all the time, everything else again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from tests.support.eventually import eventually
+from tests.support.node import Node
+
+from chronik.web.server import WebServer, bind
+
+SILENT = 300
+SLOW = 40
+CONNECTIONS_MAX = 400
+REQUESTS_MAX = 200
+ROUNDS = 40
+ROUND_S = 0.2
+"""Together longer than a connection may be silent."""
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-Slow: " + b"x" * 1000
+
+
+def status(node: Node, path: str) -> int:
+    try:
+        with urllib.request.urlopen(node.http + path, timeout=10) as response:
+            response.read()
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def connect(node: Node) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", node.http_port), 10)
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the node has not ended it."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1 << 16) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def held() -> Iterator[list[socket.socket]]:
+    """Connections that are closed in the end."""
+    connections: list[socket.socket] = []
+    try:
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def sockets_of(node: Node) -> int:
+    folder = f"/proc/{node.pid}/fd"
+    count = 0
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"{folder}/{name}").startswith("socket:")
+    return count
+
+
+def test_health_checks_are_answered_beside_silent_and_slow_connections(node: Node) -> None:
+    with held() as silent, held() as slow:
+        for number in range(ROUNDS):
+            # Whatever the node ended comes back at once.
+            for connections, wanted in ((silent, SILENT), (slow, SLOW)):
+                for ended in [each for each in connections if not is_open(each)]:
+                    ended.close()
+                    connections.remove(ended)
+                connections += [connect(node) for _ in range(wanted - len(connections))]
+            for connection in slow:
+                with contextlib.suppress(OSError):
+                    connection.send(HEAD[number : number + 1])
+            answers = {path: status(node, path) for path in ("/healthz", "/readyz", "/metrics", "/api/cluster")}
+            assert set(answers.values()) == {200}, f"round {number}: {answers}"
+            time.sleep(ROUND_S)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /heal", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"],
+    ids=["nothing", "half a head", "one request", "half a body"],
+)
+def test_a_connection_without_a_next_request_is_closed(node: Node, sent: bytes) -> None:
+    with held() as connections:
+        connections.append(connect(node))
+        connections[0].sendall(sent)
+
+        def ended() -> bool:
+            with contextlib.suppress(OSError):
+                if sent and not sent.endswith(b"\r\n\r\n"):
+                    connections[0].send(b"x")  # one byte after the other does not keep it
+            return not is_open(connections[0])
+
+        eventually(ended, 20, "the node closes it")
+
+
+def test_thousands_of_silent_connections_hold_a_bounded_number_of_sockets(node: Node) -> None:
+    before = sockets_of(node)
+    with held() as connections:
+        for number in range(3_000):
+            connections.append(connect(node))
+            if number % 300 == 0:
+                assert (status(node, "/healthz"), status(node, "/readyz")) == (200, 200)
+        eventually(lambda: sockets_of(node) <= before + CONNECTIONS_MAX, 10, "old ones made room")
+        assert status(node, "/api/cluster") == 200
+
+
+def test_health_checks_have_room_beside_as_many_requests_as_are_answered_at_a_time() -> None:
+    async def play(port: int, release: asyncio.Event) -> None:
+        with held() as connections:
+            for _ in range(REQUESTS_MAX):
+                connections.append(await asked(port, "/hold"))
+            # One more is refused; it may come before the last of those above.
+            async with asyncio.timeout(10):
+                while await first_line(port, "/hold?at-once") != b"HTTP/1.1 503 Service Unavailable":
+                    await asyncio.sleep(0.01)
+            assert await first_line(port, "/healthz") == b"HTTP/1.1 200 OK"
+            assert await first_line(port, "/readyz") == b"HTTP/1.1 200 OK"
+            release.set()
+            async with asyncio.timeout(10):
+                while await first_line(port, "/hold?at-once") != b"HTTP/1.1 200 OK":
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(served(play))
+
+
+def test_a_peer_that_does_not_read_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronik.web.http_bounds.STALL_S_MAX", 0.2)
+
+    async def play(port: int, release: asyncio.Event) -> None:
+        with held() as connections:
+            before = len(os.listdir("/proc/self/fd"))
+            connections.append(await asked(port, "/large"))
+            # Both ends are in this process: the server's end comes, and goes.
+            for open_ends in (2, 1):
+                async with asyncio.timeout(10):
+                    while len(os.listdir("/proc/self/fd")) != before + open_ends:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(served(play))
+
+
+async def asked(port: int, path: str) -> socket.socket:
+    """A connection that has sent a request, and does not read."""
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return client
+
+
+async def first_line(port: int, path: str) -> bytes:
+    with await asked(port, path) as client:
+        received = await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        return received.partition(b"\r\n")[0]
+
+
+async def served(play: Callable[[int, asyncio.Event], Awaitable[None]]) -> None:
+    """Plays with a server in this process, whose requests are held until they are released."""
+    release = asyncio.Event()
+
+    async def hold(request: Request) -> Response:
+        if not request.url.query:
+            await release.wait()
+        return Response("done")
+
+    async def large(request: Request) -> Response:
+        return Response(bytes(64 << 20))
+
+    async def alive(request: Request) -> Response:
+        return Response("alive")
+
+    async def close() -> None:
+        return
+
+    routes = {"/hold": hold, "/large": large, "/healthz": alive, "/readyz": alive}
+    app = Starlette(routes=[Route(path, handler) for path, handler in routes.items()])
+    app.state.close = close
+    listener = bind("127.0.0.1", 0)
+    server = WebServer(app, listener)
+    await server.start()
+    try:
+        await play(listener.getsockname()[1], release)
+    finally:
+        release.set()
+        await server.stop()
