@@ -1,0 +1,101 @@
+"""Setting files aside: nothing is lost, whenever the machine fails, and only what is old enough is removed."""
+
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.storage.faulty_disk import Crash, FaultyDisk
+
+from chronik.storage.disk import RealDisk
+from chronik.storage.set_aside import expired, set_aside
+
+DATA = "/data"
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+
+
+def written(disk: FaultyDisk, *names: str) -> list[str]:
+    """Durable files of a log."""
+    disk.mkdir(f"{DATA}/logs/t-0")
+    paths = [f"{DATA}/logs/t-0/{name}" for name in names]
+    for path in paths:
+        file = disk.open(path, create=True)
+        file.pwrite(path.encode(), 0)
+        file.datasync()
+        file.close()
+    for folder in (f"{DATA}/logs/t-0", f"{DATA}/logs", DATA):
+        disk.sync_dir(folder)
+    return paths
+
+
+def test_files_are_moved_with_their_content_and_a_missing_one_is_skipped() -> None:
+    disk = FaultyDisk()
+    a, b = written(disk, "a.log", "b.log")
+    folder = set_aside(disk, DATA, [b, f"{DATA}/logs/t-0/none.log", a], "t-0-17", NOW_MS)
+    assert folder == f"{DATA}/set-aside/t-0-17-{NOW_MS}"
+    assert disk.listdir(folder) == ["a.log", "b.log"]
+    assert bytes(disk.content(f"{folder}/a.log")) == a.encode()
+    assert disk.listdir(f"{DATA}/logs/t-0") == []
+
+
+def test_two_of_one_name_at_one_time_do_not_collide() -> None:
+    disk = FaultyDisk()
+    a, b = written(disk, "a.log", "b.log")
+    first = set_aside(disk, DATA, [a], "t-0-0", NOW_MS)
+    second = set_aside(disk, DATA, [b], "t-0-0", NOW_MS)
+    assert first != second
+    assert [disk.listdir(first), disk.listdir(second)] == [["a.log"], ["b.log"]]
+
+
+def test_a_folder_is_set_aside_whole(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "t-0"
+    log.mkdir(parents=True)
+    (log / "00.log").write_bytes(b"records")
+    folder = set_aside(RealDisk(), str(tmp_path), [str(log)], "t-0", NOW_MS)
+    assert (Path(folder) / "t-0" / "00.log").read_bytes() == b"records"
+    assert not log.exists()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_loss_at_any_moment_leaves_each_file_in_one_of_the_two_places(seed: int) -> None:
+    steps = 0
+    while True:
+        disk = FaultyDisk()
+        paths = written(disk, "a.log", "b.log", "c.log")
+        disk.crash_at = disk.steps + steps
+        try:
+            folder = set_aside(disk, DATA, paths, "t-0-17", NOW_MS)
+        except Crash:
+            folder = ""
+        disk.power_loss(Random(seed))
+        for path in paths:
+            places = [name for name in disk.names if name.endswith(path[-5:])]
+            assert len(places) == 1 and bytes(disk.content(places[0])) == path.encode()
+            assert not folder or places[0].startswith(folder)
+        if folder:
+            return
+        steps += 1
+
+
+def test_a_move_that_fails_leaves_the_remaining_files_where_they_are() -> None:
+    disk = FaultyDisk()
+    a, b = written(disk, "a.log", "b.log")
+    disk.fail = lambda operation, path: errno.EIO if operation == "rename" and path.endswith("b.log") else None
+    with pytest.raises(OSError, match="Input/output"):
+        set_aside(disk, DATA, [a, b], "t-0-17", NOW_MS)
+    assert disk.exists(b) and not disk.exists(a)
+    assert disk.exists(f"{DATA}/set-aside/t-0-17-{NOW_MS}/a.log")
+
+
+def test_only_what_was_set_aside_long_enough_ago_has_expired() -> None:
+    disk = FaultyDisk()
+    assert expired(disk, DATA, NOW_MS, 0) == []
+    a, b = written(disk, "a.log", "b.log")
+    old = set_aside(disk, DATA, [a], "t-0-0", NOW_MS)
+    set_aside(disk, DATA, [b], "t-0-0", NOW_MS + DAY_MS)
+    disk.mkdir(f"{DATA}/set-aside/of-somebody-else")
+    disk.mkdir(f"{DATA}/set-aside/t-0-7")
+    assert expired(disk, DATA, NOW_MS + DAY_MS - 1, DAY_MS) == []
+    assert expired(disk, DATA, NOW_MS + DAY_MS, DAY_MS) == [old]
+    assert expired(disk, DATA, NOW_MS + 9 * DAY_MS, -1) == []
