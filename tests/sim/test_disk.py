@@ -70,6 +70,25 @@ def test_a_name_may_be_lost_until_its_folder_is_synced() -> None:
     assert {after_power_loss(seed, work_and_sync, content) for seed in SEEDS} == {b""}
 
 
+def test_a_file_moved_to_another_folder_is_in_one_of_the_two_and_after_both_syncs_in_the_new_one() -> None:
+    def move(disk: Disk) -> None:
+        write_file_atomic(disk, "/f", b"moved")
+        disk.mkdir("/other")
+        disk.sync_dir("/")
+        disk.rename("/f", "/other/f")
+
+    def move_and_sync(disk: Disk) -> None:
+        move(disk)
+        disk.sync_dir("/other")
+        disk.sync_dir("/")
+
+    def places(disk: Disk) -> tuple[bytes | None, bytes | None]:
+        return content(disk), read_file(disk, "/other/f")
+
+    assert all(b"moved" in after_power_loss(seed, move, places) for seed in SEEDS)  # type: ignore[operator]
+    assert {after_power_loss(seed, move_and_sync, places) for seed in SEEDS} == {(None, b"moved")}
+
+
 def test_a_replaced_file_has_its_old_content_or_the_new_one() -> None:
     def work(disk: Disk) -> None:
         write_file_atomic(disk, "/f", b"old")

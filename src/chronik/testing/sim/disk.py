@@ -162,12 +162,16 @@ class ProcessDisk:
         node = folder.names.get(old_name)
         if node is None:
             _no_such(old)
-        if target is not folder:
-            raise OSError(errno.EXDEV, "renames between folders are not simulated", old)
-        occupied = folder.names.get(new_name)
+        occupied = target.names.get(new_name)
         if isinstance(occupied, FolderNode) and occupied.names:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), new)
-        folder.change(old_name, new_name, node)
+        if target is folder:
+            folder.change(old_name, new_name, node)
+        else:
+            # A file system journals both folders in one transaction: no power loss leaves the name in neither.
+            target.change(None, new_name, node)
+            target.sync()
+            folder.change(old_name, None, None)
         self.process.reached("disk.renamed")
 
     def sync_dir(self, path: str) -> None:
