@@ -88,3 +88,12 @@ class AlterIsrCall(msgspec.Struct, frozen=True, tag="alter_isr"):
     new_isr: tuple[IsrMember, ...]
     broker_epoch: int = UNKNOWN_EPOCH
     hand_over_to: int = NO_LEADER
+
+
+class ReplicaLostCall(msgspec.Struct, frozen=True, tag="replica_lost"):
+    """A broker's replica of one partition lost records while its process ran."""
+
+    broker_id: int
+    broker_epoch: int
+    topic_id: UUID
+    partition: int

@@ -7,7 +7,7 @@ last is what keeps out a broker that was in sync, crashed, lost records, and cam
 
 from __future__ import annotations
 
-from chronik.metadata.calls import UNKNOWN_EPOCH, AlterIsrCall
+from chronik.metadata.calls import UNKNOWN_EPOCH, AlterIsrCall, ReplicaLostCall
 from chronik.metadata.commands import ChangePartition
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
@@ -48,6 +48,29 @@ def plan_isr_change(image: ClusterImage, brokers: BrokerStates, call: AlterIsrCa
         draft.adding,
         draft.removing,
     )
+
+
+def plan_lost_replica(image: ClusterImage, brokers: BrokerStates, call: ReplicaLostCall) -> ChangePartition:
+    """The command that takes a replica out of ISR and eligible leaders, or the error that says why it cannot be.
+
+    It leaves the partition without a leader, so that a new leader epoch begins: what the leader heard of the replica's
+    log before counts no more.
+    """
+    topic = image.topic_by_id(call.topic_id)
+    partition = None if topic is None else topic.partition(call.partition)
+    broker = image.brokers.get(call.broker_id)
+    if topic is None or partition is None or call.broker_id not in partition.replicas:
+        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"broker {call.broker_id} has no such replica")
+    if broker is None or broker.epoch != call.broker_epoch:
+        raise KafkaError(ErrorCode.stale_broker_epoch, f"broker {call.broker_id} has registered anew")
+    isr = tuple(member for member in partition.isr if member != call.broker_id)
+    if not any(member in brokers.can_lead for member in isr):
+        raise KafkaError(
+            ErrorCode.eligible_leaders_not_available,
+            f"no other replica could lead {topic.name}-{call.partition}: it stays as it is",
+        )
+    eligible = tuple(member for member in partition.eligible if member != call.broker_id)
+    return ChangePartition(topic.id, partition.partition, partition.partition_epoch, NO_LEADER, isr, eligible)
 
 
 def _check_sender(image: ClusterImage, partition: PartitionImage, name: str, call: AlterIsrCall) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall
+from chronik.metadata.calls import AlterIsrCall, IsrMember, RegisterBrokerCall, ReplicaLostCall
 from chronik.metadata.commands import CreateCluster
 from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage, decode_image
@@ -42,6 +42,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
+    from chronik.node.partition import Partition
     from chronik.storage.folder import DataFolder
 
 STORE_NAME = "metadata.db"
@@ -286,6 +287,12 @@ class ClusterMember:
             self.session.broker_epoch,
             hand_over_to,
         )
+        await self.client.call(call, PROPOSAL_TIMEOUT_S)
+
+    async def lost(self, partition: Partition, reason: str) -> None:
+        """Has the controller commit that this broker's replica lost records (`healing.ReplicaReports`)."""
+        self._log.info("replica_lost", topic=partition.topic, partition=partition.index, reason=reason)
+        call = ReplicaLostCall(self._config.node_id, self.session.broker_epoch, partition.topic_id, partition.index)
         await self.client.call(call, PROPOSAL_TIMEOUT_S)
 
     # -- going ---------------------------------------------------------------------------------------------------------

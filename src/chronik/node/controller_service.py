@@ -10,12 +10,20 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReplicaLostCall,
+)
 from chronik.metadata.commands import AllocateProducerIds, Command
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
+from chronik.metadata.elections import BrokerStates
 from chronik.metadata.events import Event, ProducerIdsAllocated
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
+from chronik.metadata.isr import plan_lost_replica
 from chronik.metadata.registration import plan_unregistration
 from chronik.node.internal_api import (
     AllocateProducerIdsCall,
@@ -183,6 +191,9 @@ class ControllerService:
                 return self._heartbeat(controller, call)
             case AlterIsrCall():
                 await metadata.propose(lambda image: controller.alter_isr(image, call, self._now()))
+                return Done()
+            case ReplicaLostCall():
+                await metadata.propose(lambda image: plan_lost_replica(image, BrokerStates.of(image), call))
                 return Done()
             case RegisterBrokerCall():
                 self._check_member(call)

@@ -20,7 +20,13 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReplicaLostCall,
+)
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 
 VERSION = 0
@@ -80,7 +86,9 @@ class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_produce
     count: int
 
 
-Call: TypeAlias = CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall
+Call: TypeAlias = (
+    CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReplicaLostCall
+)
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
