@@ -33,7 +33,7 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.events import Event
-from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage
+from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage
 from chronik.metadata.isr import plan_isr_change
 from chronik.node.api import Reply, Request
 from chronik.node.apis import fetch as fetch_api
@@ -42,6 +42,7 @@ from chronik.node.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.healing import Healing
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.node.syncer import Syncer
@@ -198,6 +199,7 @@ class Node:
         self._path = path
         self.folder: DataFolder
         self.host: PartitionHost
+        self.healing: Healing
         self.broker: Any = None
 
     async def start(self, image: ClusterImage) -> None:
@@ -221,6 +223,8 @@ class Node:
             links,
         )
         self.metadata.subscribe(self.host.metadata_changed)
+        reports = Reports(self._cluster, self.id)
+        self.healing = Healing(self.loop, self.env, str(self._path), self.host.replication, reports, self.metrics, log)
         self.broker = SimpleNamespace(
             host=self.host,
             has_opened_logs=True,
@@ -328,6 +332,7 @@ class Node:
     async def stop(self, *, cleanly: bool = True) -> None:
         for wire in self.wires:
             wire.close()
+        await self.healing.close()
         if cleanly:
             await self.host.close_all()
         else:
@@ -335,6 +340,17 @@ class Node:
             self.host.replica_sessions.close()
         self.folder.close()
         self.executor.shutdown()
+
+
+class Reports:
+    """What one node tells the controller of its replicas."""
+
+    def __init__(self, cluster: Cluster, node_id: int) -> None:
+        self._cluster = cluster
+        self._node_id = node_id
+
+    async def lost(self, partition: Partition, reason: str) -> None:
+        self._cluster.lost(self._node_id, reason)
 
 
 class Cluster:
@@ -357,6 +373,8 @@ class Cluster:
         self.image = ClusterImage()
         self.proposals: list[tuple[int, IsrMembers, int]] = []
         self.refuses_proposals = False
+        self.losses: list[tuple[int, str]] = []
+        self.refuses_losses = False
         self._replicas = tuple(replicas)
         self._isr = self._replicas if isr is None else tuple(isr)
         self._durability = durability
@@ -459,6 +477,17 @@ class Cluster:
 
     def delete_topic(self) -> None:
         self.commit(DeleteTopic(TOPIC, TOPIC_ID))
+
+    def lost(self, by: int, reason: str) -> None:
+        """A replica lost records: it leaves the ISR, and a new leader epoch begins."""
+        self.losses.append((by, reason))
+        state = self.state
+        isr = tuple(replica for replica in state.isr if replica != by)
+        if self.refuses_losses or not isr:
+            raise KafkaError(ErrorCode.eligible_leaders_not_available, "no other replica could lead")
+        leader = isr[0] if state.leader == by else state.leader
+        self.change(leader=NO_LEADER, isr=isr)
+        self.change(leader=leader, isr=isr)
 
     async def propose_isr(
         self,
