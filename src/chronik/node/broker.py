@@ -25,7 +25,7 @@ from chronik.node.fetch_sessions import FetchSessions
 from chronik.node.forwarding import Forwarding
 from chronik.node.greeter import Greeter
 from chronik.node.group_service import GroupService
-from chronik.node.healing import Healing
+from chronik.node.healing import Damage, Healing
 from chronik.node.housekeeping import Housekeeping
 from chronik.node.internal_server import InternalServer
 from chronik.node.metadata_log import NotController, RaftMetadataLog
@@ -278,6 +278,11 @@ class Broker:
     def is_ready(self) -> bool:
         """Whether clients are served: started, not stopping, and not cut off from the controller."""
         return self._is_serving and self.lease_is_valid()
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """Damage that was found in logs of this node since its start, the oldest first."""
+        return tuple(self.healing.damages) if self.has_opened_logs else ()
 
     def lease_is_valid(self) -> bool:
         """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
