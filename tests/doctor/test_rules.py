@@ -13,6 +13,7 @@ from chronik.doctor.consumption import COMMITS_S, needs_longer
 from chronik.doctor.diagnosis import Verdict
 from chronik.doctor.observations import (
     DOCTOR_CLIENT_ID,
+    DamageSeen,
     FetchProbe,
     GroupSample,
     Member,
@@ -75,6 +76,28 @@ def test_a_topic_in_which_nothing_happens_is_healthy() -> None:
     consumed(seen, TIMES_S, lambda partition, at_s: 10)
     assert judge(seen).verdict == "healthy"
     assert not needs_longer(seen)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_replicas_are_evidence_and_no_verdict_of_their_own() -> None:
+    seen = healthy()
+    seen.damages = [
+        DamageSeen(2, 0, 50, "scrub", "segment 50: its file is missing", "healed"),
+        DamageSeen(3, 1, 7, "read", "a batch is not what was written", "waiting", "1 other replicas are in sync"),
+        DamageSeen(1, 2, 0, "recovery", "batches are missing", "fetching"),
+    ]
+    diagnosis = judge(seen)
+    assert (diagnosis.verdict, diagnosis.also) == ("healthy", ())
+    waiting, fetching, healed = diagnosis.evidence[-3:]
+    assert (waiting.node, waiting.partition) == (3, 1)
+    assert waiting.text.endswith("it is not healed yet: 1 other replicas are in sync")
+    assert fetching.text.endswith("it fetches that again")
+    assert "partition 0 by scrub, from offset 50 on (segment 50: its file is missing); it is healed" in healed.text
+    change(seen, 2, isr=(2, 3))
+    diagnosis = judge(seen)
+    assert diagnosis.verdict == "under-replicated" and len(diagnosis.evidence) == 4
 
 
 # -- no leader ---------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from chronik.node.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
+from chronik.node.healing import Healing
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.node.syncer import Syncer
@@ -199,6 +200,7 @@ class Node:
         self._path = path
         self.folder: DataFolder
         self.host: PartitionHost
+        self.healing: Healing
         self.broker: Any = None
 
     async def start(self, image: ClusterImage) -> None:
@@ -225,6 +227,9 @@ class Node:
             links,
         )
         self.metadata.subscribe(self.host.metadata_changed)
+        self.healing = Healing(
+            self.loop, self.env, str(self._path), self.host.replication, self.host.reports, self.metrics, log
+        )
         self.broker = SimpleNamespace(
             host=self.host,
             has_opened_logs=True,
@@ -332,6 +337,7 @@ class Node:
     async def stop(self, *, cleanly: bool = True) -> None:
         for wire in self.wires:
             wire.close()
+        await self.healing.close()
         if cleanly:
             await self.host.close_all()
         else:
@@ -361,6 +367,8 @@ class Cluster:
         self.image = ClusterImage()
         self.proposals: list[tuple[int, IsrMembers, int]] = []
         self.refuses_proposals = False
+        self.losses: list[tuple[int, str]] = []
+        self.refuses_losses = False
         self._replicas = tuple(replicas)
         self._isr = self._replicas if isr is None else tuple(isr)
         self._durability = durability
@@ -491,7 +499,8 @@ class Cluster:
         self.commit(plan_isr_change(self.image, BrokerStates.of(self.image), call))
 
     async def report_replicas(self, by: int, reports: tuple[ReplicaReport, ...]) -> ReportedResult:
-        if self.refuses_proposals:
+        self.losses += [(by, report.reason) for report in reports if report.loss]
+        if self.refuses_proposals or self.refuses_losses:
             raise KafkaError(ErrorCode.request_timed_out, "the controller is silent")
         call = ReportReplicasCall(by, self.broker(by).epoch, reports)
         plan = plan_report(self.image, BrokerStates.of(self.image), call)

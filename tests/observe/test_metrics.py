@@ -21,6 +21,11 @@ PROMISED = (
     "chronik_watermark_propagation_seconds",
     "chronik_fsync_seconds",
     "chronik_traces_dropped",
+    "chronik_scrubbed_bytes",
+    "chronik_scrub_passes",
+    "chronik_damages_found",
+    "chronik_replicas_healed",
+    "chronik_replicas_healing",
 )
 
 
@@ -43,6 +48,8 @@ def test_counters_start_at_zero() -> None:
     assert found["chronik_produce_forwarded_total", ()] == 0
     assert found["chronik_requests_total", (("api", "Produce"),)] == 0
     assert found["chronik_under_replicated_partitions", ()] == 0
+    assert found["chronik_scrubbed_bytes_total", ()] == found["chronik_replicas_healing", ()] == 0
+    assert [found["chronik_damages_found_total", (("how", how),)] for how in ("scrub", "recovery", "read")] == [0, 0, 0]
 
 
 def test_requests_are_counted_and_timed_by_api() -> None:

@@ -92,6 +92,9 @@ class FaultyFile:
     def pread_cached(self, at: int, size: int) -> bytes | None:
         return self.pread(at, size) if self._disk.is_warm else None
 
+    def pread_once(self, at: int, size: int) -> bytes:
+        return self.pread(at, size)
+
     def datasync(self) -> None:
         self._check()
         self._disk.step("datasync", self._path)

@@ -97,12 +97,3 @@ def test_what_this_process_wrote_is_not_checked_again(folder: str) -> None:
     shared = next(segment for segment in reversed(segments) if segment.base_offset < BATCHES)
     assert not shared.is_checked(0, 1) and shared.is_checked(shared.unchecked_to, shared.size_bytes)
     log.close()
-
-
-def test_a_log_with_damage_is_not_written_on(folder: str) -> None:
-    log = opened(folder)
-    log.found_damaged(7)
-    assert log.read_only_forever
-    with pytest.raises(Exception, match="damaged at offset 7"):
-        append_many(log, 1)
-    log.close()

@@ -13,10 +13,11 @@ from uuid import UUID
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.healing import Damage
 from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
-from chronik.web.app import create_app
+from chronik.web.app import DESCRIPTION, create_app
 from chronik.web.server import WebServer, bind
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Node:
         self.image: ClusterImage
         self.controller_id = -1
         self.replicas: dict[tuple[str, int], Replica] = {}
+        self.damages: list[Damage] = []
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return cast("Partition | None", self.replicas.get((topic, index)))
@@ -183,6 +185,38 @@ def test_topics_are_listed_and_described_with_this_nodes_offsets() -> None:
             "log_start_offset": 3,
             "log_end_offset": 10,
             "high_watermark": 8,
+        }
+
+    served(work)
+
+
+def test_damage_that_this_node_found_is_told_with_what_became_of_it_the_newest_first() -> None:
+    async def work(node: Node, port: int) -> None:
+        node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
+        node.damages = [
+            Damage("orders", 1, 50, "scrub", "segment 50: its file is missing", 1000, "healed", "", ("/d/x",), 2000),
+            Damage("payments", 0, 7, "read", "a batch is not what was written", 3000, waits_for="nobody has it"),
+        ]
+        _, cluster = await get_json(port, "/api/cluster")
+        assert [(each["topic"], each["state"], each["waits_for"]) for each in cluster["damages"]] == [
+            ("payments", "waiting", "nobody has it"),
+            ("orders", "healed", ""),
+        ]
+        _, topic = await get_json(port, "/api/topics/orders")
+        (damage,) = topic["damages"]
+        described = json.loads(DESCRIPTION.read_text())["components"]["schemas"]["Damage"]
+        assert set(damage) == set(described["properties"]) == set(described["required"])
+        assert damage == {
+            "topic": "orders",
+            "partition": 1,
+            "offset": 50,
+            "how": "scrub",
+            "reason": "segment 50: its file is missing",
+            "found_ms": 1000,
+            "state": "healed",
+            "waits_for": "",
+            "set_aside": ["/d/x"],
+            "healed_ms": 2000,
         }
 
     served(work)

@@ -1,4 +1,4 @@
-"""What Chronik's own nodes tell over HTTP: whom they refused, how far each replica is, and the traces."""
+"""What Chronik's own nodes tell over HTTP: whom they refused, how far and how whole each replica is, and the traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chronik.doctor.node_http import TIMEOUT_S, HttpError, get, get_json
-from chronik.doctor.observations import Observations, RejectionSample
+from chronik.doctor.observations import DamageSeen, Observations, RejectionSample
 from chronik.observe.traces import Trace, decode_page
 
 REJECTIONS = "chronik_leadership_rejections_total"
@@ -58,15 +58,29 @@ class ChronikNodes:
         seen.watermark_age_s = ages
 
     async def read_replicas(self, seen: Observations) -> None:
-        """How far each node's own copy goes."""
+        """How far each node's own copy goes, and what damage was found in it."""
         views = await asyncio.gather(*(self._topic_view(node) for node in self.addresses))
         ends: dict[int, dict[int, int]] = {}
+        damages: list[DamageSeen] = []
         for node, view in zip(self.addresses, views, strict=True):
             for partition in view.get("partitions", []):
                 end = partition.get("log_end_offset")
                 if isinstance(end, int):
                     ends.setdefault(int(partition["partition"]), {})[node] = end
+            damages += [
+                DamageSeen(
+                    node,
+                    damage["partition"],
+                    damage["offset"],
+                    damage["how"],
+                    damage["reason"],
+                    damage["state"],
+                    damage["waits_for"],
+                )
+                for damage in view.get("damages", [])
+            ]
         seen.replica_ends = ends
+        seen.damages = damages
 
     async def read_traces(self, seen: Observations) -> None:
         rings = await asyncio.gather(*(self._ring(node) for node in self.addresses))

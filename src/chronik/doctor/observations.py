@@ -74,6 +74,19 @@ class RejectionSample:
     """By node and partition."""
 
 
+@dataclass(frozen=True, slots=True)
+class DamageSeen:
+    """Damage that a node found in its own replica. `state` is waiting, fetching or healed."""
+
+    node: int
+    partition: int
+    offset: int
+    how: str
+    reason: str
+    state: str
+    waits_for: str = ""
+
+
 @dataclass(slots=True)
 class Observations:
     """All that was seen, until now. `asked_group`: the one that was named, if any."""
@@ -90,6 +103,8 @@ class Observations:
     rejections: list[RejectionSample] = field(default_factory=list)
     replica_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """By partition and node: the log end of each replica that could be asked."""
+    damages: Sequence[DamageSeen] = ()
+    """Of all nodes that answered; of each the newest first."""
     watermark_age_s: Mapping[int, float] = field(default_factory=dict)
     traces: Sequence[Trace] = ()
     """Of all nodes that answered, by node and number."""

@@ -22,6 +22,7 @@ LEADERLESS_S = 2.0
 WATERMARK_STANDS_S = 3.0
 REJECTIONS_MIN = 5
 """Clients look again after one; a moved leader costs each of them one or two."""
+DAMAGES_NAMED_MAX = 10
 REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
 
 
@@ -246,7 +247,7 @@ def judge(seen: Observations) -> Diagnosis:
         finding.verdict,
         finding.summary,
         finding.next_step,
-        tuple(finding.evidence),
+        (*finding.evidence, *_damages(seen)),
         views,
         also=tuple(other.verdict for other in found[1:]),
         group=seen.asked_group,
@@ -270,6 +271,25 @@ def _healthy(seen: Observations) -> Finding:
             )
         )
     return Finding("healthy", f"{seen.topic} is well: what is produced can be consumed", "Nothing to do.", evidence)
+
+
+def _damages(seen: Observations) -> list[Evidence]:
+    """Damaged replicas, those that are not healed first. No verdict: what they cause is judged by the rules."""
+    evidence: list[Evidence] = []
+    for damage in sorted(seen.damages, key=lambda damage: damage.state == "healed")[:DAMAGES_NAMED_MAX]:
+        outcome = "it fetches that again" if damage.state == "fetching" else "it is healed"
+        if damage.state == "waiting":
+            outcome = f"it is not healed yet: {damage.waits_for or 'it was found just now'}"
+        evidence.append(
+            Evidence(
+                f"node {damage.node} found damage in its replica of partition {damage.partition} by {damage.how}, from "
+                f"offset {damage.offset} on ({damage.reason}); {outcome}",
+                damage.partition,
+                damage.node,
+                numbers={"offset": damage.offset},
+            )
+        )
+    return evidence
 
 
 def _view(seen: Observations, partition: int, samples: list[PartitionSample]) -> PartitionView:

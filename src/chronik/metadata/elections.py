@@ -82,7 +82,7 @@ class Draft:
     """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`.
 
     `is_given_up`: the leader itself asks for another one, and serves no more. `is_forced`: it had its time for that.
-    `begins_epoch`: a leader that stays starts a new leader epoch, if anything changes.
+    `begins_epoch`: a leader that stays starts a new leader epoch.
     After `settle`, `hand_over_to` is who it should give the partition to, and `is_waiting` tells that the next leader
     waits for the last one to know.
     """
@@ -178,7 +178,8 @@ class Draft:
         old = self.image
         is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
         state = (self.leader, self.isr, self.eligible, self.unproven)
-        if not is_moved and state == (old.leader, old.isr, old.eligible, old.unproven):
+        is_same = state == (old.leader, old.isr, old.eligible, old.unproven)
+        if not is_moved and is_same and not self.begins_epoch:
             return None
         return PartitionChange(
             old.partition,

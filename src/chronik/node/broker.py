@@ -26,6 +26,7 @@ from chronik.node.fetch_sessions import FetchSessions
 from chronik.node.forwarding import Forwarding
 from chronik.node.greeter import Greeter
 from chronik.node.group_service import GroupService
+from chronik.node.healing import Damage, Healing
 from chronik.node.housekeeping import Housekeeping
 from chronik.node.internal_server import InternalServer
 from chronik.node.metadata_log import NotController, RaftMetadataLog
@@ -34,6 +35,7 @@ from chronik.node.partition_host import PartitionHost
 from chronik.node.peers import Peers
 from chronik.node.producer_ids import ProducerIds
 from chronik.node.raft_service import RaftService
+from chronik.node.scrubber import Scrubber
 from chronik.node.server import Server
 from chronik.node.syncer import Syncer
 from chronik.node.topic_creation import create_topic
@@ -85,6 +87,7 @@ class Broker:
         self.departures: Departures
         self.groups: GroupService
         self.host: PartitionHost
+        self.healing: Healing
         self.producer_ids: ProducerIds
         self.watermarks: WatermarkWatch
         self.failure: Exception | None = None
@@ -143,6 +146,10 @@ class Broker:
         )
         self.metadata.subscribe(self.host.metadata_changed)
         self._closers.append(lambda: self.host.close_all(self.member.session.broker_epoch))
+        self.healing = Healing(
+            self.loop, self.env, folder.path, self.host.replication, self.host.reports, self.metrics, self.log
+        )
+        self._closers.append(self.healing.close)
         await self.host.open_all()
         # Before the first heartbeat: no replica that lost records may be elected.
         await self._while_sound(self.host.reports.flush())
@@ -163,6 +170,11 @@ class Broker:
         housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
+        scrubber = Scrubber(
+            self.loop, self.env, config.scrub_interval_ms, self.host, self.healing, self.metrics, self.log
+        )
+        scrubber.start()
+        self._closers.append(scrubber.stop)
         self.member.session.start()
         self._closers.append(self.member.session.close)
         await self._while_sound(self.member.session.unfenced())
@@ -273,6 +285,11 @@ class Broker:
     def is_ready(self) -> bool:
         """Whether clients are served: started, not stopping, and not cut off from the controller."""
         return self._is_serving and self.lease_is_valid()
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """Damage that was found in logs of this node since its start, the oldest first."""
+        return tuple(self.healing.damages) if self.has_opened_logs else ()
 
     def lease_is_valid(self) -> bool:
         """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""

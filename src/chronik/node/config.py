@@ -114,6 +114,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: int = 15_000
     recovery_point_interval_ms: int = 5_000
+    scrub_interval_ms: int = 7 * 86_400_000
+    set_aside_retention_ms: int = 14 * 86_400_000
     shutdown_timeout_ms: int = 2_000
     debug_slow_reads: str = ""
     debug_slow_syncs: str = ""
@@ -242,6 +244,8 @@ def check(config: NodeConfig) -> None:
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
+    if config.scrub_interval_ms < 0:
+        raise ConfigError(f"scrub_interval_ms = {config.scrub_interval_ms} is negative: use 0 to turn scrubbing off")
     if config.replica_lag_ms_max < REPLICA_LAG_MS_LEAST:
         raise ConfigError(
             f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers ask every 500 ms, "

@@ -1,9 +1,10 @@
-"""What a node does beside requests: retention, compaction, and the record of how far logs are safely on disk."""
+"""What a node does beside requests: retention of logs and of what was set aside, compaction, and recovery points."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
@@ -11,12 +12,13 @@ from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.observe.logging import Logger
 from chronik.storage.errors import StorageError
+from chronik.storage.set_aside import expired
 
 YIELD_EVERY_PARTITIONS = 100
 
 
 class Housekeeping:
-    """Three timers. Each round visits every hosted partition; a failure in one is logged and does not stop the rest.
+    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not stop the rest.
 
     Owned by the loop: it decides there, reads and writes files in the executor, and swaps the result in on the loop.
     """
@@ -39,12 +41,11 @@ class Housekeeping:
         ):
             round_of = self._round(name, visit)
             self._tasks.append(self._loop.create_task(self._every(interval_ms, round_of), name=name))
-        self._tasks.append(
-            self._loop.create_task(
-                self._every(config.recovery_point_interval_ms, self._host.record_recovery_points),
-                name="recovery-points",
-            )
-        )
+        for name, interval_ms, work in (
+            ("recovery-points", config.recovery_point_interval_ms, self._host.record_recovery_points),
+            ("set-aside", config.retention_check_interval_ms, self._remove_set_aside),
+        ):
+            self._tasks.append(self._loop.create_task(self._every(interval_ms, work), name=name))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -96,6 +97,14 @@ class Housekeeping:
                 size_bytes=job.size_bytes,
                 log_start_offset=partition.log_start_offset,
             )
+
+    async def _remove_set_aside(self) -> None:
+        disk, data_path = self._env.disk, self._host.folder.path
+        now_ms, retention_ms = self._env.wall_ms(), self._config.set_aside_retention_ms
+        find = partial(expired, disk, data_path, now_ms, retention_ms)
+        for folder in await self._loop.run_in_executor(self._env.executor, find):
+            await self._loop.run_in_executor(self._env.executor, disk.rmtree, folder)
+            self._log.info("set_aside_removed", folder=folder)
 
     async def _compact(self, partition: Partition) -> None:
         log = partition.log

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from chronik.metadata.image import PartitionImage
+from chronik.node.healing import BAD_BATCH, HowFound, found_at_recovery
 from chronik.node.partition_state import PartitionState, Replicating, too_few
 from chronik.node.partition_waits import ReplicaListener, Waiter, WaitingFetch, add, wake
 from chronik.node.producer_batches import check_producer_batch, recompressed
@@ -29,8 +30,6 @@ DELETE_ALL = -1
 
 Appended: TypeAlias = AppendResult | Duplicate
 """What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
-
-DAMAGES_TOLD_MAX = 100
 
 
 class Partition(PartitionState):
@@ -173,23 +172,14 @@ class Partition(PartitionState):
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
         self._replicating.sync_failed(self)
 
-    def found_damaged(self, offset: int) -> bool:
-        """A reader met a batch that is not what was written. Whether it should ask again: another replica will lead.
+    def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
+        """What was written at or behind `offset` is bad or missing. Whether a reader should ask again elsewhere.
 
-        Where no other can, readers are given what there is, and those that look at checksums see it.
+        If no other replica can lead, readers get what there is, and those that check CRCs notice.
         """
-        if offset not in self._damages_told and len(self._damages_told) < DAMAGES_TOLD_MAX:
-            # Once for each: readers may come back to it for ever.
-            self._damages_told.add(offset)
-            self._logger.error("log_damaged", topic=self.topic, partition=self.index, offset=offset)
-        leader = self.leader
-        if leader is not None:
-            others = [other for other in leader.in_sync_replicas if other in self._replicating.live]
-            if all(other == self.node_id for other in others):
-                return False
-        self.log.found_damaged(offset)
-        self._replicating.log_failed(self)
-        return True
+        self._replicating.damaged(self, offset, how, reason)
+        others = () if self.leader is None else self.leader.in_sync_replicas
+        return self.leader is None or any(x != self.node_id and x in self._replicating.live for x in others)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -399,6 +389,8 @@ class Partition(PartitionState):
             self._check_enough_after()
             self._check_deleted()
         self._replicating.role_changed(self)
+        if known is None and (lost := found_at_recovery(self.log)) is not None:
+            self.found_damaged(lost.offset, "recovery", lost.reason)
 
     def _trace_isr(self, known: PartitionImage, image: PartitionImage) -> None:
         """By the leader; where there is none, by all that are left."""
@@ -485,10 +477,12 @@ class Partition(PartitionState):
             error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
             self._waits.fail(error, leader.high_watermark)
 
-    def cut_ended(self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = ()) -> None:
+    def cut_ended(
+        self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
+    ) -> None:
         """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts.
 
-        `lost` says where that begins for each producer.
+        `lost` says where that begins for each producer. `error`: it may count, and this is what its producers get.
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False
@@ -496,10 +490,20 @@ class Partition(PartitionState):
         self.generation += 1
         self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
         gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
-        self._waits.fail(gone, upto_offset)
+        self._waits.fail(error or gone, upto_offset)
         image, self._next_image = self._next_image, None
         if image is not None:
             self.apply(image)
+
+    def damage_ended(self) -> None:
+        """The replica was healed, or cannot be now: it leads if the metadata has it lead, with what it has."""
+        self.is_damaged = False
+        image = self.image
+        if image is None or image.leader != self.node_id or self.leader is not None or self.is_closed:
+            return
+        if self.is_fit_to_lead(image):
+            self._lead(image)
+            self._replicating.role_changed(self)
 
     def close(self, error: KafkaError) -> None:
         """No more requests: everybody who waits gets `error`. The log is closed by the broker, in a thread."""

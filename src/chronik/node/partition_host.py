@@ -129,6 +129,8 @@ class PartitionHost:
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
+        self._refetched: dict[tuple[UUID, int], str] = {}
+        """Missing logs that begin anew, with the reason for the record of damages."""
         self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
@@ -443,6 +445,7 @@ class PartitionHost:
         topic = self._missing.pop((report.topic_id, report.partition), None)
         if topic is not None:
             self.folder.recovery_points.pop((topic.name, report.partition), None)
+            self._refetched[(report.topic_id, report.partition)] = report.reason
             self._work.put_nowait(Open(topic, (report.partition,)))
         hosted = self.partition_by_id(report.topic_id, report.partition)
         if hosted is not None and hosted.loss is not None:
@@ -476,6 +479,9 @@ class PartitionHost:
                 partition.loss = loss
                 self.reports.add(report_of(partition, loss, reason))
         self._apply_image(partition)
+        missing = self._refetched.pop((topic.id, index), "")
+        if missing and len(partition.replicas) > 1:
+            partition.found_damaged(0, "recovery", missing)
 
     def _loss_of(self, log: Log, recovery_point: int | None, replicas: int) -> tuple[Loss | None, str]:
         """What opening a log showed to be lost, and how. A single replica with damage serves what can be read of it."""

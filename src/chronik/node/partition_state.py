@@ -11,6 +11,7 @@ from chronik.metadata.elections import Loss
 from chronik.metadata.image import PartitionImage
 from chronik.metadata.names import is_internal, is_traceable
 from chronik.node.environment import Environment
+from chronik.node.healing import HowFound
 from chronik.node.partition_waits import PartitionWaits
 from chronik.node.storage_jobs import StorageJobs
 from chronik.node.syncer import Syncer
@@ -59,6 +60,9 @@ class Replicating(Protocol):
     def cannot_lead(self, partition: Partition) -> None:
         """The metadata has this node lead the partition, with a log that had failed before."""
 
+    def damaged(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
+        """What was written at or behind `offset` is not there any more: the replica has to be healed."""
+
 
 class PartitionState:
     """The part of a `Partition` that writes nothing: its state, and questions about it. Owned by the loop."""
@@ -104,8 +108,8 @@ class PartitionState:
         self.generation = 0
         """Rises when what was read before may no longer be true: with each role, and with each truncation."""
         self.jobs = StorageJobs()
-        self._damages_told: set[int] = set()
-        """Where readers met a batch that is not what was written, as far as the log names it."""
+        self.is_damaged = False
+        """While it is healed: it does not lead, and names no position that others could rely on."""
         self._appender: PartitionLeader | None = None
         self._next_image: PartitionImage | None = None
         self._counts_unsynced = counts_unsynced
@@ -151,7 +155,9 @@ class PartitionState:
         """
         log = self.log
         end = log.log_end_offset
-        if self.is_closed or self.jobs.is_exclusive or log.read_only_forever or self.counted_end_offset < end:
+        if self.is_closed or self.is_damaged or self.jobs.is_exclusive or log.read_only_forever:
+            return None
+        if self.counted_end_offset < end:
             return None
         return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
 
@@ -177,7 +183,8 @@ class PartitionState:
         A leader outside of the ISR may lack committed records: the controller names none, and none is accepted. One
         whose log is damaged may lack them too. The only replica leads all the same: its log is all that there is.
         """
-        return self.node_id in image.isr and (not self.log.read_only_forever or len(image.replicas) == 1)
+        is_whole = not self.log.read_only_forever and not self.is_damaged
+        return self.node_id in image.isr and (is_whole or len(image.replicas) == 1)
 
     @property
     def leads(self) -> bool:

@@ -184,6 +184,13 @@ class ReplicaFetcher:
             followed.synced(self._loop.time())
             self._position(followed)
 
+    def name_again(self, partition: Partition) -> None:
+        """The partition's log ends elsewhere, or its end must not be named now: answers on their way do not count."""
+        followed = self._followed.get((partition.topic_id, partition.index))
+        if followed is not None:
+            self._due.pop(followed, None)
+            self._position(followed)
+
     def name_all(self) -> None:
         """Say again where each partition stands: to a leader that has forgotten it, or under a new broker epoch."""
         for followed in self._followed.values():

@@ -66,12 +66,13 @@ class ReplicaReports:
         """The replica is not this node's any more."""
         self._pending.pop((topic_id, index), None)
 
-    async def lost(self, partition: Partition, loss: Loss, reason: str) -> None:
-        """Returns once this node's replica is neither in sync nor eligible to lead.
+    async def spoiled(self, partition: Partition, reason: str) -> None:
+        """Damage was found in an open log. Returns once this node's replica is neither in sync nor eligible to lead.
 
-        KafkaError where it stays, since no other replica could lead, or where the controller did not answer.
+        A new leader epoch has begun then: what the replica's earlier fetches showed of its log counts no more.
+        KafkaError if the replica stays, since no other could lead, or if the controller did not answer.
         """
-        (refusal,) = (await self._report((report_of(partition, loss, reason),))).refusals
+        (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),))).refusals
         if refusal:
             raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
 

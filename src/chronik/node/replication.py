@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,9 +20,10 @@ from chronik.node.replica_fetcher import ReplicaFetcher
 from chronik.observe.logging import Logger
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
-from chronik.wire.errors import KafkaError
+from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from chronik.node.healing import HowFound
     from chronik.node.partition import Partition
 
 CHECK_INTERVAL_S = 0.5
@@ -55,6 +57,8 @@ class Replication:
         self.live: Mapping[int, int] = {}
         self.lag_ms_max = lag_ms_max
         self.lease_is_valid = links.lease_is_valid
+        self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
+        """Called when damage was found in a partition's log; set by what heals it."""
         self._loop = loop
         self._env = env
         self._node_id = node_id
@@ -188,7 +192,9 @@ class Replication:
         proposed: ProposedIsr | None = None
         if to != NO_LEADER:
             if leader.counted_end_of(to) >= partition.log_end_offset:
-                proposed = leader.propose_hand_over(to, now_ms, self.live, leaves=partition.log.read_only)
+                proposed = leader.propose_hand_over(
+                    to, now_ms, self.live, leaves=partition.log.read_only or partition.is_damaged
+                )
         else:
             before = leader.high_watermark
             proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)
@@ -369,6 +375,40 @@ class Replication:
         """The leader let go of what lies below `offset`."""
         if not partition.is_closed and not partition.jobs.is_exclusive:
             await partition.raise_log_start(offset)
+
+    # -- damage --------------------------------------------------------------------------------------------------------
+
+    def follow_again(self, partition: Partition) -> None:
+        """Name the partition's position to its leader again, or no more while it is healed."""
+        fetcher = self._followed.get(partition)
+        if fetcher is not None:
+            fetcher.name_again(partition)
+
+    async def set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+        """Have a follower's log end before the segment that should hold `offset`; the folders with what was moved.
+
+        Raises KafkaError if the log is not free for that, OSError if it is half done: then the log is read-only.
+        """
+        # Of its own: whoever asked for it may be gone before it ends.
+        return await asyncio.shield(self._run(self._set_aside(partition, offset, data_path)))
+
+    async def _set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+        log, role = partition.log, partition.role
+        if partition.jobs.is_exclusive:
+            raise KafkaError(ErrorCode.kafka_storage_error, "the log is being truncated")
+        await partition.jobs.begin_exclusive()
+        try:
+            if partition.is_closed or not isinstance(role, PartitionFollower):
+                raise KafkaError(ErrorCode.not_leader_or_follower, "the replica does not follow")
+            # First of all, or after a crash the missing end would look like damage.
+            await self._lower_recovery_point(partition, log.log_start_offset)
+            cut = partial(log.set_aside_from, offset, data_path, self._env.wall_ms())
+            folders = await self._loop.run_in_executor(self._env.executor, cut)
+            role.truncated(log.log_end_offset)
+            return tuple(folders)
+        finally:
+            unknown = KafkaError(ErrorCode.request_timed_out, "this replica no longer has what it had written")
+            partition.cut_ended(log.log_end_offset, error=unknown)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name="replication")

@@ -76,6 +76,12 @@ class Metrics:
         self.bytes_in = 0
         self.bytes_out = 0
         self.records_in = 0
+        self.scrubbed_bytes = 0
+        self.scrub_passes = 0
+        self.damages_found = {"scrub": 0, "recovery": 0, "read": 0}
+        """By what found them."""
+        self.replicas_healed = 0
+        self.replicas_healing = 0
         self.fsync = Histogram()
         self.fetch = Histogram()
         self.watermark_propagation = Histogram()
@@ -190,8 +196,20 @@ class Metrics:
             ("chronik_watermark_updates", "Times a high watermark rose.", self.watermark_updates),
             ("chronik_group_rebalances", "Rebalances of groups coordinated here.", self.group_rebalances),
             ("chronik_traces_dropped", "Traces that were lost before they reached their topic.", self.traces_dropped),
+            ("chronik_scrubbed_bytes", "Bytes of closed segments that the scrubber re-read.", self.scrubbed_bytes),
+            ("chronik_scrub_passes", "Times the scrubber has read all closed segments.", self.scrub_passes),
+            ("chronik_replicas_healed", "Damaged replicas that are whole and in sync again.", self.replicas_healed),
         ):
             yield CounterMetricFamily(name, text, value=count)
+        damages = CounterMetricFamily(
+            "chronik_damages_found", "Damages found in logs of this node, by what found them.", labels=["how"]
+        )
+        for how, count in self.damages_found.items():
+            damages.add_metric([how], count)
+        yield damages
+        yield GaugeMetricFamily(
+            "chronik_replicas_healing", "Damaged replicas that are not healed yet.", value=self.replicas_healing
+        )
         for name, text, histogram in (
             ("chronik_fetch_seconds", "Consumer fetches, the long poll included.", self.fetch),
             ("chronik_fsync_seconds", "Time of one fdatasync.", self.fsync),

@@ -53,6 +53,9 @@ class File(Protocol):
     def pread_cached(self, at: int, size: int) -> bytes | bytearray | None:
         """As `pread`, but None where that would wait for the device."""
 
+    def pread_once(self, at: int, size: int) -> bytes | bytearray:
+        """As `pread`, for what will not be read again soon: what comes from the device does not stay in memory."""
+
     def datasync(self) -> None:
         """Make what was written durable, the file's size included. An error means that nobody knows what is durable."""
 
@@ -157,6 +160,15 @@ class RealFile:
             return None
         del buffer[got:]
         return buffer
+
+    def pread_once(self, at: int, size: int) -> bytes | bytearray:
+        cached = self.pread_cached(at, size)
+        if cached is not None:
+            return cached
+        data = self.pread(at, size)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, at, size, os.POSIX_FADV_DONTNEED)
+        return data
 
     def datasync(self) -> None:
         os.fdatasync(self._fd)

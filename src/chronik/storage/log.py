@@ -12,17 +12,20 @@ from chronik.storage.compaction import CompactionJob, plan_compaction
 from chronik.storage.config import LogConfig
 from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
 from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.errors import StorageError, StorageFull, storage_error
 from chronik.storage.headers import HeadersJob, HeadersResult
 from chronik.storage.producers import Duplicate
 from chronik.storage.reading import ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
+from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import LogSegment
+from chronik.storage.set_aside import set_aside
 from chronik.storage.small_files import encode_value
 from chronik.storage.swap import Replacement, replace_segments
 from chronik.storage.syncing import SyncJob
 from chronik.storage.times import TimeLookup, TimestampOffset
-from chronik.storage.truncation import rebuild_producers, remove_segments
+from chronik.storage.truncation import files_from, rebuild_producers, remove_segments
 from chronik.storage.writing import AppendResult, LogWriter
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -38,6 +41,7 @@ __all__ = [
     "ReadJob",
     "ReadResult",
     "RecoveryReport",
+    "SegmentScrub",
     "StorageError",
     "StorageFull",
     "SyncJob",
@@ -289,6 +293,91 @@ class Log(LogWriter):
         self.producers = rebuild_producers(
             self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config, self.producers
         )
+
+    # -- damage --------------------------------------------------------------------------------------------------------
+
+    def closed_segments(self) -> list[int]:
+        """The base offsets of all segments but the active one."""
+        return [segment.base_offset for segment in self._segments.all[:-1]]
+
+    def closed_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments.all[:-1])
+
+    def scrub(self, base_offset: int) -> SegmentScrub | None:
+        """Re-read a closed segment, step by step in a thread; None if the log has it no more.
+
+        Ask `has_scrubbed` before each step, and before its result is used.
+        """
+        segments = self._segments
+        at = segments.index_of(base_offset)
+        if at + 1 >= len(segments.all) or segments.all[at].base_offset != base_offset:
+            return None
+        next_base = segments.all[at + 1].base_offset
+        may_have_gap = self.config.cleanup_compact or next_base <= self._cleaned_upto
+        epochs = LeaderEpochs(self.epochs.entries())
+        return SegmentScrub(self.disk, segments.all[at], next_base, may_have_gap=may_have_gap, epochs=epochs)
+
+    def has_scrubbed(self, scrub: SegmentScrub) -> bool:
+        """Whether the segment is still closed and as it was: retention, compaction or a truncation may have come."""
+        segments = self._segments.all
+        at = self._segments.index_of(scrub.segment.base_offset)
+        return at + 1 < len(segments) and segments[at] is scrub.segment
+
+    def rebuild_indexes_job(self, scrub: SegmentScrub) -> Callable[[], LogSegment]:
+        """For a thread: both indexes of a scrubbed segment anew; then call `indexes_rebuilt` with its result.
+
+        Readers may come meanwhile: they check each entry that they use.
+        """
+        segment = scrub.segment
+        fresh = LogSegment(self.disk, self.folder, segment.base_offset, segment.size_bytes)
+        interval = self.config.index_interval_bytes
+
+        def rebuild() -> LogSegment:
+            try:
+                fresh.rebuild_indexes(interval)
+            finally:
+                fresh.let_go()
+            return fresh
+
+        return rebuild
+
+    def indexes_rebuilt(self, scrub: SegmentScrub, fresh: LogSegment) -> None:
+        if self.has_scrubbed(scrub):
+            scrub.segment.offset_index, scrub.segment.time_index = fresh.offset_index, fresh.time_index
+
+    def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
+        """Move the segment that should hold `offset` and all later ones to `set-aside/`; the log ends before them.
+
+        Returns the folders that were made: none if there is nothing at or behind `offset`. Durable when it returns. A
+        log that was read-only because of its damage can be appended to again. Blocks, with no job running. An OSError
+        leaves the log read-only: half done, only opening it anew can tell what is there.
+        """
+        at = self._segments.index_of(offset)
+        if not self._segments.all or (offset >= self.log_end_offset and not self.is_broken):
+            return []
+        base_offset = self._segments.all[at].base_offset
+        end = max(base_offset, self.log_start_offset)
+        name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
+        paths = files_from(self.disk, self.folder, base_offset, end)
+        self._segments.remove(at, self.segment_count)
+        try:
+            folders = [set_aside(self.disk, data_path, paths, name, now_ms)]
+            self.log_end_offset = end
+            self._cleaned_upto = min(self._cleaned_upto, end)
+            self._syncs.truncated(end)
+            self._active = self._segments.begin(end)
+            self.disk.sync_dir(self.folder)
+            self._truncated()
+        except OSError as error:
+            self._fail_for_good(f"damaged segments could not be set aside: {error}")
+            raise
+        except KafkaError:
+            # Of an earlier segment the chain of batches is broken as well: nothing that is left can be relied on.
+            folders += self.set_aside_from(self._segments.all[0].base_offset, data_path, now_ms)
+        if self.is_broken:
+            self.is_broken = self.read_only = self.read_only_forever = False
+            self.read_only_reason = ""
+        return folders
 
     # -- compaction ----------------------------------------------------------------------------------------------------
 

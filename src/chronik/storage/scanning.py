@@ -8,7 +8,7 @@ from chronik.storage.disk import Disk, File
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["ScannedBatch", "is_zero", "read_all_batches", "scan_batches", "used_bytes"]
+__all__ = ["READ_BYTES", "ScannedBatch", "is_zero", "read_all_batches", "scan_batches", "used_bytes"]
 
 READ_BYTES: Final = 1024 * 1024
 _ZEROS: Final = bytes(READ_BYTES)
@@ -23,20 +23,24 @@ class ScannedBatch(NamedTuple):
     intact: bool
 
 
-def scan_batches(file: File, at: int, end: int) -> Iterator[ScannedBatch]:
-    """Every whole batch from `at` on, until the first that is none."""
+def scan_batches(file: File, at: int, end: int, *, once: bool = False) -> Iterator[ScannedBatch]:
+    """Every whole batch from `at` on, until the first that is none; READ_BYTES, or one larger batch, at a time.
+
+    `once`: nobody will read it again soon (`File.pread_once`).
+    """
+    pread = file.pread_once if once else file.pread
     data = memoryview(b"")
     start = at
     while end - at >= HEADER_BYTES:
         if at + HEADER_BYTES > start + len(data):
-            start, data = at, memoryview(file.pread(at, min(READ_BYTES, end - at)))
+            start, data = at, memoryview(pread(at, min(READ_BYTES, end - at)))
             if len(data) < HEADER_BYTES:
                 return
         header = read_batch_header(data, at - start)
         if not is_plausible(header) or at + header.size_bytes > end:
             return
         if at + header.size_bytes > start + len(data):
-            start, data = at, memoryview(file.pread(at, min(max(READ_BYTES, header.size_bytes), end - at)))
+            start, data = at, memoryview(pread(at, min(max(READ_BYTES, header.size_bytes), end - at)))
         batch = data[at - start : at - start + header.size_bytes]
         yield ScannedBatch(at, header, batch, is_intact(batch, header))
         at += header.size_bytes

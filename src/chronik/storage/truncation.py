@@ -1,4 +1,4 @@
-"""Pieces of truncating a log: removing its end, and finding out again what its producers did."""
+"""Pieces of truncating a log: its end, and finding out again what its producers did."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,27 @@ from chronik.storage.producers import ProducerStates
 from chronik.storage.segment import LogSegment, segment_path
 from chronik.storage.snapshot import decode_snapshot, restore_producers
 
-__all__ = ["rebuild_producers", "remove_segments"]
+__all__ = ["files_from", "rebuild_producers", "remove_segments"]
+
+_ORDER = {".snapshot": 0, ".index": 1, ".timeindex": 1, ".log": 2}
+
+
+def files_from(disk: Disk, folder: str, base_offset: int, end_offset: int) -> list[str]:
+    """The files of all segments from `base_offset` on, and the snapshots beyond `end_offset`. Blocks.
+
+    By their names: a damaged log may not know of all. Snapshots come first, then segments, the newest first, each with
+    its indexes before it: if only some of them go, what is left is a log without a hole.
+    """
+    found: list[tuple[bool, int, int, str]] = []
+    for name in disk.listdir(folder):
+        stem, dot, suffix = name.partition(".")
+        kind = _ORDER.get(dot + suffix)
+        if kind is None or not stem.isdigit():
+            continue
+        offset, is_snapshot = int(stem), kind == 0
+        if offset > end_offset if is_snapshot else offset >= base_offset:
+            found.append((not is_snapshot, -offset, kind, f"{folder}/{name}"))
+    return [path for *_, path in sorted(found)]
 
 
 def remove_segments(disk: Disk, segments: Sequence[LogSegment]) -> None:

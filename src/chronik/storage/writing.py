@@ -58,6 +58,8 @@ class LogWriter:
         self.read_only_forever = loaded.is_broken
         """A sync failed, or durable data is damaged: only opening the log anew can help."""
         self.read_only_reason = "durable data is damaged" if loaded.is_broken else ""
+        self.is_broken = loaded.is_broken
+        """The folder has segments behind the log's end, which cannot be reached: see `Log.set_aside_from`."""
         self._segments = Segments(disk, folder, loaded.segments)
         self._active: LogSegment | None = self._segments.active
         self._tail = Tail()
@@ -69,11 +71,6 @@ class LogWriter:
         """New settings, from the next append on."""
         self.config = config
         self.producers.expiration_ms = config.producer_expiration_ms
-
-    def found_damaged(self, offset: int) -> None:
-        """The durable batch at `offset` is not what was written: such a log is not written on."""
-        self.read_only = self.read_only_forever = True
-        self.read_only_reason = f"durable data is damaged at offset {offset}"
 
     @property
     def size_bytes(self) -> int:

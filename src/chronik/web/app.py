@@ -30,7 +30,7 @@ from chronik.web.offsets import OffsetSampler
 from chronik.web.page_files import page_routes
 from chronik.web.safe_headers import SafeHeaders
 from chronik.web.served import ServedNode, require_image, require_topic
-from chronik.web.views import cluster_view, topic_view, topics_view
+from chronik.web.views import cluster_view, damages_view, topic_view, topics_view
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DESCRIPTION = Path(__file__).with_name("openapi.json")
@@ -65,9 +65,9 @@ def create_app(node: ServedNode) -> Starlette:
     async def cluster(request: Request) -> Response:
         Parameters(request, ())
         # Thousands of partitions take their time to count, and an image never changes: off the loop.
-        image = require_image(node)
-        work = asyncio.get_running_loop().run_in_executor(None, cluster_view, node.node_id, image, node.controller_id)
-        return json_answer(await work)
+        image, damages = require_image(node), damages_view(node)
+        count = partial(cluster_view, node.node_id, image, node.controller_id, damages)
+        return json_answer(await asyncio.get_running_loop().run_in_executor(None, count))
 
     async def topics(request: Request) -> Response:
         Parameters(request, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,7 +16,7 @@ from chronik.web.group_views import group_view, groups_view
 from chronik.web.listeners import Listener
 from chronik.web.offsets import OffsetSampler, Sample
 from chronik.web.served import ServedNode, current_image, require_image
-from chronik.web.views import cluster_view, topic_summary
+from chronik.web.views import cluster_view, damages_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
 PARTITIONS_PER_S = 400
@@ -103,12 +104,15 @@ class ClusterFeed(Feed):
 
     async def tick(self) -> None:
         node, image = self._node, current_image(self._node)
-        state = (None if image is None else image.version, -1 if image is None else node.controller_id, node.is_ready)
+        damages = damages_view(node)
+        controller_id = -1 if image is None else node.controller_id
+        state = (None if image is None else image.version, controller_id, node.is_ready, damages)
         if state == self._told and self._loop.time() - self._told_at_s < CLUSTER_REPEAT_S:
             return
         view: dict[str, Any] = {"node_id": node.node_id, "error": "this node has no metadata yet: it is starting"}
         if image is not None:
-            view = await self._loop.run_in_executor(None, cluster_view, node.node_id, image, node.controller_id)
+            work = partial(cluster_view, node.node_id, image, controller_id, damages)
+            view = await self._loop.run_in_executor(None, work)
         self._told, self._told_at_s = state, self._loop.time()
         self.tell({**view, "is_ready": state[2]})
 

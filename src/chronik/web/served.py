@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.healing import Damage
 from chronik.node.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
@@ -34,6 +35,9 @@ class ServedNode(Protocol):
 
     @property
     def is_ready(self) -> bool: ...
+
+    @property
+    def damages(self) -> Sequence[Damage]: ...
 
     def partition(self, topic: str, index: int) -> Partition | None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
@@ -13,8 +13,13 @@ NAMED_PARTITIONS_MAX = 100
 """How many partitions in trouble are named; their number is always told."""
 
 
-def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[str, Any]:
-    """Who is there, who leads how much, and which partitions are in trouble. An immutable image: safe in a thread."""
+def cluster_view(
+    node_id: int, image: ClusterImage, controller_id: int, damages: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Who is there, who leads how much, and which partitions are in trouble. An immutable image: safe in a thread.
+
+    `damages` are those of this node's own logs.
+    """
     leaders: Counter[int] = Counter()
     replicas: Counter[int] = Counter()
     in_sync: Counter[int] = Counter()
@@ -56,7 +61,28 @@ def cluster_view(node_id: int, image: ClusterImage, controller_id: int) -> dict[
         "leaderless": len(leaderless),
         "under_replicated_partitions": under_replicated[:NAMED_PARTITIONS_MAX],
         "leaderless_partitions": leaderless[:NAMED_PARTITIONS_MAX],
+        "damages": damages,
     }
+
+
+def damages_view(node: ServedNode, topic: str | None = None) -> list[dict[str, Any]]:
+    """Damage that was found in logs of this node since its start, the newest first, and what became of it."""
+    return [
+        {
+            "topic": damage.topic,
+            "partition": damage.partition,
+            "offset": damage.offset,
+            "how": damage.how,
+            "reason": damage.reason,
+            "found_ms": damage.found_ms,
+            "state": damage.state,
+            "waits_for": damage.waits_for,
+            "set_aside": list(damage.set_aside),
+            "healed_ms": damage.healed_ms,
+        }
+        for damage in reversed(node.damages)
+        if topic is None or damage.topic == topic
+    ]
 
 
 def topics_view(image: ClusterImage) -> dict[str, Any]:
@@ -65,12 +91,13 @@ def topics_view(image: ClusterImage) -> dict[str, Any]:
 
 
 def topic_view(node: ServedNode, topic: TopicImage) -> dict[str, Any]:
-    """One topic. Offsets are those of this node's own replicas, and null where it has none: `node` says whose."""
+    """One topic. Offsets and damages are those of this node's own replicas, offsets null without one: see `node`."""
     return {
         **topic_summary(topic),
         "configs": dict(sorted(topic.configs.items())),
         "node": node.node_id,
         "partitions": [_partition(node, topic, partition) for partition in topic.partitions],
+        "damages": damages_view(node, topic.name),
     }
 
 

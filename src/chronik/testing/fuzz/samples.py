@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, IsrMember, RegisterBrokerCall
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    IsrMember,
+    RegisterBrokerCall,
+    ReplicaReport,
+    ReportReplicasCall,
+)
 from chronik.node.handshake import NONCE_BYTES
 from chronik.node.internal_api import (
     AllocateProducerIdsCall,
@@ -112,6 +119,7 @@ def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], t
         RegisterBrokerCall(PEER_ID, PEER_STORE, "10.0.0.2", 9092, PEER_ADDRESS),
         HeartbeatCall(PEER_ID, PEER_STORE, 1, 1),
         AlterIsrCall(PEER_ID, topic_id, 0, 0, 0, (IsrMember(1),)),
+        ReportReplicasCall(PEER_ID, 1, (ReplicaReport(topic_id, 0, 5, 0, "certain", "its log is missing"),)),
     )
     envelopes = [
         Envelope(key, highest[key], CLIENT_ID, _bodies(key, highest[key], topic_id)[0]) for key in on_controller

@@ -262,6 +262,9 @@ class SimFile:
             return None
         return self.pread(at, size)
 
+    def pread_once(self, at: int, size: int) -> bytes:
+        return self.pread(at, size)
+
     def datasync(self) -> None:
         self._check_open()
         self._disk.sync("disk.sync")

@@ -21,6 +21,7 @@ export function overview() {
       health(state),
       figures(state),
       nodePanel(state.cluster),
+      damagePanel(state.cluster),
       topicPanel(state),
       groupPanel(state.groups),
     ],
@@ -76,6 +77,20 @@ function nodePanel(cluster) {
     { title: "In sync", number: true, cell: (node) => h("span", { class: node.in_sync < node.replicas ? "warn" : "" }, count(node.in_sync)) },
   ];
   return panel("Nodes", { aside: h("span", { class: "muted" }, `cluster ${cluster.cluster_id}`) }, table("Nodes of the cluster", columns, cluster.nodes, (node) => `node-${node.id}`));
+}
+
+const DAMAGE = { waiting: ["bad", "not healed"], fetching: ["warn", "fetches it again"], healed: ["ok", "healed"] };
+
+function damagePanel(cluster) {
+  if (!cluster?.damages?.length) return null;
+  const columns = [
+    { title: "Replica", class: "name", cell: (line) => h("a", { href: `#/topics/${encodeURIComponent(line.topic)}` }, `${line.topic}-${line.partition}`) },
+    { title: "State", class: "status", cell: (line) => badge(DAMAGE[line.state]?.[0] ?? "", DAMAGE[line.state]?.[1] ?? line.state, line.waits_for) },
+    { title: "Found", cell: (line) => `${new Date(line.found_ms).toLocaleString()}, by ${line.how}` },
+    { title: "Offset", number: true, cell: (line) => count(line.offset) },
+    { title: "What", cell: (line) => [line.reason, line.waits_for && h("span", { class: "muted" }, `; ${line.waits_for}`)] },
+  ];
+  return panel(`Damage found on node ${cluster.node_id}`, null, table("Damage that was found in logs of this node", columns, cluster.damages, (line) => `damage-${line.topic}-${line.partition}-${line.found_ms}-${line.offset}`));
 }
 
 export function topicHealth(line) {

@@ -1,0 +1,151 @@
+"""Re-reading a closed segment, to see whether it still holds what was written.
+
+Checked are:
+- the file: it is there, can be read, and is not shorter than the log believes;
+- every batch: its CRC; its offsets and its leader epoch, which the CRC does not cover;
+- the end: nothing but preallocated zeros follows, and the next segment begins there, unless compaction left a gap;
+- both indexes: each entry describes the batch that it points to.
+
+Damage in an index costs no record: the index is rebuilt. All other damage means that records are lost on this replica.
+"""
+
+import errno
+from struct import Struct
+from typing import Final
+
+from chronik.storage.disk import Disk, File, read_file
+from chronik.storage.epochs import UNDEFINED, LeaderEpochs
+from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, Entry
+from chronik.storage.scanning import READ_BYTES, is_zero, scan_batches
+from chronik.storage.segment import LogSegment
+from chronik.wire.batch import BatchHeader
+
+__all__ = ["SegmentScrub"]
+
+PIECE_BYTES: Final = READ_BYTES
+
+
+class SegmentScrub:
+    """One closed segment, read piece by piece: `step` until `is_done`.
+
+    `step` is for a thread and touches files only. It opens the file anew each time, so that a file that was deleted is
+    missed, and no file is held open between steps. What it found counts only while the log still has the segment.
+    """
+
+    def __init__(
+        self, disk: Disk, segment: LogSegment, next_base: int, *, may_have_gap: bool, epochs: LeaderEpochs
+    ) -> None:
+        """`next_base` is where the next segment begins; `may_have_gap`, that compaction may have left less."""
+        self.segment = segment
+        self.is_done = False
+        self.damage = ""
+        """Why records of the segment are lost; empty while nothing was found."""
+        self.has_bad_index = False
+        self.position = 0
+        self.offset = segment.base_offset
+        """Both: how far the segment was found whole."""
+        self._disk = disk
+        self._next_base = next_base
+        self._may_have_gap = may_have_gap
+        self._epochs = epochs
+        self._offset_entries = _Entries(OFFSET_ENTRY)
+        self._time_entries = _Entries(TIME_ENTRY)
+
+    def step(self) -> None:
+        """Read and check the next piece. An OSError says nothing about the segment, unless the device cannot read."""
+        try:
+            if self.position == 0:
+                self._offset_entries.load(self._disk, self.segment.offset_index.path)
+                self._time_entries.load(self._disk, self.segment.time_index.path)
+            file = self._disk.open(self.segment.path)
+        except FileNotFoundError:
+            self._found("its file is missing")
+            return
+        try:
+            self._read(file)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._found(f"the device cannot read it behind byte {self.position}")
+        finally:
+            file.close()
+
+    def _read(self, file: File) -> None:
+        segment, start = self.segment, self.position
+        file_bytes = file.size()
+        if file_bytes < segment.size_bytes:
+            self._found(f"its file has {file_bytes} of {segment.size_bytes} bytes")
+            return
+        for at, header, _, intact in scan_batches(file, start, segment.size_bytes, once=True):
+            wrong = self._wrong_with(header, intact)
+            if wrong:
+                self._found(f"{wrong} at byte {at}")
+                return
+            relative_offset = header.last_offset - segment.base_offset
+            self._offset_entries.passed((relative_offset, at))
+            self._time_entries.passed((header.max_timestamp, relative_offset))
+            self.position = at + header.size_bytes
+            self.offset = header.next_offset
+            if self.position - start >= PIECE_BYTES:
+                break
+        segment.checked(start, self.position)
+        if self.position - start < PIECE_BYTES:
+            self._ended(file, file_bytes)
+
+    def _wrong_with(self, header: BatchHeader, intact: bool) -> str:
+        if not intact:
+            return "a batch fails its checksum"
+        if header.base_offset < self.offset or header.next_offset > self._next_base:
+            return f"a batch claims the offsets {header.base_offset} to {header.last_offset}"
+        epoch = self._epochs.epoch_of(header.base_offset)
+        if epoch not in (UNDEFINED, header.partition_leader_epoch):
+            return f"a batch claims the leader epoch {header.partition_leader_epoch} instead of {epoch}"
+        return ""
+
+    def _ended(self, file: File, file_bytes: int) -> None:
+        """No whole batch follows: this has to be the segment's end."""
+        if not is_zero(file, self.position, file_bytes):
+            self._found(f"no batch begins at byte {self.position}")
+        elif self.offset != self._next_base and not self._may_have_gap:
+            self._found(f"it ends at offset {self.offset}, and the next segment begins at {self._next_base}")
+        else:
+            are_right = self._offset_entries.are_right() and self._time_entries.are_right()
+            self.has_bad_index = self.segment.size_bytes > 0 and not are_right
+            self.is_done = True
+
+    def _found(self, damage: str) -> None:
+        self.damage = damage
+        self.is_done = True
+
+
+class _Entries:
+    """An index's entries, compared with the batches as these pass by in order.
+
+    Of both indexes, the second column says which batch an entry is about: by its position, or by its last offset.
+    """
+
+    __slots__ = ("_entries", "_is_wrong", "_layout")
+
+    def __init__(self, layout: Struct) -> None:
+        self._is_wrong = False
+        self._layout = layout
+        self._entries: list[Entry] = []
+
+    def load(self, disk: Disk, path: str) -> None:
+        data = read_file(disk, path)
+        if data is None or len(data) % self._layout.size:
+            self._is_wrong = True
+            return
+        self._entries = [(first, second) for first, second in self._layout.iter_unpack(data)]
+        self._entries.reverse()
+
+    def passed(self, right: Entry) -> None:
+        """The next batch: an entry about it has to be `right`."""
+        entries = self._entries
+        while entries and entries[-1][1] <= right[1]:
+            if entries.pop() != right:
+                self._is_wrong = True
+
+    def are_right(self) -> bool:
+        """All batches have passed: whether each entry described one of them."""
+        return not self._is_wrong and not self._entries

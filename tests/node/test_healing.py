@@ -1,0 +1,373 @@
+"""A replica that found damage becomes whole again from another one: in-process nodes, a controller that obeys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.node.support_replicas import TOPIC, Cluster, Node, play, until
+from tests.node.test_replication_following import is_caught_up
+
+from chronik.node import healing as healing_module
+from chronik.node import scrubber as scrubber_module
+from chronik.node.healing import Damage
+from chronik.node.scrubber import Scrubber
+from chronik.observe.logging import silent_logger
+from chronik.storage.log import Log
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.errors import ErrorCode
+
+SMALL_SEGMENTS = {"segment.bytes": "2000", "min.insync.replicas": "2"}
+RECORDS = 60
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing_module, "RETRY_S", 0.05)
+
+
+async def filled(cluster: Cluster, count: int = RECORDS) -> None:
+    """Records in several segments on every node; all replicas in sync."""
+    leader = cluster[cluster.state.leader]
+    for number in range(count):
+        await leader.produce(b"%d" % number + b"x" * 100)
+    await until(lambda: is_caught_up(cluster))
+    assert all(len(node.partition.log.closed_segments()) > 3 for node in cluster.nodes.values())
+
+
+def segment(cluster: Cluster, node: Node, number: int = 1) -> Path:
+    """A closed segment's file."""
+    return sorted((cluster.path / f"node-{node.id}" / "logs" / f"{TOPIC}-0").glob("*.log"))[number]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 5] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: read_batch_header(data).size_bytes])
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def set_aside(cluster: Cluster, node: Node) -> list[Path]:
+    return sorted((cluster.path / f"node-{node.id}" / "set-aside").glob("*/*.log"))
+
+
+def damages(node: Node) -> list[Damage]:
+    return list(node.healing.damages)
+
+
+def scrubber(node: Node, interval_ms: int = 100) -> Scrubber:
+    return Scrubber(node.loop, node.env, interval_ms, node.host, node.healing, node.metrics, silent_logger())
+
+
+def contents(node: Node) -> bytes:
+    """All batches of the node's log."""
+    log = node.partition.log
+    parts, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        job = log.read_job(offset, 1 << 20, log.log_end_offset)
+        parts.append(bytes(job()))
+        assert job.result is not None and job.damaged_at is None
+        offset = job.result.next_offset
+    return b"".join(parts)
+
+
+async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
+    """Healed, in sync, and the replicas agree byte for byte, with all records."""
+    await until(lambda: [(damage.how, damage.state) for damage in damages(node)] == [(how, "healed")], "healed")
+    assert sorted(cluster.state.isr) == [1, 2, 3]
+    await until(lambda: is_caught_up(cluster))
+    copies = {contents(each) for each in cluster.nodes.values()}
+    assert len(copies) == 1 and copies.pop().count(b"x" * 100) == cluster[1].partition.log_end_offset
+    assert not node.partition.is_damaged and not node.partition.log.read_only
+    assert node.metrics.damages_found[how] == node.metrics.replicas_healed == 1
+    assert node.metrics.replicas_healing == 0
+
+
+@pytest.mark.parametrize("damage", [flip, cut, remove])
+@pytest.mark.parametrize("victim", [1, 2])
+def test_the_scrubber_finds_damage_and_the_replica_is_healed(
+    tmp_path: Path, victim: int, damage: Callable[[Path], None]
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[victim]
+        path = segment(cluster, node)
+        damage(path)
+        scrub = scrubber(node)
+        scrub.start()
+        await is_whole_again(cluster, node, "scrub")
+        await scrub.stop()
+        assert (cluster.state.leader != 1) == (victim == 1)
+        assert [by for by, _ in cluster.losses] == [victim]
+        # What was moved is there, the damaged segment and all later ones; nothing was deleted.
+        moved = set_aside(cluster, node)
+        assert (path.name in [each.name for each in moved]) == (damage is not remove)
+        assert all(each.name >= path.name for each in moved) and len(moved) > 1
+        assert damages(node)[0].set_aside == (str(moved[0].parent),)
+        # And it takes part as before.
+        await cluster[cluster.state.leader].produce(b"x" * 100)
+        await until(lambda: is_caught_up(cluster))
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_an_index_that_lies_is_rebuilt_while_the_replica_stays_in_sync(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[2]
+        index = segment(cluster, node).with_suffix(".timeindex")
+        before = index.read_bytes()
+        index.write_bytes(b"\7" + before[1:])
+        scrub = scrubber(node)
+        scrub.start()
+        await until(lambda: damages(node) and damages(node)[0].state == "healed")
+        await scrub.stop()
+        assert index.read_bytes() == before
+        assert cluster.losses == [] and cluster.state.isr == (1, 2, 3)
+        assert node.metrics.damages_found["scrub"] == 1 and node.metrics.replicas_healed == 0
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_a_leader_that_reads_damage_is_healed(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        path = segment(cluster, cluster[1])
+        await cluster.stop(1)
+        cluster.register(1)
+        flip(path)
+        cluster.change(leader=1, isr=(1, 2, 3))
+        node = await cluster.start(1)
+        offset = 0
+        response = await node.consume(offset)
+        while response.error_code == 0 and len(response.records):
+            offset = read_last_offset(bytes(response.records)) + 1
+            response = await node.consume(offset)
+        assert response.error_code in (ErrorCode.kafka_storage_error, ErrorCode.not_leader_or_follower)
+        await is_whole_again(cluster, node, "read")
+        assert cluster.state.leader != 1
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def read_last_offset(records: bytes) -> int:
+    at, last = 0, -1
+    while at < len(records):
+        header = read_batch_header(records, at)
+        last, at = header.last_offset, at + header.size_bytes
+    return last
+
+
+@pytest.mark.parametrize("damage", [cut, remove])
+def test_a_log_that_was_damaged_while_its_node_was_down_is_healed(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        path = segment(cluster, cluster[2])
+        await cluster.stop(2)
+        cluster.register(2)
+        damage(path)
+        node = await cluster.start(2)
+        await is_whole_again(cluster, node, "recovery")
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+# -- when nobody else has it -------------------------------------------------------------------------------------------
+
+
+def test_the_only_replica_keeps_its_files_and_goes_on(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        node = cluster[1]
+        for number in range(RECORDS):
+            await node.produce(b"%d" % number + b"x" * 100)
+        flip(segment(cluster, node))
+        scrub = scrubber(node)
+        scrub.start()
+        await until(lambda: node.metrics.scrub_passes > 2)
+        await scrub.stop()
+        await until(lambda: damages(node)[0].waits_for)
+        assert damages(node)[0].waits_for == "0 other replicas are in sync, 1 are needed"
+        assert cluster.losses == [] and set_aside(cluster, node) == []
+        assert (node.metrics.replicas_healing, node.metrics.replicas_healed) == (1, 0)
+        assert node.metrics.damages_found["scrub"] == 1, "it is told once"
+        await node.produce(b"x")
+        assert node.partition.leads
+
+    play(tmp_path, scenario, replicas=(1,), configs={"segment.bytes": "2000"})
+
+
+def test_healing_waits_while_too_few_would_be_left_in_sync_and_another_leads_meanwhile(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        cluster.cut(3, 1)
+        cluster.cut(3, 2)
+        cluster.fence(3)
+        cluster.change(isr=(1, 2))
+        node = cluster[1]
+        flip(segment(cluster, node))
+        node.partition.found_damaged(20)
+        await until(lambda: cluster.state.leader == 2)
+        await until(lambda: damages(node)[0].waits_for == "1 other replicas are in sync, 2 are needed")
+        assert cluster.losses == [] and cluster.state.isr == (1, 2)
+        await cluster[2].produce(b"x" * 100)
+        cluster.heal()
+        cluster.register(3)
+        await is_whole_again(cluster, node, "read")
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_a_replica_whose_report_is_refused_follows_and_leads_as_before(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        cluster.refuses_losses = True
+        node = cluster[2]
+        node.partition.found_damaged(20)
+        await until(lambda: len(cluster.losses) > 1)
+        assert set_aside(cluster, node) == []
+        await cluster[1].produce(b"x" * 100)
+        await until(lambda: is_caught_up(cluster))
+        for other in (1, 3):
+            cluster.fence(other)
+        cluster.change(leader=2, isr=(2,))
+        await until(lambda: node.partition.leads)
+        # While it tries again it may seem unfit for a moment; then it leads with what it has.
+        assert damages(node)[0].state == "waiting"
+
+    play(tmp_path, scenario, configs={"segment.bytes": "2000"})
+
+
+def test_its_leader_does_not_take_it_for_in_sync_by_what_it_said_before(tmp_path: Path) -> None:
+    """An idle partition: the last thing that the leader heard of the replica is that it has everything."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node, leader = cluster[2], cluster[1].partition
+        log = node.partition.log
+        in_sync: list[bool] = []
+
+        def slowly(*arguments: Any) -> list[str]:
+            # The leader looks who is in sync, and has all the time to propose it.
+            node.loop.call_soon_threadsafe(leader._replicating.isr_is_due, leader)
+            Event().wait(0.2)
+            in_sync.append(2 in cluster.state.isr)
+            return Log.set_aside_from(log, *arguments)
+
+        log.set_aside_from = slowly  # type: ignore[method-assign, assignment]
+        node.partition.found_damaged(20)
+        await is_whole_again(cluster, node, "read")
+        assert in_sync == [False]
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_a_replica_that_is_damaged_again_and_again_is_left_to_people(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[2]
+        for count in range(1, healing_module.HEALS_A_DAY_MAX + 1):
+            node.partition.found_damaged(20)
+            await until(lambda count=count: node.metrics.replicas_healed == count)  # type: ignore[misc]
+        node.partition.found_damaged(20)
+        await until(lambda: "replace the disk" in damages(node)[-1].waits_for)
+        assert sorted(cluster.state.isr) == [1, 2, 3]
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_damage_found_further_down_while_it_is_healed_is_healed_too(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[2]
+        node.partition.found_damaged(40)
+        await until(lambda: cluster.losses)
+        node.partition.found_damaged(3)
+        await until(lambda: all(damage.state == "healed" for damage in damages(node)))
+        await until(lambda: is_caught_up(cluster) and sorted(cluster.state.isr) == [1, 2, 3])
+        assert min(int(path.stem) for path in set_aside(cluster, node)) == 0
+        assert len({contents(each) for each in cluster.nodes.values()}) == 1
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+# -- the scrubber ------------------------------------------------------------------------------------------------------
+
+
+class SlowDisk:
+    """A loop whose clock shows that each piece takes `read_s`, and in which pauses take no time."""
+
+    def __init__(self, read_s: float) -> None:
+        self.now_s = 0.0
+        self.reads: list[tuple[float, float]] = []
+        self._read_s = read_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    async def run_in_executor(self, executor: Any, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(executor, work)
+        self.reads.append((self.now_s, self.now_s + self._read_s))
+        self.now_s += self._read_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+async def one_pass(node: Node, disk: SlowDisk, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    scrub = scrubber(node, int(interval_s * 1000))
+    scrub._loop = disk  # type: ignore[assignment]
+    monkeypatch.setattr(scrubber_module, "asyncio", disk)
+    await scrub._pass()
+    assert node.metrics.scrubbed_bytes == node.partition.log.closed_bytes()
+    assert len(disk.reads) == len(node.partition.log.closed_segments())
+    assert damages(node) == []
+
+
+def test_a_pass_is_spread_evenly_over_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        disk = SlowDisk(read_s=0.001)
+        await one_pass(cluster[2], disk, 1000.0, monkeypatch)
+        assert disk.now_s == pytest.approx(1000.0)
+        gaps_s = [after - before for (before, _), (after, _) in pairwise(disk.reads)]
+        assert max(gaps_s) < 1.3 * min(gaps_s)
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_a_disk_that_is_too_slow_for_its_interval_is_busy_5_percent_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        disk = SlowDisk(read_s=2.0)
+        await one_pass(cluster[2], disk, 1.0, monkeypatch)
+        for (began_s, ended_s), (next_s, _) in pairwise(disk.reads):
+            assert (ended_s - began_s) / (next_s - began_s) == pytest.approx(0.05)
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_an_interval_of_0_turns_it_off(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        scrub = scrubber(cluster[1], interval_ms=0)
+        scrub.start()
+        assert scrub._task is None
+        await scrub.stop()
+
+    play(tmp_path, scenario)
