@@ -11,6 +11,7 @@ from uuid import UUID
 
 from chronik.metadata.apply import apply
 from chronik.metadata.calls import (
+    UNKNOWN_EPOCH,
     AlterIsrCall,
     HeartbeatCall,
     HeartbeatResult,
@@ -69,7 +70,8 @@ class Process:
     """What it found of its log when it started, until the controller knows."""
     previous: list[UUID] = field(default_factory=list)
     """The processes that may have been registered last on this data folder, as the folder has it."""
-    copy: tuple[list[Entry], list[UUID]] | None = None
+    is_old_copy: bool = False
+    copy: tuple[list[Entry], list[UUID], int] | None = None
     """An old copy of the data folder."""
 
 
@@ -82,6 +84,10 @@ class World:
         self.images = [ClusterImage()]
         self.committed: list[Entry] = []
         self.is_tainted = False
+        self.is_refused = False
+        """Whether a replica keeps records that were lost elsewhere: an administrator has to decide."""
+        self.is_offline = False
+        """Whether the last replica that could lead has lost its log: an administrator has to decide."""
         self.proposals: list[AlterIsrCall] = []
         self._incarnations = 0
         self._records = 0
@@ -160,6 +166,8 @@ class World:
         if process.has_lost:
             # Where nobody is left who has more, the cluster's promise ends, and so does the model's.
             safe = {*self.partition.isr, *self.partition.eligible}
+            is_certain = process.loss is not None or process.is_old_copy
+            self.is_offline = self.is_offline or (is_certain and safe <= {broker_id})
             self.is_tainted = self.is_tainted or all(self.processes[member].has_lost for member in safe)
         assert self.propose(command)
         process.is_registered = True
@@ -168,15 +176,17 @@ class World:
         process.previous = [process.incarnation]
         if process.loss is not None:
             self.report(broker_id, process.loss)
-        process.has_lost = False
+        process.has_lost = process.is_old_copy = False
         process.loss = None
         return True
 
-    def report(self, broker_id: int, loss: Loss | None) -> None:
-        """The broker tells the controller what it has lost, or how far its log goes."""
+    def report(self, broker_id: int, loss: Loss | None, leader_epoch: int = UNKNOWN_EPOCH) -> None:
+        """The broker tells the controller what it has lost, or its leader; or how far its log goes."""
         process = self.processes[broker_id]
         last_epoch = process.log[-1][0] if process.log else -1
-        report = ReplicaReport(TOPIC_ID, 0, len(process.log), last_epoch, "" if loss is None else loss.value)
+        report = ReplicaReport(
+            TOPIC_ID, 0, len(process.log), last_epoch, "" if loss is None else loss.value, "", leader_epoch
+        )
         call = ReportReplicasCall(broker_id, process.epoch, (report,))
         try:
             command = self.controller.report(self.image, call, self.now_ms).command
@@ -207,15 +217,16 @@ class World:
 
     def copy_folder(self, broker_id: int) -> None:
         process = self.processes[broker_id]
-        process.copy = list(process.log), list(process.previous)
+        process.copy = list(process.log), list(process.previous), process.high_watermark
 
     def restore_folder(self, broker_id: int) -> None:
         """The data folder is put back to its copy, while the broker is down."""
         process = self.processes[broker_id]
-        if process.copy is not None:
-            log, previous = process.copy
+        # Of an earlier process: that a copy was made while the same process ran shows only when it leads.
+        if process.copy is not None and self.image.brokers[broker_id].incarnation not in process.copy[1]:
+            log, previous, process.high_watermark = process.copy
             process.log, process.previous = list(log), list(previous)
-            process.has_lost = True
+            process.has_lost = process.is_old_copy = True
 
     def remove_log(self, broker_id: int) -> None:
         """The log is removed, while the broker is down; it notices when it starts."""
@@ -288,6 +299,11 @@ class World:
         if broker_id not in leader_view.replicas:
             return
         common = _common(process.log, leader.log)
+        if common < process.high_watermark:
+            # It keeps what was committed, and reports the leader.
+            self.report(broker_id, Loss.CERTAIN, view.leader_epoch)
+            self.is_refused = self.is_tainted
+            return
         del process.log[common:]
         known = leader.leading.ends.get(broker_id, (0, -1))
         if process.epoch < known[1]:

@@ -198,6 +198,8 @@ class Walk(RuleBasedStateMachine):
         world.settle(6_000)
         world.check()
         partition = world.partition
+        if world.is_offline or world.is_refused:
+            return
         assert not partition.is_reassigned, partition
         assert sorted(partition.isr) == sorted(partition.replicas), partition
         assert partition.leader == partition.replicas[0], partition

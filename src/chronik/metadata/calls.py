@@ -74,6 +74,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     """One replica of the reporting broker: how far its log goes, and what it has lost.
 
     `loss` is a value of `elections.Loss`, empty where nothing is known to be lost; `reason` is for people.
+    `leader_epoch`: it is not the reporting broker that lost records, but the leader of that epoch, which lacks records
+    that the reporting broker knows to be committed.
     """
 
     topic_id: UUID
@@ -82,6 +84,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     last_epoch: int
     loss: str = ""
     reason: str = ""
+    leader_epoch: int = UNKNOWN_EPOCH
 
 
 class ReportReplicasCall(msgspec.Struct, frozen=True, tag="report_replicas"):

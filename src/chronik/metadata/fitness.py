@@ -3,13 +3,17 @@
 A replica leads, and counts as in sync, only while it can show that its log holds everything that it once acknowledged.
 A broker that finds one of its logs missing, short, broken or spoiled reports it. At its start it does so before it is
 unfenced, so that no such replica is elected first.
+
+Some losses leave no trace on the disk that has them: a file system that forgot a sync, a copy of the folder that was
+made while the same process ran. A follower notices when such a replica leads, since it knows of committed records that
+the leader does not have, and reports the leader.
 """
 
 from __future__ import annotations
 
-from chronik.metadata.calls import ReportReplicasCall
+from chronik.metadata.calls import UNKNOWN_EPOCH, ReplicaReport, ReportReplicasCall
 from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
-from chronik.metadata.image import NO_LEADER, ClusterImage
+from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
 from chronik.metadata.reassignment import Plan
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -32,8 +36,11 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
         if topic is None or partition is None or broker.id not in partition.replicas or not report.loss:
             continue
         draft = Draft(partition)
-        draft.lose(broker.id, Loss(report.loss))
-        if broker.id in draft.isr or broker.id in draft.eligible:
+        loser = _loser(partition, broker.id, report)
+        if loser is None:
+            continue
+        draft.lose(loser, Loss(report.loss))
+        if loser in draft.isr or loser in draft.eligible:
             plan.outcomes[-1] = KafkaError(
                 ErrorCode.eligible_leaders_not_available,
                 f"{topic.name}-{report.partition} has no other replica in sync",
@@ -42,7 +49,19 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
         # A leader that reports its own log serves no more. Any other leader must not take the replica back into the ISR
         # for what it fetched before.
         draft.is_given_up = partition.leader == broker.id
-        draft.begins_epoch = partition.leader not in (broker.id, NO_LEADER)
+        draft.begins_epoch = partition.leader not in (loser, NO_LEADER)
         draft.settle(brokers, TopicRules.of(image, topic))
         plan.changes.add(topic.id, draft.change())
     return plan
+
+
+def _loser(partition: PartitionImage, broker_id: int, report: ReplicaReport) -> int | None:
+    """The replica that the report is about; None if it does not hold any more, or is not to be believed.
+
+    A broker that is in sync or eligible holds every committed record, so it knows what a leader lacks. No other does.
+    """
+    if report.leader_epoch == UNKNOWN_EPOCH:
+        return broker_id
+    is_trusted = broker_id in partition.isr or broker_id in partition.eligible
+    is_current = partition.leader not in (NO_LEADER, broker_id) and partition.leader_epoch == report.leader_epoch
+    return partition.leader if is_trusted and is_current else None

@@ -337,14 +337,20 @@ class Partition(PartitionState):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
 
     def refuse_to_follow(self, offset: int) -> None:
-        """The leader lacks committed records that this replica has: it keeps them until an administrator decides."""
+        """The leader lacks committed records that this replica has: it keeps them, and reports the leader.
+
+        If this replica is in sync or eligible, the controller elects another leader; else an administrator decides.
+        """
         role = self.role
-        if self.refusal or not isinstance(role, PartitionFollower):
+        if not isinstance(role, PartitionFollower):
+            return
+        lack = f"node {role.leader_id} lacks records from {offset} on that were committed, up to {role.high_watermark}"
+        self._replicating.leader_lacks(self, lack)
+        if self.refusal:
             return
         self.refusal = (
-            f"the leader, node {role.leader_id}, lacks committed records from offset {offset} on that this replica has "
-            f"up to {role.high_watermark}: stop node {role.leader_id}, then run `chronik topic recover {self.topic} "
-            f"--partition {self.index} --from {self.node_id} --accept-loss` to keep them"
+            f"{lack}; if it keeps leading, stop it and run `chronik topic recover {self.topic} --partition "
+            f"{self.index} --from {self.node_id} --accept-loss` to keep them"
         )
         self._logger.error("follower_refuses_truncation", topic=self.topic, partition=self.index, reason=self.refusal)
 

@@ -126,6 +126,7 @@ class PartitionHost:
         self.reports = ReplicaReports(
             loop, config.node_id, self.partitions.values, links.report_replicas, self._loss_reported, self._log
         )
+        self.replication.leader_lacks = self.reports.leader_lacks
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
@@ -455,6 +456,10 @@ class PartitionHost:
     def _opened(self, topic: TopicImage, index: int, log: Log, recovery_point: int | None) -> None:
         """The partition is here, in the role that the image gives it by now."""
         current = self._metadata.image.topic_by_id(topic.id)
+        image = None if current is None else current.partition(index)
+        loss, reason = (None, "") if image is None else self._loss_of(log, recovery_point, len(image.replicas))
+        # A log that may be an old copy may hold records that were never committed below a watermark of later.
+        watermark = 0 if loss is not None else self.folder.high_watermarks.get((topic.id, index), 0)
         partition = Partition(
             topic.name,
             topic.id,
@@ -462,7 +467,7 @@ class PartitionHost:
             log,
             topic_settings(current or topic, self._defaults),
             node_id=self._config.node_id,
-            high_watermark=self.folder.high_watermarks.get((topic.id, index), 0),
+            high_watermark=watermark,
             counts_unsynced=self._config.durability == "replicated",
             replicating=self.replication,
             env=self._env,
@@ -472,12 +477,9 @@ class PartitionHost:
             logger=self._log,
         )
         self.partitions[(topic.name, index)] = partition
-        image = None if current is None else current.partition(index)
-        if image is not None:
-            loss, reason = self._loss_of(log, recovery_point, len(image.replicas))
-            if loss is not None:
-                partition.loss = loss
-                self.reports.add(report_of(partition, loss, reason))
+        if loss is not None:
+            partition.loss = loss
+            self.reports.add(report_of(partition, loss, reason))
         self._apply_image(partition)
         missing = self._refetched.pop((topic.id, index), "")
         if missing and len(partition.replicas) > 1:

@@ -57,6 +57,9 @@ class Replicating(Protocol):
     def sync_failed(self, partition: Partition) -> None:
         """The same, and what the page cache had of the log is not to be trusted either."""
 
+    def leader_lacks(self, partition: Partition, reason: str) -> None:
+        """The leader does not have records that were committed, and that this replica has."""
+
     def cannot_lead(self, partition: Partition) -> None:
         """The metadata has this node lead the partition, with a log that had failed before."""
 

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from chronik.metadata.calls import ReplicaReport, ReportedResult
+import msgspec
+
+from chronik.metadata.calls import UNKNOWN_EPOCH, ReplicaReport, ReportedResult
 from chronik.metadata.elections import Loss
 from chronik.metadata.image import NO_LEADER
 from chronik.observe.logging import Logger
@@ -62,6 +64,11 @@ class ReplicaReports:
         """The next call to the controller carries it."""
         self._pending[report.topic_id, report.partition] = report
 
+    def leader_lacks(self, partition: Partition, reason: str) -> None:
+        """The leader that this replica follows lost records."""
+        report = report_of(partition, Loss.CERTAIN, reason)
+        self.add(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
+
     def forget(self, topic_id: UUID, index: int) -> None:
         """The replica is not this node's any more."""
         self._pending.pop((topic_id, index), None)
@@ -106,7 +113,8 @@ class ReplicaReports:
             for report, refusal in zip(reports, result.refusals, strict=True):
                 if self._pending.get((report.topic_id, report.partition)) is report:
                     self.forget(report.topic_id, report.partition)
-                    self._on_reported(report, refusal)
+                    if report.leader_epoch == UNKNOWN_EPOCH:
+                        self._on_reported(report, refusal)
 
     async def _send_lengths(self) -> None:
         """Where only unproven replicas are left, the controller elects the longest log."""

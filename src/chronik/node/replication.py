@@ -57,6 +57,8 @@ class Replication:
         self.live: Mapping[int, int] = {}
         self.lag_ms_max = lag_ms_max
         self.lease_is_valid = links.lease_is_valid
+        self.leader_lacks: Callable[[Partition, str], None] = lambda *found: None
+        """Called when a leader lacks committed records that this node has; set by what reports it."""
         self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
         """Called when damage was found in a partition's log; set by what heals it."""
         self._loop = loop
