@@ -82,11 +82,13 @@ def moved(
     draft.unproven = tuple(member for member in partition.unproven if member in draft.replicas)
     draft.settle(brokers, TopicRules.of(image, topic))
     has_leader = partition.leader != NO_LEADER
-    if (partition.isr and not draft.isr) or (has_leader and draft.leader == NO_LEADER):
+    candidates = (*partition.isr, *partition.eligible, *partition.unproven)
+    is_lost = bool(candidates) and not (draft.isr or draft.eligible or draft.unproven)
+    if is_lost or (partition.isr and not draft.isr) or (has_leader and draft.leader == NO_LEADER):
         raise KafkaError(
             ErrorCode.invalid_replica_assignment,
-            f"{topic.name}-{partition.partition} would be left without a leader: of its ISR {[*partition.isr]} "
-            f"nobody in {[*draft.replicas]} can lead",
+            f"{topic.name}-{partition.partition} would be left without a leader: of {[*candidates]}, which could lead, "
+            f"no replica in {[*draft.replicas]} can",
         )
     return draft.change()
 
