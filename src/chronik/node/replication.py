@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from chronik.node.partition import Partition
 
 CHECK_INTERVAL_S = 0.5
-STALLED_S = 2.0
+STALLED_S = 1.0
 """A check that comes so late means that this node stood still, and heard nobody meanwhile."""
 PROPOSALS_AT_ONCE_MAX = 64
 PROPOSAL_TIMEOUT_S = 3.0
