@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -29,7 +31,9 @@ from chronik.metadata.min_insync import min_insync_replicas
 from chronik.node.checkpoints import Checkpoints, recovery_points_of, watermarks_of
 from chronik.node.cluster_links import ALONE, ClusterLinks
 from chronik.node.config import NodeConfig
+from chronik.node.disk_watch import NO_ANSWER
 from chronik.node.environment import Environment
+from chronik.node.log_closing import close_logs
 from chronik.node.metadata_log import MetadataLog
 from chronik.node.partition import Partition
 from chronik.node.replica_sessions import ReplicaSessions
@@ -143,7 +147,8 @@ class PartitionHost:
         self._is_following = False
         self.replication.close()
         self.replica_sessions.close()
-        await self._syncer.settled()
+        with contextlib.suppress(TimeoutError):
+            await self._syncer.settled()
         # Whether what waits was replicated is not known here: it must not be taken for not appended.
         closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
@@ -151,23 +156,14 @@ class PartitionHost:
         self.partitions.clear()
         for partition in partitions:
             partition.close(closing)
-        for partition in partitions:
-            await partition.jobs.ended()
-        outcomes = await self._loop.run_in_executor(
-            self._env.executor, _close_logs, [partition.log for partition in partitions]
-        )
-        for partition, error in zip(partitions, outcomes, strict=True):
-            if error is not None:
-                self._log.error("log_close_failed", topic=partition.topic, partition=partition.index, error=error)
-        if any(outcomes):
-            return
-        points = recovery_points_of(partitions)
         try:
-            await self._loop.run_in_executor(
-                self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
-            )
+            if await close_logs(self._loop, self._env, self._syncer.disk, partitions, self._log):
+                points = recovery_points_of(partitions)
+                record = partial(self.folder.record_clean_shutdown, points, watermarks, broker_epoch)
+                await self._syncer.disk.wait(self._loop.run_in_executor(self._env.executor, record))
         except OSError as error:
-            self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
+            reason = str(error) or NO_ANSWER
+            self._log.warning("shutdown_not_recorded", error=reason, then="the next start recovers the logs")
 
     async def _remove_strays(self, image: ClusterImage) -> None:
         """A crash may come between a topic's deletion, or a replica's removal, and that of its files."""
@@ -382,10 +378,10 @@ class PartitionHost:
             if hosted is not None and hosted.topic_id == topic_id and hosted.is_closed:
                 del self.partitions[(topic, index)]
                 closed.append(hosted)
-        await self._syncer.settled()
-        for hosted in closed:
-            await hosted.jobs.ended()
         try:
+            await self._syncer.settled()
+            for hosted in closed:
+                await hosted.jobs.ended()
             # Before the files: a log of the same name must not be measured by what this one had.
             await self._checkpoints.write()
         except OSError as error:
@@ -487,14 +483,3 @@ class PartitionHost:
                 size_bytes=partition.log.size_bytes,
                 is_leader=partition.leader is not None,
             )
-
-
-def _close_logs(logs: list[Log]) -> list[str | None]:
-    """What kept each log from being closed cleanly. Runs in a thread."""
-    outcomes: list[str | None] = []
-    for log in logs:
-        try:
-            outcomes.append(None if log.close() else log.read_only_reason)
-        except Exception as error:
-            outcomes.append(repr(error))
-    return outcomes
