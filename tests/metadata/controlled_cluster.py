@@ -40,6 +40,8 @@ class Cluster:
         self.incarnations = {broker_id: UUID(int=broker_id) for broker_id in range(1, brokers + 1)}
         self.alive = set(self.incarnations)
         self.leaving: set[int] = set()
+        self.sick: set[int] = set()
+        """Brokers whose disk takes no writes."""
         self.applied: dict[int, int] = {}
         """Brokers that do not follow the image, and how far they have come."""
         for broker_id in sorted(self.alive):
@@ -84,6 +86,7 @@ class Cluster:
             self.image.brokers[broker_id].epoch,
             self.applied.get(broker_id, self.image.version),
             wants_shutdown=broker_id in self.leaving,
+            cannot_write=broker_id in self.sick,
         )
         return self.controller.heartbeat(call, self.now_ms)
 

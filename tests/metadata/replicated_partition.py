@@ -63,6 +63,7 @@ class Process:
     version: int = 0
     leading: Leading | None = None
     wants_shutdown: bool = False
+    cannot_write: bool = False
     stopped_epoch: int = -1
     was_clean: bool = True
     has_lost: bool = False
@@ -200,7 +201,12 @@ class World:
         if not (process.is_up and process.is_registered):
             return None
         call = HeartbeatCall(
-            broker_id, process.incarnation, process.epoch, process.version, wants_shutdown=process.wants_shutdown
+            broker_id,
+            process.incarnation,
+            process.epoch,
+            process.version,
+            wants_shutdown=process.wants_shutdown,
+            cannot_write=process.cannot_write,
         )
         result = self.controller.heartbeat(call, self.now_ms)
         if result.should_shut_down:
@@ -246,7 +252,7 @@ class World:
         process.is_up = True
         process.is_registered = False
         process.leading = None
-        process.wants_shutdown = False
+        process.wants_shutdown = process.cannot_write = False
 
     def follow(self, broker_id: int, versions: int = 1) -> None:
         """The broker applies the next versions of the metadata."""

@@ -79,6 +79,11 @@ class Walk(RuleBasedStateMachine):
         self.world.processes[broker_id].wants_shutdown = True
         self.world.heartbeat(broker_id)
 
+    @rule(broker_id=broker_ids, cannot_write=st.booleans())
+    def disk_hangs_or_is_well(self, broker_id: int, cannot_write: bool) -> None:
+        self.world.processes[broker_id].cannot_write = cannot_write
+        self.world.heartbeat(broker_id)
+
     @rule(broker_id=broker_ids, is_refused=st.booleans())
     def kill(self, broker_id: int, is_refused: bool) -> None:
         self.world.kill(broker_id)
@@ -191,6 +196,7 @@ class Walk(RuleBasedStateMachine):
         """Once everybody is back, the partition is led, whole, and where it was to go."""
         world = self.world
         for broker_id, process in world.processes.items():
+            process.cannot_write = False
             if process.wants_shutdown:
                 world.kill(broker_id)
             if not process.is_up:

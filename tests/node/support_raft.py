@@ -10,6 +10,7 @@ from uuid import UUID
 from tests.node.cluster_harness import SECRET
 
 from chronik.metadata.commands import CreateCluster
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.endpoint import Endpoint
 from chronik.node.environment import Environment
 from chronik.node.identity import Identity
@@ -22,6 +23,7 @@ from chronik.raft.node import RaftNode
 from chronik.raft.settings import RaftSettings
 
 DEADLINE_S = 10.0
+DISK_TIMEOUT_MS = 5_000
 SETTINGS = RaftSettings()
 
 
@@ -34,7 +36,8 @@ async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Excep
     endpoint: dict[int, Endpoint] = {}
     identity = Identity(1, UUID(int=1), "127.0.0.1:1")
     peers = Peers(loop, env.random, identity, SECRET, silent_logger(), lambda node_id: None, endpoint)
-    raft = RaftService(loop, env, node, store, peers, log, silent_logger(), on_fatal or _raise)
+    disk = DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())
+    raft = RaftService(loop, env, node, store, peers, log, silent_logger(), on_fatal or _raise, disk)
     log.attach(raft)
     raft.start()
     async with asyncio.timeout(DEADLINE_S):

@@ -41,6 +41,7 @@ from chronik.node.apis import fetch as fetch_api
 from chronik.node.apis import list_offsets as list_offsets_api
 from chronik.node.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.config import NodeConfig
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
 from chronik.node.healing import Healing
@@ -207,7 +208,7 @@ class Node:
         self.metadata.image = image
         self.folder = DataFolder.open(self.env.disk, str(self._path), self.id, "cluster")
         log = silent_logger()
-        syncer = Syncer(self.loop, self.env, self.metrics)
+        syncer = Syncer(self.loop, self.env, self.metrics, DiskWatch(self.loop, 5_000, log))
         links = ClusterLinks(
             self._connect,
             lambda *proposal: self._cluster.propose_isr(self.id, *proposal),

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.internal_api import InternalKey
 from chronik.node.peers import Peers
@@ -26,6 +27,7 @@ from chronik.raft.ready import Persist, ProposalId
 from chronik.raft.settings import RaftSettings
 from chronik.storage.disk import RealDisk
 
+DISK_TIMEOUT_MS = 500
 SETTINGS = RaftSettings(heartbeat_interval_ms=20, election_timeout_ms=60)
 OWN, OTHER = UUID(int=1), UUID(int=2)
 
@@ -97,6 +99,7 @@ class Scene:
             1, self.store.load(), SETTINGS, env.random, int(loop.time() * 1000), seeds=(1, 2), founders=founders
         )
         self.fatal: list[Exception] = []
+        self.disk = DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())
         self.raft = RaftService(
             loop,
             env,
@@ -106,6 +109,7 @@ class Scene:
             self.machine,
             silent_logger(),
             self.fatal.append,
+            self.disk,
         )
         self.raft.start()
 

@@ -7,9 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, cast
 
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.syncer import Syncer
+from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
+
+DISK_TIMEOUT_MS = 200
 
 
 class FakeJob:
@@ -46,6 +50,7 @@ class FakePartition:
         self.log = FakeLog()
         self.done = 0
         self.failed: list[Exception] = []
+        self.is_stalled = False
 
     def sync_job(self) -> FakeJob | None:
         return self.log.sync_job()
@@ -57,12 +62,19 @@ class FakePartition:
     def sync_failed(self, job: FakeJob, error: Exception) -> None:
         self.failed.append(error)
 
+    def stalled(self) -> None:
+        self.is_stalled = True
+
+    def resumed(self) -> None:
+        self.is_stalled = False
+
 
 def run(scenario: Callable[[Syncer], Any]) -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as executor:
             env = Environment(disk=cast(Any, None), random=Random(1), executor=executor, wall_ms=lambda: 0)
-            await scenario(Syncer(asyncio.get_running_loop(), env, Metrics()))
+            loop = asyncio.get_running_loop()
+            await scenario(Syncer(loop, env, Metrics(), DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())))
 
     asyncio.run(main())
 

@@ -96,10 +96,12 @@ class Host:
     machine: Machine = field(default_factory=Machine)
     incarnation: int = 0
     paused_until_ms: float = 0.0
+    hangs_until_ms: float = 0.0
+    """Until then its disk takes no write."""
     writing: Ready | None = None
     timer_ms: float | None = None
-    heard_ms: int = 0
-    """When, by its clock, the node last took in a heartbeat."""
+    heard_ms: dict[int, int] = field(default_factory=dict)
+    """When, by its clock, the node last took in a heartbeat of each term: answers may wait for the disk."""
     promise: Promise | None = None
     events: list[Event] = field(default_factory=list)
     in_doubt: list[ProposalId] = field(default_factory=list)
@@ -192,7 +194,7 @@ class Cluster:
         if host.writing is not None and host.writing.persist is not None and self.random.random() < 0.5:
             host.store.persist(host.writing.persist)
         host.node = host.writing = None
-        host.paused_until_ms = 0.0
+        host.paused_until_ms = host.hangs_until_ms = 0.0
         host.incarnation += 1
 
     def restart(self, node_id: int) -> None:
@@ -212,6 +214,23 @@ class Cluster:
         """The process is stopped, and goes on later with all that came in meanwhile."""
         host = self.hosts[node_id]
         host.paused_until_ms = max(host.paused_until_ms, self.now_ms + for_ms)
+
+    def sicken(self, node_id: int, for_ms: float, noticed_after_ms: float) -> None:
+        """The host's disk hangs: writes from now on end when that does. Its node is told, but only after a while."""
+        host = self.hosts[node_id]
+        end_ms = host.hangs_until_ms = max(host.hangs_until_ms, self.now_ms + for_ms)
+
+        def tell(node: RaftNode) -> None:
+            if self.now_ms < host.hangs_until_ms:
+                node.storage_failed(host.local_ms(self.now_ms))
+
+        def recover(node: RaftNode) -> None:
+            if self.now_ms >= host.hangs_until_ms:
+                node.storage_recovered(host.local_ms(self.now_ms))
+
+        incarnation = host.incarnation
+        self.after(noticed_after_ms, lambda: self._when_awake(host, incarnation, tell))
+        self._at(end_ms, lambda: self._when_awake(host, incarnation, recover))
 
     def node(self, node_id: int) -> RaftNode:
         node = self.hosts[node_id].node
@@ -249,7 +268,7 @@ class Cluster:
             timeout_ms = self.settings.election_timeout_ms
             self.oracle.voting(message, host.promise, host.local_ms(self.now_ms), timeout_ms)
             if isinstance(message.body, HeartbeatReply):
-                host.promise = Promise(message.term, host.heard_ms)
+                host.promise = Promise(message.term, host.heard_ms[message.term])
             self.transmit(message)
 
     def _deliver(self, data: bytes) -> None:
@@ -263,7 +282,7 @@ class Cluster:
         if self.keeps_delivered:
             self.delivered.append(message)
         if isinstance(message.body, Heartbeat) and message.term >= node.term:
-            host.heard_ms = host.local_ms(self.now_ms)
+            host.heard_ms[message.term] = host.local_ms(self.now_ms)
         node.step(message, host.local_ms(self.now_ms))
 
     # Time
@@ -451,7 +470,7 @@ class Cluster:
         if self._sends_before_write:
             self._send(host, ready.messages_after)
         incarnation = host.incarnation
-        delay_ms = self.random.uniform(*self.faults.write_ms)
+        delay_ms = max(0.0, host.hangs_until_ms - self.now_ms) + self.random.uniform(*self.faults.write_ms)
         if self.random.random() < self.faults.crash_at_write:
             self.after(delay_ms * self.random.choice([0.5, 1.0]), lambda: self._die(host, incarnation))
         self.after(delay_ms, lambda: self._when_awake(host, incarnation, lambda node: self._written(host, node)))

@@ -38,6 +38,9 @@ LOSING = Plan(CLIENTS | FAULTS | {"wipe": 12, "split": 8, "cut_one_way": 8}, siz
 HANDED_OVER = Plan(CLIENTS | FAULTS | {"transfer": 25, "cut_one_way": 8, "heal": 12})
 """Leaders come and go at once, while some do not hear of it."""
 
+SICK = Plan(CLIENTS | FAULTS | {"sicken": 15, "crash": 3})
+"""Disks hang for a while, those of leaders above all."""
+
 
 class Nemesis:
     """One run on one cluster. Every choice comes from the cluster's seed."""
@@ -65,6 +68,8 @@ class Nemesis:
         cluster = self.cluster
         cluster.faults = type(cluster.faults)()
         for host in list(cluster.hosts.values()):
+            if host.hangs_until_ms > cluster.now_ms:
+                cluster.restart(host.node_id)
             host.paused_until_ms = min(host.paused_until_ms, cluster.now_ms)
             if host.node is None:
                 cluster.start(host.node_id)
@@ -135,6 +140,13 @@ class Nemesis:
         others = list(cluster.hosts)
         node_id = leader.node_id if leader is not None and cluster.random.random() < 0.7 else None
         cluster.pause(node_id or cluster.random.choice(others), cluster.random.choice([50, 300, 1_000]))
+
+    def _sicken(self) -> None:
+        """A disk hangs; the node notices before it is over, or only after."""
+        random, cluster = self.cluster.random, self.cluster
+        leader = cluster.leader
+        node_id = leader.node_id if leader is not None and random.random() < 0.7 else None
+        cluster.sicken(node_id or random.choice(list(cluster.hosts)), random.choice([100, 1_000, 3_000]), 300)
 
     def _transfer(self) -> None:
         leader = self.cluster.leader

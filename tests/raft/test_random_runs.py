@@ -12,12 +12,19 @@ from random import SystemRandom
 import pytest
 from tests.raft import planted
 from tests.raft.harness import Cluster
-from tests.raft.nemesis import CHANGING, FAULTY, HANDED_OVER, LOSING, RESTLESS, Plan, flapping_run, random_run
+from tests.raft.nemesis import CHANGING, FAULTY, HANDED_OVER, LOSING, RESTLESS, SICK, Plan, flapping_run, random_run
 from tests.raft.oracle import Violation
 
 from chronik.raft.entries import RaftError
 
-PLANS = {"faulty": FAULTY, "changing": CHANGING, "handed over": HANDED_OVER, "losing": LOSING, "restless": RESTLESS}
+PLANS = {
+    "faulty": FAULTY,
+    "changing": CHANGING,
+    "handed over": HANDED_OVER,
+    "losing": LOSING,
+    "restless": RESTLESS,
+    "sick": SICK,
+}
 SEEDS = 8
 SOAK_SEEDS = 1_000
 

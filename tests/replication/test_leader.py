@@ -190,8 +190,8 @@ def test_an_idle_replica_that_still_fetches_stays_in_sync() -> None:
     assert leader.check_isr(12, 60_000 + LAG_MS + 1_000, LIVE, {2: 60_400}) is not None
 
 
-def proposed_isr(leader: PartitionLeader, now_ms: int) -> list[int] | None:
-    proposed = leader.check_isr(1_000, now_ms, LIVE, dict.fromkeys(LIVE, now_ms))
+def proposed_isr(leader: PartitionLeader, now_ms: int, end: int = 1_000) -> list[int] | None:
+    proposed = leader.check_isr(end, now_ms, LIVE, dict.fromkeys(LIVE, now_ms))
     return None if proposed is None else [replica for replica, _ in proposed.isr]
 
 
@@ -229,6 +229,42 @@ def test_one_that_stands_still_goes_and_comes_back_when_it_moves() -> None:
     assert proposed_isr(leader, 2 * LAG_MS + 2) is None
     fetched(leader, 2, 11, end=1_000, now_ms=2 * LAG_MS + 3)
     assert proposed_isr(leader, 2 * LAG_MS + 4) == [1, 2]
+
+
+STUCK_MS = LAG_MS * 2 // 3
+
+
+def test_one_that_takes_nothing_leaves_before_it_lags_where_enough_are_left() -> None:
+    """Its disk fails or hangs: it keeps asking from where it was, or does not ask any more."""
+    leader = leader_of(end=10, watermark=10, min_insync=2)
+    for now_ms in range(0, STUCK_MS + 1, 500):
+        fetched(leader, 2, 10 + now_ms, end=10 + now_ms, now_ms=now_ms)
+        fetched(leader, 3, 10, end=10 + now_ms, now_ms=now_ms)
+        assert proposed_isr(leader, now_ms, 10 + now_ms) is None
+    assert proposed_isr(leader, STUCK_MS + 1, 2_000) == [1, 2]
+    leader.partition_changed((1, 2, 3), (1, 2), 1, STUCK_MS + 2)
+    leader.counted(2_000)
+    fetched(leader, 3, 10, end=2_000, now_ms=STUCK_MS + 3)
+    fetched(leader, 2, 2_000, end=2_000, now_ms=STUCK_MS + 4)
+    assert leader.high_watermark == 2_000, "nothing waits for it to join, since it takes nothing"
+    fetched(leader, 3, 2_000, end=2_000, now_ms=STUCK_MS + 500)
+    assert proposed_isr(leader, STUCK_MS + 501, 2_000) == [1, 2, 3], "it comes back when it takes records again"
+
+
+def test_one_that_takes_nothing_stays_until_it_lags_where_too_few_would_be_left() -> None:
+    leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=10, min_insync=2)
+    fetched(leader, 2, 10, end=10, now_ms=1)
+    assert proposed_isr(leader, STUCK_MS + 500) is None
+    assert proposed_isr(leader, LAG_MS + 2) == [1]
+
+
+def test_an_idle_replica_that_has_everything_is_not_stuck() -> None:
+    leader = leader_of(end=10, watermark=10, min_insync=2)
+    for replica in (2, 3):
+        fetched(leader, replica, 10, end=10, now_ms=1)
+    heard_ms = {2: 60_000, 3: 60_000}
+    assert leader.check_isr(10, 60_100, LIVE, heard_ms) is None
+    assert leader.check_isr(11, 60_500, LIVE, heard_ms) is None
 
 
 def test_nobody_is_blamed_for_the_leaders_own_standstill() -> None:

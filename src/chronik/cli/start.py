@@ -2,7 +2,7 @@
 
 Composes the node, its HTTP server and the process around them: settings, allocator, loop, signals. Logs are JSON lines
 on standard error; one line on standard output says when the node is ready. SIGTERM and SIGINT stop it cleanly, a
-second one at once.
+second one at once. A disk that does not answer keeps no process: threads that hang on it are left behind.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -41,10 +43,24 @@ SWITCH_INTERVAL_S = 0.00005
 COLLECT_AFTER = (20_000, 20, 50)
 FORCED_EXIT = 1
 FAILED = 1
+THREAD_PREFIX = "chronik"
+THREADS_LOOK_S = 0.01
+THREADS_END_S, STUCK_THREADS_END_S = 20.0, 1.0
+"""How long jobs that run when the node has stopped may go on; and how long if the disk is known not to answer."""
 
 
 def main(arguments: list[str]) -> int:
     """Runs a node until it is told to stop."""
+    exit_code = _main(arguments)
+    if _threads():
+        # They hang in the kernel. The interpreter would wait for them before it ends.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def _main(arguments: list[str]) -> int:
     flags = _parser().parse_args(arguments)
     tune_process()
     with unused_modules("rich", "hypothesis"):
@@ -128,6 +144,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.cluster_secret import SECRET_VARIABLE, ClusterSecret
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
+        from chronik.node.slow_store import SlowRaftStore
         from chronik.node.sqlite_file import StoreError
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
@@ -141,20 +158,22 @@ async def run_node(config: NodeConfig) -> int:
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
     logging.getLogger().addHandler(LibraryLog(log))
     http_socket = _bind_http(config)
-    with ThreadPoolExecutor(config.executor_threads, thread_name_prefix="chronik") as executor:
-        slow = config.debug_slow_reads or config.debug_slow_syncs
-        disk = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs) if slow else RealDisk()
-        told = os.environ.get(SECRET_VARIABLE)
-        environment = Environment(
-            disk,
-            random.SystemRandom(),
-            executor,
-            wall_ms,
-            boot_id=machine_boot_id(),
-            cluster_secret=ClusterSecret(told, SECRET_VARIABLE) if told else None,
-        )
-        http = config.advertised_http(http_socket.getsockname()[1])
-        broker = Broker(config, environment, Metrics(), log, http=str(http))
+    executor = ThreadPoolExecutor(config.executor_threads, thread_name_prefix=THREAD_PREFIX)
+    secret = os.environ.get(SECRET_VARIABLE)
+    environment = Environment(
+        RealDisk(),
+        random.SystemRandom(),
+        executor,
+        wall_ms,
+        boot_id=machine_boot_id(),
+        cluster_secret=ClusterSecret(secret, SECRET_VARIABLE) if secret else None,
+    )
+    if config.debug_slow_reads or config.debug_slow_syncs:
+        slow = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs)
+        environment = replace(environment, disk=slow, open_raft_store=partial(SlowRaftStore, slow))
+    http = config.advertised_http(http_socket.getsockname()[1])
+    broker = Broker(config, environment, Metrics(), log, http=str(http))
+    try:
         web = WebServer(create_app(broker), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:
@@ -183,6 +202,8 @@ async def run_node(config: NodeConfig) -> int:
         finally:
             await web.stop()
         log.info("stopped")
+    finally:
+        await _end_threads(executor, STUCK_THREADS_END_S if broker.disk_watch.is_stuck else THREADS_END_S)
     if failure is not None:
         raise CliError(f"the node stopped, since it cannot go on safely: {failure}", FAILED)
     return 0
@@ -210,6 +231,20 @@ async def _until(stop: asyncio.Event, broker: Broker) -> Exception | None:
     stopping.cancel()
     failing.cancel()
     return broker.failure
+
+
+async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:
+    """Lets jobs that run come to their end, for a while; a second signal ends that too."""
+    executor.shutdown(wait=False)
+    for _ in range(int(patience_s / THREADS_LOOK_S)):
+        if not _threads():
+            return
+        await asyncio.sleep(THREADS_LOOK_S)
+
+
+def _threads() -> list[threading.Thread]:
+    """The node's threads that have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
 
 
 def wall_ms() -> int:

@@ -42,13 +42,17 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
 
 
 class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """`applied_version`: the broker carries out the image up to this version. `wants_shutdown`: it waits to leave."""
+    """`applied_version`: the broker carries out the image up to this version. `wants_shutdown`: it waits to leave.
+
+    `cannot_write`: its disk has not taken a write for longer than `disk_timeout_ms`.
+    """
 
     broker_id: int
     incarnation: UUID
     broker_epoch: int
     applied_version: int
     wants_shutdown: bool = False
+    cannot_write: bool = False
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,8 @@
 
 A session ends when nothing was heard for the session timeout, or at once when the broker's address refuses connections
 (its process is gone). A broker serves by a lease that is shorter than its session and counts from when it sent the
-heartbeat; so when a session ends by time, the lease has ended before, whatever the messages' delay.
+heartbeat; so when a session ends by time, the lease has ended before, whatever the messages' delay. A broker whose disk
+does not take writes is heard, but that does not renew its session: it is fenced when its last lease has surely ended.
 
 Nothing of this is in the image: a new controller starts all sessions anew, with the full timeout for everybody, since
 leases of the one before may still run. Time in which the controller itself did not run is not held against anyone.
@@ -31,6 +32,8 @@ class Session:
     heard_ms: int
     was_heard: bool = False
     """Whether this controller had a heartbeat of it."""
+    cannot_write: bool = False
+    """Whether its last heartbeat reported that its disk takes no writes."""
     applied_version: int = 0
     leaves_since_ms: int | None = None
     """When it first asked to shut down."""
@@ -103,7 +106,9 @@ class Liveness:
                 return session
             session.gone_ms = None
             session.trusts_refusals = False
-        session.heard_ms = now_ms
+        session.cannot_write = call.cannot_write
+        if not call.cannot_write:
+            session.heard_ms = now_ms
         session.was_heard = True
         session.applied_version = max(session.applied_version, call.applied_version)
         if call.wants_shutdown and session.leaves_since_ms is None:
@@ -144,6 +149,7 @@ class Liveness:
                 and session is not None
                 and session.was_heard
                 and session.leaves_since_ms is None
+                and not session.cannot_write
                 and session.applied_version >= broker.status_version
                 and not self._is_over(session, now_ms)
             ):
@@ -175,7 +181,7 @@ class Liveness:
             if broker.is_shutting_down or broker.id in leaving:
                 continue
             staying.append(broker.id)
-            if session.was_heard and session.leaves_since_ms is None:
+            if session.was_heard and session.leaves_since_ms is None and not session.cannot_write:
                 can_lead.append(broker.id)
         return BrokerStates(frozenset(serving), frozenset(staying), frozenset(can_lead), frozenset(unaware))
 

@@ -20,6 +20,7 @@ from chronik.node.controller_client import ControllerClient
 from chronik.node.controller_service import ControllerService
 from chronik.node.deadlines import Deadlines
 from chronik.node.departures import Departures
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import FetchSessions
@@ -77,7 +78,8 @@ class Broker:
         """Whether others are taking over what this node leads, since it is about to stop."""
         self.deadlines = Deadlines(self.loop)
         self.fetch_sessions = FetchSessions(env.random, config.fetch_sessions_max)
-        self.syncer = Syncer(self.loop, env, metrics)
+        self.disk_watch = DiskWatch(self.loop, config.disk_timeout_ms, log)
+        self.syncer = Syncer(self.loop, env, metrics, self.disk_watch, is_vital=config.durability == "synced")
         self.server = Server(self, self.apis)
         self.internal_server = InternalServer(self, self.apis)
         self.envelopes = Envelopes(self)
@@ -200,7 +202,14 @@ class Broker:
         folder = await self.run_blocking(
             lambda: DataFolder.open(self.env.disk, config.data_folder, config.node_id, config.cluster_id or "")
         )
-        self._closers.append(lambda: self.run_blocking(folder.close))
+
+        async def close() -> None:
+            try:
+                await self.disk_watch.wait(self.loop.run_in_executor(self.env.executor, folder.close))
+            except TimeoutError as error:
+                self.log.error("data_folder_not_closed", reason=str(error))
+
+        self._closers.append(close)
         return folder
 
     async def _while_sound(self, work: Coroutine[Any, Any, None]) -> None:

@@ -47,9 +47,10 @@ class BrokerSession:
         settled: Callable[[], Awaitable[None]],
         on_hand_over: Callable[[Sequence[HandOver]], None],
         on_replaced: Callable[[Exception], None],
+        cannot_write: Callable[[], bool],
         log: Logger,
     ) -> None:
-        """`settled` returns when the partitions follow the image as it is now."""
+        """`settled` returns when the partitions follow the image as it is now; `cannot_write`: the disk is stuck."""
         self.broker_epoch = -1
         self.applied_version = 0
         self._loop = loop
@@ -59,6 +60,7 @@ class BrokerSession:
         self._settled = settled
         self._on_hand_over = on_hand_over
         self._on_replaced = on_replaced
+        self._cannot_write = cannot_write
         self._is_removed = False
         self._is_relieved = False
         self._answered_s = 0.0
@@ -132,6 +134,10 @@ class BrokerSession:
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
+    def poke(self) -> None:
+        """There is news for the controller that should not wait for the next heartbeat."""
+        self._poked.set()
+
     async def _beat(self) -> None:
         while True:
             self._poked.clear()
@@ -155,6 +161,7 @@ class BrokerSession:
             self.broker_epoch,
             self.applied_version,
             self._is_leaving,
+            self._cannot_write(),
         )
         sent_s = self._loop.time()
         if self._is_leaving and sent_s - self._answered_s > LEAVING_SILENCE_S:

@@ -134,7 +134,15 @@ class ClusterMember:
         self._store_id = stored.store_id
         self._is_open = True
         self.raft = RaftService(
-            broker.loop, broker.env, node, store, self.peers, self.metadata, broker.log, broker.failed_by
+            broker.loop,
+            broker.env,
+            node,
+            store,
+            self.peers,
+            self.metadata,
+            broker.log,
+            broker.failed_by,
+            broker.disk_watch,
         )
         self.metadata.attach(self.raft)
         self.raft.subscribe(self._raft_event)
@@ -245,8 +253,11 @@ class ClusterMember:
             settled,
             broker.hand_over,
             broker.failed_by,
+            # Alone, there is nobody to lead instead.
+            lambda: broker.disk_watch.is_stuck and not self.raft.is_alone,
             broker.log,
         )
+        broker.disk_watch.subscribe(self.session.poke)
         started_s = logged_s = self._loop.time()
         while True:
             try:
@@ -370,7 +381,7 @@ class ClusterMember:
         await self.metadata.close()
         await self.peers.close()
         if self._meta_written is not None:
-            await asyncio.wait([self._meta_written])
+            await asyncio.wait([self._meta_written], timeout=self._broker.disk_watch.patience_s)
 
     # -- events --------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ HTTP_PORT_BELOW_KAFKA = 3000
 INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
 REPLICA_LAG_MS_LEAST = 1_000
+DISK_TIMEOUT_MS_LEAST = 500
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -111,6 +112,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     fetch_sessions_max: int = 1_000
     trace_ring_events: int = 20_000
     executor_threads: int = 4
+    disk_timeout_ms: int = 5_000
     retention_check_interval_ms: int = 300_000
     compaction_check_interval_ms: int = 15_000
     recovery_point_interval_ms: int = 5_000
@@ -250,6 +252,11 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(
             f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers ask every 500 ms, "
             f"so that they would leave the in-sync replicas and join them for ever; use {REPLICA_LAG_MS_LEAST} or more"
+        )
+    if config.disk_timeout_ms < DISK_TIMEOUT_MS_LEAST:
+        raise ConfigError(
+            f"disk_timeout_ms = {config.disk_timeout_ms} is too small: a busy disk takes longer now and then, and the "
+            f"node would give up what it leads each time; use {DISK_TIMEOUT_MS_LEAST} or more"
         )
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")

@@ -170,7 +170,8 @@ class RaftMetadataLog:
             raise NotController(self.controller_id if not self._is_controller else -1)
         if len(self._waiting) >= WAITING_COMMANDS_MAX:
             raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
-        if self._write_error is not None:
+        if self._write_error is not None and self._raft.is_alone:
+            # With others it may be agreed on all the same, and shows that they can write.
             raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
         command = proposal(self._projected) if callable(proposal) else proposal
         image, events = apply(self._projected, command)
@@ -214,6 +215,9 @@ class RaftMetadataLog:
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 # What waits may still be agreed on under the next leader, or be dropped: Raft tells which.
                 self._is_controller = False
+                if self._write_error is not None:
+                    # But nothing is applied here before it can be written here.
+                    self._fail_waiting(_taken_over())
 
     def restore(self, snapshot: Snapshot) -> None:
         try:
@@ -227,9 +231,7 @@ class RaftMetadataLog:
         for proposal in lost:
             waiting = self._waiting.pop(proposal)
             if not waiting.done.done():
-                waiting.done.set_exception(
-                    KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may be done")
-                )
+                waiting.done.set_exception(_taken_over())
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -289,7 +291,9 @@ class RaftMetadataLog:
 
     def write_failed(self, error: Exception) -> None:
         self._write_error = error
-        self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
+        if self._raft.is_alone or not self._is_controller:
+            # A controller of several nodes waits: they may agree on it, and the next decision depends on the outcome.
+            self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
 
     def write_recovered(self) -> None:
         self._write_error = None
@@ -299,6 +303,10 @@ class RaftMetadataLog:
         for waiting in self._waiting.values():
             if not waiting.done.done():
                 waiting.done.set_exception(error)
+
+
+def _taken_over() -> KafkaError:
+    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may be done")
 
 
 def _retrieve(done: asyncio.Future[list[Event]]) -> None:

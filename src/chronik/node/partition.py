@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from chronik.metadata.image import PartitionImage
 from chronik.node.healing import BAD_BATCH, HowFound, found_at_recovery
 from chronik.node.partition_state import PartitionState, Replicating, too_few
-from chronik.node.partition_waits import ReplicaListener, Waiter, WaitingFetch, add, wake
+from chronik.node.partition_waits import Waiter, WaitingFetch, add, wake
 from chronik.node.producer_batches import check_producer_batch, recompressed
 from chronik.node.topic_settings import TopicSettings
 from chronik.observe.traces import Why
@@ -172,6 +172,17 @@ class Partition(PartitionState):
         self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
         self._replicating.sync_failed(self)
 
+    def stalled(self) -> None:
+        """A sync does not end. Whoever waits hears that the outcome is unknown, and another replica should lead."""
+        if self.is_closed or self._counts_unsynced:
+            return
+        self.log.stall()
+        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
+        self._replicating.log_failed(self)
+
+    def resumed(self) -> None:
+        self.log.resume()
+
     def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
         """What was written at or behind `offset` is bad or missing. Whether a reader should ask again elsewhere.
 
@@ -206,18 +217,6 @@ class Partition(PartitionState):
             waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
         else:
             add(self._waits.committed, end_offset, waiter)
-
-    def wait_for_data(self, fetch: WaitingFetch) -> None:
-        self._waits.fetches[fetch] = None
-
-    def stop_waiting(self, fetch: WaitingFetch) -> None:
-        self._waits.fetches.pop(fetch, None)
-
-    def listen(self, listener: ReplicaListener) -> None:
-        self._waits.listeners[listener] = None
-
-    def stop_listening(self, listener: ReplicaListener) -> None:
-        self._waits.listeners.pop(listener, None)
 
     # -- deleted records -----------------------------------------------------------------------------------------------
 

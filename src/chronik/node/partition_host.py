@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -30,7 +32,9 @@ from chronik.metadata.min_insync import min_insync_replicas
 from chronik.node.checkpoints import Checkpoints, recovery_points_of, watermarks_of
 from chronik.node.cluster_links import ALONE, ClusterLinks
 from chronik.node.config import NodeConfig
+from chronik.node.disk_watch import NO_ANSWER
 from chronik.node.environment import Environment
+from chronik.node.log_closing import close_log, close_logs
 from chronik.node.metadata_log import MetadataLog
 from chronik.node.partition import Partition
 from chronik.node.replica_reports import ReplicaReports, report_of
@@ -171,7 +175,8 @@ class PartitionHost:
         self.reports.close()
         self.replication.close()
         self.replica_sessions.close()
-        await self._syncer.settled()
+        with contextlib.suppress(TimeoutError):
+            await self._syncer.settled()
         # Whether what waits was replicated is not known here: it must not be taken for not appended.
         closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
@@ -179,23 +184,14 @@ class PartitionHost:
         self.partitions.clear()
         for partition in partitions:
             partition.close(closing)
-        for partition in partitions:
-            await partition.jobs.ended()
-        outcomes = await self._loop.run_in_executor(
-            self._env.executor, _close_logs, [partition.log for partition in partitions]
-        )
-        for partition, error in zip(partitions, outcomes, strict=True):
-            if error is not None:
-                self._log.error("log_close_failed", topic=partition.topic, partition=partition.index, error=error)
-        if any(outcomes):
-            return
-        points = recovery_points_of(self.folder, partitions)
         try:
-            await self._loop.run_in_executor(
-                self._env.executor, self.folder.record_clean_shutdown, points, watermarks, broker_epoch
-            )
+            if await close_logs(self._loop, self._env, self._syncer.disk, partitions, self._log):
+                points = recovery_points_of(self.folder, partitions)
+                record = partial(self.folder.record_clean_shutdown, points, watermarks, broker_epoch)
+                await self._syncer.disk.wait(self._loop.run_in_executor(self._env.executor, record))
         except OSError as error:
-            self._log.warning("shutdown_not_recorded", error=str(error), then="the next start recovers the logs")
+            reason = str(error) or NO_ANSWER
+            self._log.warning("shutdown_not_recorded", error=reason, then="the next start recovers the logs")
 
     async def _set_strays_aside(self, image: ClusterImage) -> None:
         """A crash may come between a topic's deletion, or a replica's removal, and that of its files.
@@ -414,7 +410,7 @@ class PartitionHost:
         except OSError as error:
             for request, log in new:
                 self.folder.recovery_points.pop((request.topic.name, request.index), None)
-                await self._loop.run_in_executor(self._env.executor, _close_logs, [log])
+                await self._loop.run_in_executor(self._env.executor, close_log, log)
                 self._not_opened(request.topic, request.index, error)
             return listed
         return listed + new
@@ -525,11 +521,11 @@ class PartitionHost:
             if hosted is not None and hosted.topic_id == topic_id and hosted.is_closed:
                 del self.partitions[(topic, index)]
                 closed.append(hosted)
-        await self._syncer.settled()
-        for hosted in closed:
-            await hosted.jobs.ended()
-            self.folder.recovery_points.pop((topic, hosted.index), None)
         try:
+            await self._syncer.settled()
+            for hosted in closed:
+                await hosted.jobs.ended()
+                self.folder.recovery_points.pop((topic, hosted.index), None)
             # Before the files: a log of the same name must not be measured by what this one had.
             await self._checkpoints.write()
         except OSError as error:
@@ -631,14 +627,3 @@ class PartitionHost:
                 size_bytes=partition.log.size_bytes,
                 is_leader=partition.leader is not None,
             )
-
-
-def _close_logs(logs: list[Log]) -> list[str | None]:
-    """What kept each log from being closed cleanly. Runs in a thread."""
-    outcomes: list[str | None] = []
-    for log in logs:
-        try:
-            outcomes.append(None if log.close() else log.read_only_reason)
-        except Exception as error:
-            outcomes.append(repr(error))
-    return outcomes

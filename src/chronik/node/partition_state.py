@@ -12,7 +12,7 @@ from chronik.metadata.image import PartitionImage
 from chronik.metadata.names import is_internal, is_traceable
 from chronik.node.environment import Environment
 from chronik.node.healing import HowFound
-from chronik.node.partition_waits import PartitionWaits
+from chronik.node.partition_waits import PartitionWaits, ReplicaListener, WaitingFetch
 from chronik.node.storage_jobs import StorageJobs
 from chronik.node.syncer import Syncer
 from chronik.node.topic_settings import TopicSettings
@@ -226,6 +226,22 @@ class PartitionState:
                 f"epoch {leader.leader_epoch} began at {leader.epoch_start_offset}, "
                 f"the watermark is {leader.high_watermark}",
             )
+
+    # -- waiting for records -------------------------------------------------------------------------------------------
+
+    def wait_for_data(self, fetch: WaitingFetch) -> None:
+        self._waits.fetches[fetch] = None
+
+    def stop_waiting(self, fetch: WaitingFetch) -> None:
+        self._waits.fetches.pop(fetch, None)
+
+    def listen(self, listener: ReplicaListener) -> None:
+        self._waits.listeners[listener] = None
+
+    def stop_listening(self, listener: ReplicaListener) -> None:
+        self._waits.listeners.pop(listener, None)
+
+    # -- what requests are checked against -----------------------------------------------------------------------------
 
     def check_leader_epoch(self, epoch: int) -> None:
         """A client that knows another epoch than ours has old metadata, or we have."""

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from chronik.node.disk_watch import NO_ANSWER, DiskWatch
 from chronik.node.endpoint import Endpoint, EndpointError
 from chronik.node.environment import Environment
 from chronik.node.internal_api import InternalKey
 from chronik.node.peers import Peers
-from chronik.node.raft_store import RaftStore
+from chronik.node.raft_store import RaftStore, is_full
+from chronik.node.sqlite_file import StoreError
 from chronik.observe.logging import Logger
 from chronik.raft.entries import Entry, RaftError, Snapshot
 from chronik.raft.membership import MembershipChange
@@ -68,10 +70,12 @@ class RaftService:
         machine: StateMachine,
         log: Logger,
         on_fatal: Callable[[Exception], None],
+        disk: DiskWatch,
     ) -> None:
         self.node = node
         self._loop = loop
         self._env = env
+        self._disk = disk
         self._store = store
         self._peers = peers
         self._machine = machine
@@ -88,6 +92,7 @@ class RaftService:
         """Whether this node is the only member: whatever it decides is agreed on."""
         self.write_error: Exception | None = None
         """Why the store does not take what it has to; None while it does."""
+        self._is_storage_failed = False
         self.is_changing_members = False
         """Whether the membership in force is not committed yet, as far as the events tell."""
         self._taken_ids: dict[int, None] = {}
@@ -95,19 +100,23 @@ class RaftService:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._disk.subscribe(self._storage_changed)
         self._tick()
 
     async def close(self) -> None:
-        """Lets the write that runs end, then closes the store."""
+        """Lets the write that runs end, then closes the store; waits for neither if the disk does not answer."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:
             self._writing.cancel()
-        if self._job is not None:
-            # Not the task: that may have been cancelled, and the thread writes on all the same.
-            await asyncio.wait([self._job])
-        await self._loop.run_in_executor(self._env.executor, self._store.close)
+        try:
+            if self._job is not None:
+                # Not the task: that may have been cancelled, and the thread writes on all the same.
+                await self._disk.wait(asyncio.gather(self._job, return_exceptions=True))
+            await self._disk.wait(self._loop.run_in_executor(self._env.executor, self._store.close))
+        except TimeoutError as error:
+            self._log.error("raft_store_not_closed", reason=str(error))
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Calls back with each event of the core, after what was committed before it is applied."""
@@ -214,29 +223,52 @@ class RaftService:
             self._peers.send(message.target, InternalKey.RAFT, encode_message(message))
 
     async def _write(self, ready: Ready) -> None:
-        """Makes one Ready durable, however often that has to be tried, and goes on from there."""
+        """Makes one Ready durable, however often that has to be tried, and goes on from there.
+
+        A write that fails is tried again. One that hangs is not: it may still take effect, at any time.
+        """
         assert ready.persist is not None
         persist = ready.persist
-        failed = False
+        write = self._disk.begin(self._write_is_late)
         while True:
             try:
                 self._job = self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
                 await asyncio.shield(self._job)
                 break
             except Exception as error:
-                if not failed:
-                    self._log.error("raft_write_failed", error=str(error), then="it is tried again every second")
-                failed = True
-                self.write_error = error
-                self._machine.write_failed(error)
+                if is_full(error):
+                    # The disk answers; it needs room. Meanwhile the node serves what needs none.
+                    write.end()
+                self._write_failed(error, then="it is tried again every second")
             await asyncio.sleep(WRITE_RETRY_S)
-        if failed:
+        write.end()
+        if self.write_error is not None:
             self.write_error = None
             self._log.info("raft_write_recovered")
             self._machine.write_recovered()
         self._writing = None
         if not self._is_closed:
             self._step(lambda: self._persisted(ready))
+            self._storage_changed()
+
+    def _write_is_late(self) -> None:
+        self._write_failed(StoreError(NO_ANSWER), then="other nodes lead until it does")
+
+    def _write_failed(self, error: Exception, then: str) -> None:
+        if self.write_error is None:
+            self._log.error("raft_write_failed", error=str(error), then=then)
+        self.write_error = error
+        self._machine.write_failed(error)
+        self._storage_changed()
+
+    def _storage_changed(self) -> None:
+        """Reports to the core whether this node can write, by what its store and all its other writes show."""
+        is_failed = self.write_error is not None or self._disk.is_stuck
+        if is_failed == self._is_storage_failed or self._is_closed:
+            return
+        self._is_storage_failed = is_failed
+        report = self.node.storage_failed if is_failed else self.node.storage_recovered
+        self._step(lambda: report(self.now()))
 
     def _persisted(self, ready: Ready) -> None:
         self.node.persisted(ready, self.now())

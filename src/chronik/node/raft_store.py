@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import struct
 from collections.abc import Callable
@@ -137,6 +138,14 @@ class MemoryRaftStore:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a write failed for want of room on the disk."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def stored_after(stored: StoredState, persist: Persist) -> StoredState:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chronik.node.partition import Partition
 
 CHECK_INTERVAL_S = 0.5
-STALLED_S = 2.0
+STALLED_S = 1.0
 """A check that comes so late means that this node stood still, and heard nobody meanwhile."""
 PROPOSALS_AT_ONCE_MAX = 64
 PROPOSAL_TIMEOUT_S = 3.0
@@ -74,6 +74,8 @@ class Replication:
         self._followed: dict[Partition, ReplicaFetcher] = {}
         self._heard_ms: dict[int, int] = {}
         self._proposals = asyncio.Semaphore(PROPOSALS_AT_ONCE_MAX)
+        self._changes: dict[Partition, asyncio.Future[None]] = {}
+        """For each partition whose ISR is proposed: done when the metadata changes the partition."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._given_away: set[tuple[UUID, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -133,6 +135,9 @@ class Replication:
         """Follow the partition's leader, or watch its replicas."""
         if self._is_closed:
             return
+        changed = self._changes.pop(partition, None)
+        if changed is not None and not changed.done():
+            changed.set_result(None)
         role = partition.role
         leader_id = role.leader_id if isinstance(role, PartitionFollower) else NO_LEADER
         if partition.is_closed or self._node_id not in partition.replicas:
@@ -206,25 +211,9 @@ class Replication:
             self._run(self._propose(partition, leader, proposed))
 
     async def _propose(self, partition: Partition, leader: PartitionLeader, proposed: ProposedIsr) -> None:
-        is_committed = False
-        reason = ""
         async with self._proposals:
-            try:
-                async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
-                    await self._links.propose_isr(
-                        partition.topic_id,
-                        partition.index,
-                        proposed.leader_epoch,
-                        proposed.partition_epoch,
-                        proposed.isr,
-                        proposed.hand_over_to,
-                    )
-                is_committed = True
-            except (KafkaError, TimeoutError) as error:
-                reason = str(error) or "no answer in time"
-            except Exception:
-                reason = "unexpected"
-                self._log.exception("isr_proposal_failed", topic=partition.topic, partition=partition.index)
+            reason = await self._put_to_controller(partition, proposed)
+        is_committed = not reason
         leader.proposal_ended(proposed.partition_epoch, is_committed, self.now_ms())
         self._log.info(
             "isr_proposed",
@@ -239,6 +228,40 @@ class Replication:
             # It may be committed all the same: nothing is served until a further proposal has settled that.
             partition.hands_over_to = NO_LEADER
             self._loop.call_later(SETTLE_S, self._check, partition)
+
+    async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
+        """Why the proposal is not known to be committed; empty where it is.
+
+        A controller whose disk hangs cannot answer, though the other nodes may have agreed: then the metadata tells.
+        """
+
+        async def ask() -> None:
+            await self._links.propose_isr(
+                partition.topic_id,
+                partition.index,
+                proposed.leader_epoch,
+                proposed.partition_epoch,
+                proposed.isr,
+                proposed.hand_over_to,
+            )
+
+        asked = self._run(ask())
+        changed = self._changes[partition] = self._loop.create_future()
+        await asyncio.wait([asked, changed], timeout=PROPOSAL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+            if not changed.done():
+                return "no answer in time"
+            is_so = set(partition.in_sync_replicas) == {replica for replica, _ in proposed.isr}
+            return "" if is_so else "the partition has changed meanwhile"
+        try:
+            await asked
+        except (KafkaError, TimeoutError) as error:
+            return str(error) or "no answer in time"
+        except Exception:
+            self._log.exception("isr_proposal_failed", topic=partition.topic, partition=partition.index)
+            return "unexpected"
+        return ""
 
     # -- handing over --------------------------------------------------------------------------------------------------
 

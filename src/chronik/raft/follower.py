@@ -44,7 +44,11 @@ class Follower:
 
     @property
     def deadline_ms(self) -> int | None:
-        return self._waiting_since_ms + self._timeout_ms if self._state.may_campaign else None
+        return self._waiting_since_ms + self._timeout_ms if self._may_campaign else None
+
+    @property
+    def _may_campaign(self) -> bool:
+        return self._state.may_campaign and not self._state.is_storage_failed
 
     def tick(self) -> Transition | None:
         deadline_ms = self.deadline_ms
@@ -61,7 +65,7 @@ class Follower:
         state = self._state
         body = message.body
         if isinstance(body, TimeoutNow):
-            return ToCandidate(is_pre_vote=False, is_transfer=True) if state.may_campaign else None
+            return ToCandidate(is_pre_vote=False, is_transfer=True) if self._may_campaign else None
         self.wait_on()
         state.heard_ms = state.now_ms
         if isinstance(body, Append):

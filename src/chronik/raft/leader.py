@@ -166,20 +166,38 @@ class Leader:
         state = self._state
         if self._transfer is not None:
             return Refused(Reason.TRANSFERRING)
-        candidates = [
-            (progress.match_index, -node_id)
-            for node_id, progress in self.progress.items()
-            if state.membership.is_voter(node_id, progress.store) and self._is_active(progress)
-        ]
-        if target is None and candidates:
-            target = -max(candidates)[1]
+        if target is None:
+            target = self._most_up_to_date_voter()
         if target is None or target not in self.progress or not self._is_voter(target):
             return Refused(Reason.INVALID, state.node_id, "no other voter to hand over to")
         self._transfer = (target, state.now_ms + state.settings.transfer_timeout_ms)
         return None
 
+    def _most_up_to_date_voter(self) -> int | None:
+        """Of the other voters that answer, the one with most of the log; the lowest id of several."""
+        candidates = [
+            (progress.match_index, -node_id)
+            for node_id, progress in self.progress.items()
+            if self._is_voter(node_id) and self._is_active(progress)
+        ]
+        return -max(candidates)[1] if candidates else None
+
     def _is_voter(self, node_id: int) -> bool:
         return self._state.membership.is_voter(node_id, self.progress[node_id].store)
+
+    def resign_if_storage_failed(self) -> Transition | None:
+        """Makes way for another voter if the store fails and a majority has made durable what it lacks.
+
+        Without that majority no other node could be elected, since votes have to be durable too: this one keeps
+        leading, and its lease with it.
+        """
+        state = self._state
+        if not state.is_storage_failed or state.commit_index <= state.log.durable_index:
+            return None
+        target = self._most_up_to_date_voter()
+        if target is not None:
+            state.send(target, self.progress[target].store, TimeoutNow())
+        return ToFollower(state.term)
 
     def resign(self) -> None:
         """What is left to say when another leads, or nobody does."""
@@ -232,7 +250,7 @@ class Leader:
         if not is_member and state.members.index <= state.commit_index:
             # The change that took this node's vote is committed: its work is done.
             return ToFollower(state.term)
-        return None
+        return self.resign_if_storage_failed()
 
     def _match_index(self, node_id: int) -> int:
         if node_id == self._state.node_id:

@@ -4,6 +4,7 @@ node = RaftNode(1, store.load(), settings, random, now_ms, seeds=(1, 2, 3), foun
 node.step(message, now_ms)                 # a message of a peer
 node.propose(command, now_ms)              # a ProposalId, or Refused
 node.tick(now_ms)                          # not later than next_deadline_ms()
+node.storage_failed(now_ms)                # the store refuses writes, or does not answer; then storage_recovered
 while (ready := node.ready()) is not None:
     ...                                    # carry it out, see chronik.raft.ready
     node.persisted(ready, now_ms)          # when its `persist` is durable
@@ -183,6 +184,26 @@ class RaftNode:
             self._go(ToFollower(message.term))
         elif message.term >= state.term and not isinstance(self._role, Follower):
             self._go(self._role.receive(message))
+
+    def storage_failed(self, now_ms: int) -> None:
+        """The store refuses what it is to write, or has not answered for too long; the write stays under way.
+
+        Until `storage_recovered` this node does not campaign. If it leads, it resigns as soon as a majority is known to
+        write without it; before that, no other node could lead either.
+        """
+        self._set_time(now_ms)
+        self._state.is_storage_failed = True
+        if isinstance(self._role, Candidate):
+            self._go(ToFollower(self._state.term))
+        elif isinstance(self._role, Leader):
+            self._go(self._role.resign_if_storage_failed())
+
+    def storage_recovered(self, now_ms: int) -> None:
+        """The store takes writes again. A follower waits for a whole timeout before it campaigns."""
+        self._set_time(now_ms)
+        self._state.is_storage_failed = False
+        if isinstance(self._role, Follower):
+            self._role.wait_on()
 
     def propose(self, data: bytes, now_ms: int) -> ProposalId | Refused:
         """Appends a command to the log. What becomes of it, the following Readys tell by its index and term."""

@@ -79,6 +79,8 @@ class RaftState:
         if self.term == 0:
             # Any other node may have promised its patience to a leader just before it was restarted.
             self.stop_hearing()
+        self.is_storage_failed = False
+        """Whether the store refuses writes, or does not answer: this node must not lead then."""
         self.proposals = Proposals()
         self.confirmed_reads: list[ReadAnswer] = []
         """Reads that need only be applied far enough."""

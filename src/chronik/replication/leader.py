@@ -195,7 +195,7 @@ class PartitionLeader:
         replica.end = offset
         replica.start = log_start_offset
         if replica_id not in self._isr.maximal:
-            self._note_joining(replica, now_ms, live)
+            self._note_joining(replica, log_end_offset, now_ms, live)
         return self._advance()
 
     def partition_changed(self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int) -> bool:
@@ -263,6 +263,7 @@ class PartitionLeader:
             for replica in self.replicas
             if self.may_join(replica, live)
             and self._is_moving(replica, log_end_offset, now_ms)
+            and not self._is_stuck(replica, log_end_offset, now_ms)
             and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
         is_unchanged = tuple(isr) == self._isr.committed
@@ -303,10 +304,14 @@ class PartitionLeader:
         """Who of the ISR stays in it: who keeps up; and, where these are too few, who is nearest behind and moves.
 
         Without the latter nothing could be committed at all, and producers with acks=all would be sent away, to write
-        the same once more, while all they have to do is wait. One that stands still (a full disk) is not waited for.
+        the same once more, while all they have to do is wait. One that stands still (a full disk) is not waited for,
+        and leaves before it lags if enough are left without it.
         """
         committed = self._isr.committed
         staying = {replica for replica in committed if not self._lags(replica, now_ms)}
+        for replica in committed:
+            if len(staying) > self.replicas_needed and self._is_stuck(replica, log_end_offset, now_ms):
+                staying.discard(replica)
         behind = [
             replica
             for replica in committed
@@ -320,6 +325,15 @@ class PartitionLeader:
         """Whether it takes what it is sent, or there is nothing to send."""
         replica = self._others[replica_id]
         return replica.end >= log_end_offset or now_ms - replica.moved_ms <= self._lag_ms_max
+
+    def _is_stuck(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
+        """Whether it lacks records and has taken none for two thirds of the time that it may lag: its disk fails or
+        hangs, or the replica itself does. What it took last is known as of its last fetch, which may be a second old.
+        """
+        replica = self._others.get(replica_id)
+        if replica is None or replica.end >= log_end_offset:
+            return False
+        return now_ms - max(replica.caught_up_ms, replica.moved_ms, self._since_ms) > self._lag_ms_max * 2 // 3
 
     def _lags(self, replica_id: int, now_ms: int) -> bool:
         if replica_id == self.node_id:
@@ -339,8 +353,10 @@ class PartitionLeader:
     # A replica outside the ISR that keeps up is always one fetch behind a watermark that follows the leader alone; so
     # the watermark waits for it, briefly, or it could never join under load.
 
-    def _note_joining(self, replica: Replica, now_ms: int, live: Mapping[int, int]) -> None:
+    def _note_joining(self, replica: Replica, log_end_offset: int, now_ms: int, live: Mapping[int, int]) -> None:
         if replica.id in self._joining or live.get(replica.id) != replica.broker_epoch:
+            return
+        if self._is_stuck(replica.id, log_end_offset, now_ms):
             return
         if now_ms - replica.caught_up_ms < self._lag_ms_max:
             self._joining[replica.id] = now_ms

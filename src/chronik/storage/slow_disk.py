@@ -1,9 +1,15 @@
-"""A disk that can be made slow while the node runs: to see what a failing disk does to producers and consumers.
+"""A disk that can be made slow, or to hang, while the node runs: to see what that does to producers and consumers.
 
 For tests and rehearsals only (`debug_slow_reads` and `debug_slow_syncs` in node.toml). Each setting names a file; while
 that exists, no read of a segment is taken for cached and each takes as many milliseconds as the file says, or so does
 each sync of a segment. The loop's own reads stay fast: they are of what was just written, which no disk holds up. Its
 syncs do not: a log that rolls faster than its disk syncs waits for it.
+
+Instead of a number the file of `debug_slow_syncs` may say
+
+hang      nothing that a thread writes or syncs ends before the file is gone, whatever file it is; what the loop appends
+          goes to the page cache, which has room
+freeze    nor does anything that the loop writes: the page cache is full
 """
 
 from __future__ import annotations
@@ -11,13 +17,15 @@ from __future__ import annotations
 import os
 import threading
 
-from chronik.storage.disk import RealDisk, RealFile
+from chronik.storage.disk import Buffer, RealDisk, RealFile
 
 SEGMENT_SUFFIX = ".log"
+HANG, FREEZE = "hang", "freeze"
+LOOK_INTERVAL_S = 0.02
 
 
 class Switch:
-    """A file that says how many milliseconds something takes; "" is no file."""
+    """A file that says how many milliseconds something takes, or that it hangs; "" is no file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -29,12 +37,23 @@ class Switch:
     def wait(self) -> None:
         """Not at all while the file is not there, or says nothing."""
         try:
-            with open(self._path) as told:
-                delay_s = float(told.read() or 0) / 1000
-        except (OSError, ValueError):
+            delay_s = float(self._text() or 0) / 1000
+        except ValueError:
             return
         if delay_s > 0:
             threading.Event().wait(delay_s)
+
+    def hold(self) -> None:
+        """Until nothing hangs any more."""
+        while self._text() in ((FREEZE,) if _is_loop() else (HANG, FREEZE)):
+            threading.Event().wait(LOOK_INTERVAL_S)
+
+    def _text(self) -> str:
+        try:
+            with open(self._path) as opened:
+                return opened.read().strip()
+        except OSError:
+            return ""
 
 
 class SlowDisk(RealDisk):
@@ -46,19 +65,65 @@ class SlowDisk(RealDisk):
         self.syncs = Switch(syncs)
 
     def open(self, path: str, create: bool = False) -> RealFile:
+        if create:
+            self.syncs.hold()
         opened = super().open(path, create)
-        return SlowFile(self, opened) if path.endswith(SEGMENT_SUFFIX) else opened
+        return SlowSegment(self, opened) if path.endswith(SEGMENT_SUFFIX) else SlowFile(self, opened)
+
+    def mkdir(self, path: str) -> None:
+        self.syncs.hold()
+        super().mkdir(path)
+
+    def remove(self, path: str) -> None:
+        self.syncs.hold()
+        super().remove(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self.syncs.hold()
+        super().rename(old, new)
+
+    def sync_dir(self, path: str) -> None:
+        self.syncs.hold()
+        super().sync_dir(path)
+
+    def rmtree(self, path: str) -> None:
+        self.syncs.hold()
+        super().rmtree(path)
 
 
 class SlowFile(RealFile):
+    """Any file: its writes hang with the disk."""
+
     __slots__ = ("_slow",)
 
     def __init__(self, disk: SlowDisk, opened: RealFile) -> None:
         super().__init__(disk, opened.detach())
         self._slow = disk
 
+    def pwrite(self, data: Buffer, at: int) -> None:
+        self._slow.syncs.hold()
+        super().pwrite(data, at)
+
+    def datasync(self) -> None:
+        self._slow.syncs.hold()
+        super().datasync()
+
+    def truncate(self, size: int) -> None:
+        self._slow.syncs.hold()
+        super().truncate(size)
+
+    def allocate(self, size: int) -> None:
+        self._slow.syncs.hold()
+        super().allocate(size)
+
+
+class SlowSegment(SlowFile):
+    """A segment: its reads and syncs take as long as the switches say."""
+
+    __slots__ = ()
+
     def pread(self, at: int, size: int) -> bytes:
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_loop():
             self._slow.reads.wait()
         return super().pread(at, size)
 
@@ -68,3 +133,7 @@ class SlowFile(RealFile):
     def datasync(self) -> None:
         self._slow.syncs.wait()
         super().datasync()
+
+
+def _is_loop() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,8 +1,9 @@
 """The written end of a log: appending, rolling, syncing, closing; and what happens when the disk fails.
 
 A full or failing disk makes the log read-only; after a second the next append tries again, and when that succeeds the
-log is as before. An append that failed leaves nothing behind. A sync that failed is never tried again: the kernel may
-have dropped the pages, so that a second one would succeed without having written them.
+log is as before. An append that failed leaves nothing behind. A log whose sync hangs is read-only until that ends. A
+sync that failed is never tried again: the kernel may have dropped the pages, so that a second one would succeed without
+having written them.
 """
 
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class LogWriter:
         self._tail = Tail()
         self._syncs = LogSyncs(disk, folder, loaded.snapshots, loaded.last_batch_crc, loaded.report.scanned_bytes)
         self._probe_at_ms = 0
+        self._is_stalled = False
         self._has_garbage = False
 
     def configure(self, config: LogConfig) -> None:
@@ -190,7 +192,7 @@ class LogWriter:
             segment.allocated_bytes = end
 
     def _check_writable(self, now_ms: int) -> None:
-        if self.read_only_forever or now_ms < self._probe_at_ms:
+        if self.read_only_forever or self._is_stalled or now_ms < self._probe_at_ms:
             raise StorageError(f"the log is read-only: {self.read_only_reason}")
         if self._has_garbage and self._active is not None:
             try:
@@ -268,6 +270,17 @@ class LogWriter:
         """The job failed. The kernel may have dropped the pages and a second sync would lie: no more appends."""
         self._syncs.finished(job)
         self._fail_for_good("a sync failed")
+
+    def stall(self) -> None:
+        """A sync does not end: no more appends until it does (`resume`), since none could become durable."""
+        self.read_only = self._is_stalled = True
+        if not self.read_only_forever:
+            self.read_only_reason = "the disk does not answer"
+
+    def resume(self) -> None:
+        """The sync has ended, and the log knows how."""
+        self._is_stalled = False
+        self.read_only = self.read_only_forever or self._has_garbage
 
     def _fail_for_good(self, reason: str) -> None:
         self.read_only = self.read_only_forever = True

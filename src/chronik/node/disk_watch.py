@@ -1,0 +1,116 @@
+"""Whether this node's disk takes what is written to it.
+
+A device that hangs reports no error: its writes just do not end. So a write is watched from when it is handed to a
+thread. One that is outstanding for longer than `disk_timeout_ms` is late, and while any is, the disk is stuck. A hung
+thread cannot be interrupted: whoever depends on it stops waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from chronik.observe.logging import Logger
+
+T = TypeVar("T")
+NO_ANSWER = "the disk does not answer"
+CHECKS = 10
+"""A write is looked at this often before it is late. Time in which the loop itself did not run counts as one look."""
+
+
+class DiskWrite:
+    """One write, or several in one thread. That thread calls `advance` after each; all else is the loop's."""
+
+    __slots__ = ("_advances", "_seen", "_watch", "checks", "is_late", "is_vital", "on_late")
+
+    def __init__(self, watch: DiskWatch, on_late: Callable[[], None], is_vital: bool) -> None:
+        self._watch = watch
+        self._advances = 0
+        self._seen = 0
+        self.on_late = on_late
+        self.is_vital = is_vital
+        self.checks = 0
+        """How often it was looked at since it last made progress."""
+        self.is_late = False
+
+    def advance(self) -> None:
+        """One of several writes is done; the next one has as much time."""
+        self._advances += 1
+
+    def end(self) -> None:
+        """It is over, however it turned out. A second call changes nothing."""
+        self._watch.ended(self)
+
+    def look(self) -> None:
+        self.checks = self.checks + 1 if self._seen == self._advances else 0
+        self._seen = self._advances
+
+
+class DiskWatch:
+    """Invariant: `is_stuck` exactly while a vital write is late. Owned by the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_ms: int, log: Logger) -> None:
+        self.timeout_s = timeout_ms / 1000
+        self.is_stuck = False
+        self._loop = loop
+        self._log = log.bind(component="storage")
+        self._writes: dict[DiskWrite, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Calls back after each change of `is_stuck`."""
+        self._listeners.append(listener)
+
+    def begin(self, on_late: Callable[[], None], *, is_vital: bool = True) -> DiskWrite:
+        """A write is handed to a thread; `on_late` is called once if it is late. `end` follows.
+
+        One that is not `is_vital` may be late without the disk being stuck: nothing that was promised waits for it.
+        """
+        write = DiskWrite(self, on_late, is_vital)
+        self._writes[write] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.timeout_s / CHECKS, self._check)
+        return write
+
+    def ended(self, write: DiskWrite) -> None:
+        self._writes.pop(write, None)
+        if write.is_late:
+            self._update()
+
+    @property
+    def patience_s(self) -> float:
+        """How long a write may be waited for from now on."""
+        return 0.0 if self.is_stuck else self.timeout_s
+
+    async def wait(self, job: asyncio.Future[T]) -> T:
+        """What a job in a thread returns. TimeoutError if the disk does not answer: then the thread goes on alone."""
+        await asyncio.wait([job], timeout=self.patience_s)
+        if not job.done():
+            raise TimeoutError(NO_ANSWER)
+        return await job
+
+    def _check(self) -> None:
+        self._timer = None
+        for write in list(self._writes):
+            write.look()
+            if write.checks > CHECKS and not write.is_late:
+                write.is_late = True
+                write.on_late()
+        self._update()
+        if self._writes:
+            self._timer = self._loop.call_later(self.timeout_s / CHECKS, self._check)
+
+    def _update(self) -> None:
+        is_stuck = any(write.is_late and write.is_vital for write in self._writes)
+        if is_stuck == self.is_stuck:
+            return
+        self.is_stuck = is_stuck
+        if is_stuck:
+            then = "other nodes lead until it does"
+            self._log.error("disk_stuck", timeout_ms=int(self.timeout_s * 1000), reason=NO_ANSWER, then=then)
+        else:
+            self._log.info("disk_recovered")
+        for listener in self._listeners:
+            listener()

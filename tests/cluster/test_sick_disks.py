@@ -1,0 +1,118 @@
+"""One node's disk fails or hangs while records flow: the cluster goes on without it, and with it when the disk is well.
+
+Nothing acknowledged is lost, doubled or reordered; partitions that other nodes lead go on, those of the node go on
+elsewhere; and afterwards it takes part again by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.conftest import nodes_of
+from tests.cluster.support_disks import SickNodes
+from tests.cluster.support_faults import PROGRESS
+from tests.cluster.support_watch import OffsetWatch
+from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.support.eventually import eventually
+
+PARTITIONS = 3
+
+Sicken = Callable[[SickNodes, int], None]
+SICKNESSES = [SickNodes.refuse, SickNodes.hang, SickNodes.freeze]
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SickNodes]:
+    yield from nodes_of(request.config, SickNodes(tmp_path / "cluster"))
+
+
+def controller(nodes: SickNodes, topic: str) -> int:
+    return nodes.controller()
+
+
+def leader(nodes: SickNodes, topic: str) -> int:
+    """One that leads and is not the controller."""
+    other = nodes.controller()
+    return next(state.leader for state in nodes.partitions(topic).values() if state.leader != other)
+
+
+def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
+    """Whether the healthy nodes agree that the sick one neither leads nor is in sync, and that one of them controls."""
+    for node_id in nodes.ids:
+        if node_id == sick:
+            continue
+        for partition, state in nodes.partitions(topic, node_id).items():
+            assert state.leader not in (sick, -1), f"node {node_id}: partition {partition} is led by {state.leader}"
+            assert sick not in state.isr, f"node {node_id}: partition {partition} waits for {state.isr}"
+        view = nodes.node(node_id).cluster_view()
+        assert view is not None and view["controller"] not in (sick, None), f"node {node_id}: {view}"
+    return True
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
+@pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
+def test_the_cluster_goes_on_while_a_disk_is_sick(
+    sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, tmp_path: Path
+) -> None:
+    topic = nodes.new_topic(PARTITIONS)
+    with OffsetWatch(nodes, topic, range(PARTITIONS)), Workload(nodes, topic, PARTITIONS) as workload:
+        workload.proceed(PROGRESS)
+        sick = chosen(nodes, topic)
+        sicken(nodes, sick)
+        eventually(lambda: no_partition_waits_for(nodes, topic, sick), 30, "the others do without it")
+        workload.proceed(PROGRESS)
+        nodes.cure(sick)
+        nodes.wait_in_sync()
+        workload.proceed(PROGRESS)
+        workload.finish(tmp_path / "history.jsonl")
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
+def test_leaders_do_not_wait_for_a_follower_whose_disk_is_sick(
+    sicken: Sicken, nodes: SickNodes, tmp_path: Path
+) -> None:
+    topic = nodes.new_topic(1)
+    with OffsetWatch(nodes, topic, range(1)), Workload(nodes, topic, 1) as workload:
+        workload.proceed(PROGRESS)
+        before = nodes.partitions(topic)[0]
+        sick = nodes.follower(topic)
+        assert sick != before.leader
+        sicken(nodes, sick)
+        workload.proceed(2 * PROGRESS)
+        now = nodes.partitions(topic, before.leader)[0]
+        assert (now.leader, now.epoch) == (before.leader, before.epoch), "nobody else has to lead"
+        assert sick not in now.isr
+        nodes.cure(sick)
+        nodes.wait_in_sync()
+        workload.finish(tmp_path / "history.jsonl")
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
+
+
+@pytest.mark.timeout(300)
+def test_a_node_whose_disk_hangs_ends_when_it_is_told_to_and_recovers_at_its_next_start(
+    nodes: SickNodes, tmp_path: Path
+) -> None:
+    topic = nodes.new_topic(PARTITIONS)
+    with Workload(nodes, topic, PARTITIONS) as workload:
+        workload.proceed(PROGRESS)
+        sick = leader(nodes, topic)
+        nodes.hang(sick)
+        workload.proceed(PROGRESS)
+        process = nodes.node(sick).process
+        process.send(signal.SIGTERM)
+        eventually(lambda: process.state is None, 40, "the process ends although its threads hang")
+        workload.proceed(PROGRESS)
+        nodes.cure(sick)
+        nodes.start(sick)
+        nodes.wait_in_sync()
+        workload.finish(tmp_path / "history.jsonl")
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
