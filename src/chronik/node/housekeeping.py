@@ -22,10 +22,18 @@ class Housekeeping:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, env: Environment, config: NodeConfig, host: PartitionHost, log: Logger
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        age_ms: Callable[[], int],
+        config: NodeConfig,
+        host: PartitionHost,
+        log: Logger,
     ) -> None:
+        """`age_ms` is the time by which things are old: see `AgeClock`."""
         self._loop = loop
         self._env = env
+        self._age_ms = age_ms
         self._config = config
         self._host = host
         self._log = log.bind(component="storage")
@@ -82,7 +90,7 @@ class Housekeeping:
         return visit_all
 
     async def _retain(self, partition: Partition) -> None:
-        now_ms = self._env.wall_ms()
+        now_ms = self._age_ms()
         partition.log.roll_if_needed(now_ms)
         job = partition.log.apply_retention(now_ms, partition.high_watermark)
         if job is not None:
@@ -99,7 +107,7 @@ class Housekeeping:
 
     async def _compact(self, partition: Partition) -> None:
         log = partition.log
-        job = log.compaction_job(self._env.wall_ms(), partition.high_watermark)
+        job = log.compaction_job(self._age_ms(), partition.high_watermark)
         if job is None:
             return
         try:
