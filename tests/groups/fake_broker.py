@@ -15,6 +15,7 @@ from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.group_service import GroupService
@@ -100,6 +101,7 @@ class FakeBroker:
         self.metrics = SimpleNamespace(group_rebalances=0)
         self.lines: list[str] = []
         self.log = make_logger(self.lines.append, lambda: self.wall_now_ms)
+        self.age_clock = AgeClock(self.loop.time, self.env.wall_ms, self.log)
         self.logs = {} if logs is None else logs
         self.has_lease = True
         self.hands_over: set[tuple[str, int]] = set()

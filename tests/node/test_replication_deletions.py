@@ -175,7 +175,7 @@ def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None
         leader.partition.configure(dataclasses.replace(settings, log_config=short))
         env = dataclasses.replace(leader.env, wall_ms=lambda: 1_000_000)
         config = NodeConfig(retention_check_interval_ms=10)
-        housekeeping = Housekeeping(leader.loop, env, config, leader.host, silent_logger())
+        housekeeping = Housekeeping(leader.loop, env, env.wall_ms, config, leader.host, silent_logger())
         housekeeping.start()
         await until(lambda: [node.partition.log_start_offset for node in cluster.nodes.values()] == [10, 10, 10])
         await housekeeping.stop()

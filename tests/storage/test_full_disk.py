@@ -57,6 +57,16 @@ def test_the_log_is_tried_again_after_a_second_and_recovers_when_there_is_room()
     assert offsets(log) == list(range(end + 1))
 
 
+def test_a_wall_clock_that_is_set_back_does_not_put_off_the_next_try() -> None:
+    disk = FaultyDisk()
+    log = reopen(disk)
+    disk.capacity_bytes = 5_000
+    fill(log)
+    end = log.log_end_offset
+    disk.capacity_bytes = 1 << 30
+    assert append(log, batch(), now_ms=NOW_MS - 24 * 60 * 60 * 1000).base_offset == end
+
+
 def test_while_the_disk_stays_full_it_is_touched_once_a_second() -> None:
     disk = FaultyDisk()
     log = reopen(disk)

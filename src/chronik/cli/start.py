@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from chronik.cli.errors import CANNOT, CliError, say
 from chronik.cli.imports import unused_modules
 from chronik.cli.log_lines import LogLines
+from chronik.cli.loops import new_event_loop
 
 if TYPE_CHECKING:
     import socket
@@ -122,14 +123,7 @@ def settle_garbage_collector() -> None:
 
 def run_loop(config: NodeConfig) -> int:
     """The node on a fresh loop of the configured kind."""
-    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    if config.loop == "uvloop":
-        try:
-            import uvloop
-        except ImportError:
-            raise CliError('uvloop is not installed: install it, or set loop = "asyncio"') from None
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
         return runner.run(run_node(config))
 
 

@@ -10,6 +10,7 @@ from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
 from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
 from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node.age_clock import AgeClock
 from chronik.node.api import Api
 from chronik.node.apis import load_apis
 from chronik.node.cluster_links import ClusterLinks
@@ -71,6 +72,7 @@ class Broker:
         self.node_id = config.node_id
         self.traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         self.loop = asyncio.get_running_loop()
+        self.age_clock = AgeClock(self.loop.time, env.wall_ms, log)
         self.apis: dict[int, Api] = load_apis()
         self._is_serving = False
         self.has_opened_logs = False
@@ -169,7 +171,7 @@ class Broker:
         self.watermarks.start()
         self._closers.append(self.watermarks.stop)
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
-        housekeeping = Housekeeping(self.loop, self.env, config, self.host, self.log)
+        housekeeping = Housekeeping(self.loop, self.env, self.age_clock.now_ms, config, self.host, self.log)
         housekeeping.start()
         self._closers.append(housekeeping.stop)
         scrubber = Scrubber(

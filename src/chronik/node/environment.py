@@ -2,7 +2,7 @@
 
 The host hands these in and outlives the node, so the simulator can run the same node code on virtual
 time and a faulty disk. Durations and deadlines are measured by `loop.time()`; `wall_ms` is only for what people and
-records see (timestamps, retention).
+records see (timestamps). What is deleted for its age goes by `AgeClock`, which does not follow a jump at once.
 """
 
 from collections.abc import Callable

@@ -445,7 +445,8 @@ class GroupService:
 
     def _expire(self) -> None:
         self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
-        self._run(self._coordinator.expire_offsets(self._now()))
+        at = self._now()._replace(wall_ms=self._broker.age_clock.now_ms())
+        self._run(self._coordinator.expire_offsets(at))
 
 
 def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | None]], int] | None:

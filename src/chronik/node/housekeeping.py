@@ -24,10 +24,18 @@ class Housekeeping:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, env: Environment, config: NodeConfig, host: PartitionHost, log: Logger
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        age_ms: Callable[[], int],
+        config: NodeConfig,
+        host: PartitionHost,
+        log: Logger,
     ) -> None:
+        """`age_ms` is the time by which things are old: see `AgeClock`."""
         self._loop = loop
         self._env = env
+        self._age_ms = age_ms
         self._config = config
         self._host = host
         self._log = log.bind(component="storage")
@@ -83,7 +91,7 @@ class Housekeeping:
         return visit_all
 
     async def _retain(self, partition: Partition) -> None:
-        now_ms = self._env.wall_ms()
+        now_ms = self._age_ms()
         partition.log.roll_if_needed(now_ms)
         job = partition.log.apply_retention(now_ms, partition.high_watermark)
         if job is not None:
@@ -100,7 +108,7 @@ class Housekeeping:
 
     async def _remove_set_aside(self) -> None:
         disk, data_path = self._env.disk, self._host.folder.path
-        now_ms, retention_ms = self._env.wall_ms(), self._config.set_aside_retention_ms
+        now_ms, retention_ms = self._age_ms(), self._config.set_aside_retention_ms
         find = partial(expired, disk, data_path, now_ms, retention_ms)
         for folder in await self._loop.run_in_executor(self._env.executor, find):
             await self._loop.run_in_executor(self._env.executor, disk.rmtree, folder)
@@ -108,7 +116,7 @@ class Housekeeping:
 
     async def _compact(self, partition: Partition) -> None:
         log = partition.log
-        job = log.compaction_job(self._env.wall_ms(), partition.high_watermark)
+        job = log.compaction_job(self._age_ms(), partition.high_watermark)
         if job is None:
             return
         try:

@@ -41,7 +41,7 @@ from chronik.node.replica_reports import ReplicaReports, report_of
 from chronik.node.replica_sessions import ReplicaSessions
 from chronik.node.replication import Replication
 from chronik.node.syncer import Syncer
-from chronik.node.topic_settings import is_traced, topic_defaults, topic_settings, traced_topics
+from chronik.node.topic_settings import is_traced, partition_settings, topic_defaults, topic_settings, traced_topics
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics, PartitionGauges
 from chronik.observe.traces import TraceRing
@@ -313,7 +313,7 @@ class PartitionHost:
         for partition in self.partitions.values():
             topic = image.topics.get(partition.topic)
             if topic is not None and (only_topic is None or topic.name == only_topic):
-                partition.configure(topic_settings(topic, self._defaults))
+                partition.configure(partition_settings(image, topic, partition.index, self._defaults))
 
     async def _carry_out(self) -> None:
         while True:
@@ -461,7 +461,7 @@ class PartitionHost:
             topic.id,
             index,
             log,
-            topic_settings(current or topic, self._defaults),
+            partition_settings(self.image, current or topic, index, self._defaults),
             node_id=self._config.node_id,
             high_watermark=watermark,
             counts_unsynced=self._config.durability == "replicated",

@@ -9,13 +9,13 @@ or by the number of replicas.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
 from chronik.metadata.names import is_traceable
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.config import NodeConfig
@@ -132,6 +132,17 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         visible_when_appended=value("visibility", str) == "appended" and not topic.is_internal,
         is_traced=value(TRACE, bool),
     )
+
+
+def partition_settings(image: ClusterImage, topic: TopicImage, index: int, defaults: TopicDefaults) -> TopicSettings:
+    """The settings of one partition: its topic's, but with min.insync.replicas as the controller counts it.
+
+    A partition that gains replicas needs no more of them in sync than before, until they have arrived.
+    """
+    settings, partition = topic_settings(topic, defaults), topic.partition(index)
+    if partition is None:
+        return settings
+    return replace(settings, min_insync_replicas=min_insync_replicas(image, topic, partition))
 
 
 def traced_topics(image: ClusterImage, defaults: TopicDefaults) -> frozenset[str]:

@@ -192,7 +192,9 @@ class LogWriter:
             segment.allocated_bytes = end
 
     def _check_writable(self, now_ms: int) -> None:
-        if self.read_only_forever or self._is_stalled or now_ms < self._probe_at_ms:
+        # A wall clock that was set back must not put off the probe for as long.
+        is_too_early = 0 < self._probe_at_ms - now_ms <= PROBE_MS
+        if self.read_only_forever or self._is_stalled or is_too_early:
             raise StorageError(f"the log is read-only: {self.read_only_reason}")
         if self._has_garbage and self._active is not None:
             try:

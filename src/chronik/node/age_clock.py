@@ -1,0 +1,69 @@
+"""The clock by which things grow old: the wall clock, as long as it does not jump.
+
+Ages decide what is deleted for good: records by retention and compaction, the state of producers, committed offsets. A
+wall clock that is set forward by a day, by mistake, would delete a day too much at once. Timestamps of records are not
+taken from here: they show the wall clock as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from chronik.observe.logging import Logger
+
+JUMP_MS = 10 * 60 * 1000
+"""The wall clock may gain or lose this much between two looks at it, against the machine's own clock."""
+
+AGREES_S = 24 * 60 * 60.0
+"""After this long without another jump the new time is believed."""
+
+
+class Jump(NamedTuple):
+    """`ahead_ms` is how far the wall clock is ahead of the machine's own clock since."""
+
+    ahead_ms: int
+    since_s: float
+
+
+class AgeClock:
+    """Invariant: until a jump is believed, `now_ms` is never further than JUMP_MS from where the time before it leads.
+
+    A clock that jumps back to where it was is believed at once; so is whatever it shows when the node starts. Owned by
+    the loop.
+    """
+
+    def __init__(self, own_s: Callable[[], float], wall_ms: Callable[[], int], log: Logger) -> None:
+        """`own_s` is a clock that nobody sets: `loop.time`."""
+        self._own_s = own_s
+        self._wall_ms = wall_ms
+        self._log = log
+        self._ahead_ms = wall_ms() - int(own_s() * 1000)
+        self._jump: Jump | None = None
+
+    def now_ms(self) -> int:
+        """The wall clock's time if it is believed, otherwise what it would show without its jump."""
+        own_s = self._own_s()
+        own_ms = int(own_s * 1000)
+        self._look(self._wall_ms() - own_ms, own_s)
+        return own_ms + self._ahead_ms
+
+    def _look(self, ahead_ms: int, own_s: float) -> None:
+        jump = self._jump
+        if abs(ahead_ms - self._ahead_ms) <= JUMP_MS:
+            if jump is not None:
+                self._log.info("wall_clock_back")
+            self._jump = None
+            self._ahead_ms = ahead_ms
+        elif jump is None or abs(ahead_ms - jump.ahead_ms) > JUMP_MS:
+            self._jump = Jump(ahead_ms, own_s)
+            self._log.error(
+                "wall_clock_jumped",
+                by_s=(ahead_ms - self._ahead_ms) // 1000,
+                then=f"deletion by age goes by the old time for {AGREES_S / 3600:.0f} hours: set the clock right, "
+                "or restart the node if it is right now",
+            )
+        elif own_s - jump.since_s >= AGREES_S:
+            self._log.warning("wall_clock_believed", by_s=(ahead_ms - self._ahead_ms) // 1000)
+            self._jump = None
+            self._ahead_ms = ahead_ms

@@ -1,0 +1,94 @@
+"""A node's loop: time in which the machine was suspended has passed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+
+from chronik.cli import loops
+from chronik.metadata.calls import HeartbeatResult, RegisterBrokerCall
+from chronik.node.broker_session import BrokerSession
+
+LEASE_MS = 60_000
+KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+
+
+class Suspension:
+    """The machine's clock, as if it had slept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept_s = 0.0
+        clock_gettime = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + self.slept_s)
+
+
+@KINDS
+def test_the_loop_counts_by_the_clock_that_does_not_stop_in_a_suspension(kind: str) -> None:
+    def boot_time() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    async def run() -> tuple[float, float, float]:
+        return boot_time(), asyncio.get_running_loop().time(), boot_time()
+
+    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+        before, measured, after = runner.run(run())
+    assert before <= measured <= after
+
+
+@KINDS
+def test_timers_and_timeouts_run_by_it(kind: str) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+        loop.call_at(loop.time() + 0.02, order.append, "second")
+        loop.call_later(0.01, order.append, "first")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.sleep(60)
+        assert order == ["first", "second"]
+
+    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+        runner.run(run())
+
+
+@KINDS
+def test_a_lease_is_over_when_the_machine_wakes_up_after_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspension = Suspension(monkeypatch)
+
+    class Controller:
+        async def call(self, call: object, timeout_s: float, **more: Any) -> HeartbeatResult:
+            return HeartbeatResult(LEASE_MS, False, False, ())
+
+    async def run() -> None:
+        nothing = cast(Any, None)
+        session = BrokerSession(
+            asyncio.get_running_loop(),
+            cast(Any, Controller()),
+            nothing,
+            cast(RegisterBrokerCall, Registration()),
+            nothing,
+            nothing,
+            nothing,
+            lambda: False,
+            cast(Any, Log()),
+        )
+        await session._heartbeat()
+        assert session.lease_is_valid
+        suspension.slept_s = LEASE_MS / 1000
+        assert not session.lease_is_valid
+
+    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+        runner.run(run())
+
+
+class Registration:
+    broker_id = 1
+    incarnation = None
+
+
+class Log:
+    def info(self, event: str, **more: Any) -> None:
+        return

@@ -1,0 +1,176 @@
+"""A wall clock that jumps: what is deleted for its age does not follow it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.cluster_harness import LocalNodes, until
+
+from chronik.groups.commits import CommitRequest
+from chronik.groups.records import TopicPartition
+from chronik.node.age_clock import AGREES_S, JUMP_MS, AgeClock
+from chronik.node.broker import Broker
+from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.observe.logging import make_logger
+from chronik.wire.batch import encode_batch
+from chronik.wire.errors import ErrorCode
+
+HOUR_MS = 60 * 60 * 1000
+DAY_MS = 24 * HOUR_MS
+EPOCH_MS = 1_700_000_000_000
+
+
+class Machine:
+    """Its clocks, in the test's hands."""
+
+    def __init__(self) -> None:
+        self.own_s = 100.0
+        self.wall_ms = EPOCH_MS
+        self.lines: list[str] = []
+        self.ages = AgeClock(
+            lambda: self.own_s, lambda: self.wall_ms, make_logger(self.lines.append, lambda: self.wall_ms)
+        )
+
+    def passes(self, ms: int) -> None:
+        self.own_s += ms / 1000
+        self.wall_ms += ms
+
+    def events(self, name: str) -> int:
+        return sum(name in line for line in self.lines)
+
+
+def test_a_wall_clock_that_runs_evenly_is_the_clock_of_ages() -> None:
+    machine = Machine()
+    for ms in (0, 1, 999, HOUR_MS, 30 * DAY_MS):
+        machine.passes(ms)
+        assert machine.ages.now_ms() == machine.wall_ms
+    assert machine.lines == []
+
+
+@pytest.mark.parametrize("jump_ms", [JUMP_MS, -JUMP_MS, 1])
+def test_small_corrections_are_followed(jump_ms: int) -> None:
+    machine = Machine()
+    for _ in range(10):
+        machine.wall_ms += jump_ms
+        assert machine.ages.now_ms() == machine.wall_ms
+        machine.passes(60_000)
+    assert machine.lines == []
+
+
+@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS, JUMP_MS + 1])
+def test_after_a_jump_ages_go_on_as_before_and_one_line_says_so(jump_ms: int) -> None:
+    machine = Machine()
+    machine.wall_ms += jump_ms
+    for _ in range(5):
+        assert machine.ages.now_ms() == machine.wall_ms - jump_ms
+        machine.passes(HOUR_MS)
+    assert machine.events("wall_clock_jumped") == 1
+
+
+def test_a_jump_is_believed_when_the_clock_has_agreed_with_itself_for_long() -> None:
+    machine = Machine()
+    machine.wall_ms += DAY_MS
+    assert machine.ages.now_ms() == machine.wall_ms - DAY_MS
+    machine.passes(int(AGREES_S * 1000) - 1)
+    assert machine.ages.now_ms() == machine.wall_ms - DAY_MS
+    machine.passes(1)
+    assert machine.ages.now_ms() == machine.wall_ms
+    assert machine.events("wall_clock_believed") == 1
+
+
+def test_another_jump_begins_the_wait_anew() -> None:
+    machine = Machine()
+    machine.wall_ms += DAY_MS
+    machine.ages.now_ms()
+    machine.passes(int(AGREES_S * 1000) - 1)
+    machine.wall_ms += DAY_MS
+    assert machine.ages.now_ms() == machine.wall_ms - 2 * DAY_MS
+    machine.passes(1)
+    assert machine.ages.now_ms() == machine.wall_ms - 2 * DAY_MS
+    assert machine.events("wall_clock_jumped") == 2
+
+
+def test_a_clock_that_is_set_right_again_is_believed_at_once() -> None:
+    machine = Machine()
+    machine.wall_ms += DAY_MS
+    machine.ages.now_ms()
+    machine.passes(HOUR_MS)
+    machine.wall_ms -= DAY_MS
+    assert machine.ages.now_ms() == machine.wall_ms
+    machine.passes(HOUR_MS)
+    assert machine.ages.now_ms() == machine.wall_ms
+    assert machine.events("wall_clock_back") == 1
+
+
+# On a node
+
+
+class WallClock:
+    def __init__(self) -> None:
+        self.now_ms = EPOCH_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def produced(broker: Broker, topic: str, wall: WallClock, **more: Any) -> int:
+    """Appends a batch of now; the end of the log."""
+    batch = encode_batch([(b"k", b"v" * 1000, (), wall.now_ms)], **more)
+    return broker.require_partition(topic, 0).append(memoryview(bytearray(batch)), wall.now_ms).last_offset + 1
+
+
+async def committed(broker: Broker, group: str) -> dict[TopicPartition, ErrorCode]:
+    return await broker.groups.commit(CommitRequest(group, -1, "", None, ((("old", 0), 1, -1, ""),)))
+
+
+def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = WallClock()
+    monkeypatch.setattr("tests.node.cluster_harness._wall_ms", wall)
+
+    async def run() -> None:
+        nodes = LocalNodes(
+            tmp_path,
+            1,
+            default_replication_factor=1,
+            retention_check_interval_ms=20,
+            offsets_retention_minutes=60,
+            offsets_topic_partitions=1,
+        )
+        async with nodes:
+            broker = await nodes.start(1)
+            await create_topic(broker, NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
+            # Deleted by its size: it shows that a round of retention came after the jump.
+            by_size = {"retention.bytes": "1000", "segment.bytes": "1024", "retention.ms": "-1"}
+            await create_topic(broker, NewTopic("large", 1, configs=by_size))
+            end = produced(broker, "old", wall, producer_id=7, producer_epoch=0, base_sequence=0)
+            assert await committed(broker, "group") == {("old", 0): ErrorCode.none}
+
+            wall.now_ms += DAY_MS + HOUR_MS
+            large = broker.require_partition("large", 0)
+            for _ in range(5):
+                produced(broker, "large", wall)
+            await until(lambda: large.log_start_offset > 0, "retention by size goes on")
+            broker.groups._expire()
+            # What that removes is written before this.
+            assert await committed(broker, "later") == {("old", 0): ErrorCode.none}
+            old = broker.require_partition("old", 0)
+            await until(lambda: old.high_watermark == end)
+            assert (old.log_start_offset, old.log_end_offset) == (0, end)
+            assert old.log.producers.get(7) is not None
+            error, offsets = await broker.groups.committed("group", [("old", 0)])
+            found = offsets[("old", 0)]
+            assert error is ErrorCode.none
+            assert found is not None and found.offset == 1
+            assert len(nodes.events(1, "wall_clock_jumped")) == 1
+
+            # Timestamps of records show the clock as it is, and a restart believes it.
+            await nodes.stop(broker)
+            broker = await nodes.start(1)
+            await until(lambda: broker.require_partition("old", 0).log_start_offset == end, "the clock is believed")
+
+    asyncio.run(run())

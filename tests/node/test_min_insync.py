@@ -1,0 +1,73 @@
+"""A leader and the controller count min.insync.replicas alike, while replicas are being added too."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.node.support_replicas import TOPIC, Cluster, play
+
+from chronik.metadata.commands import AlterConfigs
+from chronik.metadata.elections import Draft, TopicRules
+from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
+from chronik.node.config import NodeConfig
+from chronik.node.topic_settings import partition_settings, topic_defaults
+
+MOVES = [((1,), ()), ((1, 2), (2,)), ((1, 2, 3), ()), ((1, 2, 3), (2, 3)), ((1, 2, 3, 4), (4,)), ((4, 1, 2, 3), (4,))]
+
+
+@pytest.mark.parametrize(("replicas", "adding"), MOVES)
+def test_a_leader_commits_exactly_where_the_controller_keeps_no_eligible_leaders(
+    replicas: tuple[int, ...], adding: tuple[int, ...]
+) -> None:
+    settled = tuple(replica for replica in replicas if replica not in adding)
+    for on_topic, on_cluster in product([None, "1", "2", "3", "x"], [None, "1", "3"]):
+        topic_configs = {} if on_topic is None else {MIN_INSYNC_REPLICAS: on_topic}
+        # Another partition of the topic has more replicas, which is no matter of this one.
+        other = PartitionImage(1, 1, 0, (1, 2, 3, 4, 5), (1,))
+        partition = PartitionImage(0, settled[0], 0, replicas, replicas, adding=adding)
+        topic = TopicImage("t", UUID(int=1), (partition, other), topic_configs)
+        cluster_configs = {} if on_cluster is None else {MIN_INSYNC_REPLICAS: on_cluster}
+        image = ClusterImage(topics={"t": topic}, broker_configs={"": cluster_configs})
+
+        needed = partition_settings(image, topic, 0, topic_defaults(NodeConfig(), image)).min_insync_replicas
+        for in_sync in range(1, len(replicas)):
+            draft = Draft(partition)
+            draft.isr = replicas[:in_sync]
+            draft._keep_eligible(TopicRules.of(image, topic))
+            assert bool(draft.eligible) == (in_sync < needed), (on_topic, on_cluster, in_sync)
+
+
+async def grows(cluster: Cluster) -> None:
+    """Two replicas are on their way, at nodes that are not there."""
+    await cluster.kill(2)
+    await cluster.kill(3)
+    cluster.change(replicas=(1, 2, 3), adding=(2, 3))
+
+
+def test_a_partition_that_gains_replicas_takes_records_after_another_config_of_its_topic_changed(
+    tmp_path: Path,
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await grows(cluster)
+        await cluster[1].produce(b"before")
+        cluster.commit(AlterConfigs("topic", TOPIC, {"retention.ms": "1000000"}))
+        cluster[1].partition.check_enough_replicas()
+        await cluster[1].produce(b"after")
+
+    play(tmp_path, scenario, replicas=(1,))
+
+
+def test_a_partition_that_gains_replicas_takes_records_after_its_leader_was_restarted(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await grows(cluster)
+        await cluster[1].produce(b"before")
+        await cluster.stop(1)
+        await cluster.start(1)
+        cluster[1].partition.check_enough_replicas()
+        await cluster[1].produce(b"after")
+
+    play(tmp_path, scenario, replicas=(1,), configs={MIN_INSYNC_REPLICAS: "2"})
