@@ -1,0 +1,181 @@
+"""Files of a running node rot or vanish: its scrubber finds that, and the replica is whole and in sync without a human.
+
+Records flow with acks=all meanwhile, to a leader's and to a follower's damaged replica. Their history passes the
+checker, all of them are read again from the start, and afterwards all replicas are the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_faults import PROGRESS
+from tests.cluster.support_recorder import named
+from tests.cluster.support_watch import OffsetWatch
+from tests.cluster.support_workload import Workload, all_replicas_agree
+from tests.cluster.test_metadata import metric
+from tests.support.browser import Expect, OpenPage
+from tests.support.eventually import eventually
+
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
+
+PARTITIONS = 2
+LED, FOLLOWED = range(PARTITIONS)
+"""The partition whose leader's replica is damaged, and that of which a follower's is."""
+SCRUB_INTERVAL_MS = 1_000
+SEGMENT_BYTES = "8192"
+SEGMENTS_TIMEOUT_S = 60.0
+HEALED_TIMEOUT_S = 60.0
+
+
+def flip_a_bit(segment: Path) -> None:
+    with segment.open("r+b") as file:
+        file.seek(HEADER_BYTES + 3)
+        byte = file.read(1)[0]
+        file.seek(HEADER_BYTES + 3)
+        file.write(bytes([byte ^ 16]))
+
+
+def delete(segment: Path) -> None:
+    segment.unlink()
+
+
+def cut_at_a_batch_border(segment: Path) -> None:
+    with segment.open("r+b") as file:
+        file.truncate(batch_starts(segment)[-1])
+
+
+def batch_starts(segment: Path) -> list[int]:
+    """Where each batch of a closed segment begins."""
+    data = segment.read_bytes()
+    starts, at = [], 0
+    while at < len(data):
+        starts.append(at)
+        at += read_batch_header(data, at).size_bytes
+    return starts
+
+
+def log_folder(nodes: Nodes, node_id: int, topic: str, partition: int) -> Path:
+    return Path(nodes.node(node_id).folder) / "logs" / named(topic, partition)
+
+
+def closed_segment(folder: Path) -> Path:
+    """With others before and behind it, and more than one batch; waits until there is one."""
+
+    def found() -> Path | None:
+        closed = sorted(folder.glob("*.log"))[1:-2]
+        return next((segment for segment in closed if len(batch_starts(segment)) > 1), None)
+
+    segment = eventually(found, SEGMENTS_TIMEOUT_S, f"{folder.name} has closed segments")
+    assert segment is not None
+    return segment
+
+
+def damages(nodes: Nodes, node_id: int, partition: int) -> list[dict[str, Any]]:
+    view = nodes.node(node_id).cluster_view()
+    assert view is not None, f"node {node_id} does not answer"
+    return [damage for damage in view["damages"] if damage["partition"] == partition]
+
+
+def wait_until_healed(nodes: Nodes, node_id: int, partition: int) -> dict[str, Any]:
+    def healed() -> dict[str, Any]:
+        found = damages(nodes, node_id, partition)
+        assert [damage["state"] for damage in found] == ["healed"], found
+        return found[0]
+
+    return eventually(healed, HEALED_TIMEOUT_S, f"node {node_id} has healed its replica of partition {partition}")
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("damage", [flip_a_bit, delete, cut_at_a_batch_border])
+def test_a_leaders_and_a_followers_replica_are_healed_while_records_flow(
+    damage: Callable[[Path], None], start_nodes: StartNodes, tmp_path: Path
+) -> None:
+    nodes = start_nodes(scrub_interval_ms=SCRUB_INTERVAL_MS)
+    topic = nodes.new_topic(PARTITIONS, segment_bytes=SEGMENT_BYTES)
+    leader = nodes.leader(topic, LED)
+    follower = next(node_id for node_id in nodes.ids if node_id not in (leader, nodes.leader(topic, FOLLOWED)))
+    victims = {LED: leader, FOLLOWED: follower}
+    with (
+        OffsetWatch(nodes, topic, range(PARTITIONS)),
+        Workload(nodes, topic, PARTITIONS, rereads=True) as workload,
+    ):
+        workload.proceed(PROGRESS)
+        segments = {
+            partition: closed_segment(log_folder(nodes, victim, topic, partition))
+            for partition, victim in victims.items()
+        }
+        nodes.wait_in_sync()
+        for segment in segments.values():
+            damage(segment)
+        for partition, victim in victims.items():
+            healed = wait_until_healed(nodes, victim, partition)
+            assert (healed["topic"], healed["how"]) == (topic, "scrub")
+            assert healed["offset"] == int(segments[partition].stem)
+            (folder,) = healed["set_aside"]
+            moved = {path.name for path in Path(folder).glob("*.log")}
+            # The damaged segment and all later ones; nothing was deleted but by the test.
+            assert (segments[partition].name in moved) == (damage is not delete)
+            assert min(moved) >= segments[partition].name and len(moved) > 1
+            assert metric(nodes.node(victim), "chronik_replicas_healed_total") >= 1
+            assert metric(nodes.node(victim), "chronik_damages_found_total") >= 1
+        workload.proceed(PROGRESS)
+        nodes.wait_in_sync()
+        workload.read_again()
+        workload.finish(tmp_path / "history.jsonl")
+    for node_id in nodes.ids:
+        assert metric(nodes.node(node_id), "chronik_replicas_healing") == 0
+        assert metric(nodes.node(node_id), "chronik_scrubbed_bytes_total") > 0
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
+
+
+@pytest.mark.timeout(180)
+def test_the_doctor_and_the_page_show_what_was_healed(
+    start_nodes: StartNodes, open_page: OpenPage, expect: Expect
+) -> None:
+    nodes = start_nodes(scrub_interval_ms=SCRUB_INTERVAL_MS)
+    topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
+    with Workload(nodes, topic, 1) as workload:
+        workload.proceed(PROGRESS)
+        victim = next(node_id for node_id in nodes.ids if node_id != nodes.leader(topic))
+        page = open_page(nodes.node(victim).http)
+        expect(page.locator("#health")).to_contain_text("Healthy")
+        expect(page.get_by_role("region", name="Damage found")).to_have_count(0)
+        flip_a_bit(closed_segment(log_folder(nodes, victim, topic, 0)))
+        wait_until_healed(nodes, victim, 0)
+        nodes.wait_in_sync()
+        region = page.get_by_role("region", name=f"Damage found on node {victim}")
+        expect(region).to_contain_text(f"{topic}-0")
+        expect(region).to_contain_text("healed")
+        expect(region).to_contain_text("a batch fails its checksum")
+        other = nodes.node(next(node_id for node_id in nodes.ids if node_id != victim))
+        with urllib.request.urlopen(f"http://{other.http}/api/doctor/{topic}?seconds=2", timeout=30) as answer:
+            diagnosis = json.load(answer)
+        evidence = [item for item in diagnosis["evidence"] if "damage" in item["text"]]
+        assert [(item["node"], item["partition"]) for item in evidence] == [(victim, 0)]
+        assert "by scrub" in evidence[0]["text"] and evidence[0]["text"].endswith("it is healed")
+
+
+@pytest.mark.timeout(180)
+def test_a_node_alone_keeps_a_damaged_log_and_serves_what_there_is(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(1, scrub_interval_ms=SCRUB_INTERVAL_MS)
+    topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
+    with Workload(nodes, topic, 1) as workload:
+        workload.proceed(PROGRESS)
+        segment = closed_segment(log_folder(nodes, 1, topic, 0))
+        flip_a_bit(segment)
+
+        def is_told() -> bool:
+            (damage,) = damages(nodes, 1, 0) or [{"waits_for": ""}]
+            return "other replicas are in sync" in damage["waits_for"]
+
+        eventually(is_told, HEALED_TIMEOUT_S, "the damage is found, and nobody can heal it")
+        workload.proceed(PROGRESS)
+        assert segment.exists() and not (Path(nodes.node(1).folder) / "set-aside").exists()
