@@ -11,6 +11,7 @@ from tests.client.test_connection import run
 
 from chronik.client.brokers import Brokers, Move
 from chronik.client.cluster import Cluster
+from chronik.client.errors import UnsupportedByBroker
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -73,5 +74,48 @@ def test_a_broker_that_is_out_already_may_be_taken_out_again() -> None:
             await Brokers(cluster).unregister(4)
             with pytest.raises(KafkaError, match="broker 4"):
                 await Brokers(cluster).unregister(4)
+
+    run(work)
+
+
+def elected(error: ErrorCode) -> Mapping[str, Any]:
+    partitions = [{"partition_id": 4, "error_code": error, "error_message": None}]
+    return {"error_code": 0, "replica_election_results": [{"topic": "t", "partition_result": partitions}]}
+
+
+@pytest.mark.parametrize("answer", [ErrorCode.none, ErrorCode.election_not_needed])
+def test_an_unclean_election_is_requested_for_one_partition(answer: ErrorCode) -> None:
+    async def work() -> None:
+        async with controller({ApiKey.ELECT_LEADERS: lambda _: elected(answer)}) as broker:
+            broker.versions[ApiKey.ELECT_LEADERS] = (0, 2)
+            async with Cluster([broker.address]) as cluster:
+                await Brokers(cluster).elect_unclean("t", 4)
+            request = next(asked for key, asked in broker.asked if key == ApiKey.ELECT_LEADERS)
+            assert request.election_type == 1
+            assert [(topic.topic, tuple(topic.partitions)) for topic in request.topic_partitions] == [("t", (4,))]
+
+    run(work)
+
+
+def test_an_unclean_election_that_finds_no_leader_is_an_error() -> None:
+    async def work() -> None:
+        refusal = ErrorCode.eligible_leaders_not_available
+        async with controller({ApiKey.ELECT_LEADERS: lambda _: elected(refusal)}) as broker:
+            broker.versions[ApiKey.ELECT_LEADERS] = (0, 2)
+            async with Cluster([broker.address]) as cluster:
+                with pytest.raises(KafkaError, match="t-4") as raised:
+                    await Brokers(cluster).elect_unclean("t", 4)
+            assert raised.value.code == refusal
+
+    run(work)
+
+
+def test_a_broker_that_knows_preferred_elections_only_is_not_asked() -> None:
+    async def work() -> None:
+        async with controller({ApiKey.ELECT_LEADERS: lambda _: elected(ErrorCode.none)}) as broker:
+            async with Cluster([broker.address]) as cluster:
+                with pytest.raises(UnsupportedByBroker, match="unclean"):
+                    await Brokers(cluster).elect_unclean("t", 4)
+            assert broker.times_asked(ApiKey.ELECT_LEADERS) == 0
 
     run(work)

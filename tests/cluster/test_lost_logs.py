@@ -7,91 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_replicas import replicas_agree, stored_batches
+from tests.cluster.support_lost_logs import (
+    check_all_are_read,
+    check_whole_again,
+    cut_at_a_batch,
+    damage_a_batch,
+    log_of,
+    produce,
+    remove,
+)
 from tests.support.eventually import eventually
 
 RECORDS = 2_000
-READ_TIMEOUT_S = 60.0
-
-
-def produce(nodes: Nodes, topic: str, first: int, count: int) -> None:
-    """Records with acks=all, all of them acknowledged."""
-    errors: list[object] = []
-
-    def answered(error: object, _: object) -> None:
-        if error is not None:
-            errors.append(error)
-
-    producer = Producer({"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 5})
-    for number in range(first, first + count):
-        producer.produce(topic, f"record-{number}".encode(), partition=0, on_delivery=answered)
-        producer.poll(0)
-    assert producer.flush(READ_TIMEOUT_S) == 0
-    assert errors == []
-
-
-def check_all_are_read(nodes: Nodes, topic: str, count: int) -> None:
-    consumer = Consumer(
-        {"bootstrap.servers": nodes.bootstrap, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True}
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    values: list[str] = []
-
-    def read() -> bool:
-        for message in consumer.consume(500, 0.5):
-            if message.error() is None:
-                values.append((message.value() or b"").decode())
-        return len(values) >= count
-
-    try:
-        eventually(read, READ_TIMEOUT_S, f"{count} records are read")
-    finally:
-        consumer.close()
-    assert values == [f"record-{number}" for number in range(count)]
-
-
-def log_of(nodes: Nodes, node_id: int, topic: str) -> Path:
-    return Path(nodes.node(node_id).folder) / "logs" / f"{topic}-0"
-
-
-def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
-    """Everything is read, all replicas are in sync with the same bytes, and no node met what it did not expect."""
-    nodes.wait_in_sync()
-    check_all_are_read(nodes, topic, count)
-    replicas_agree({node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}, f"{topic}-0", count)
-    nodes.no_surprises()
-
-
-def remove(log: Path) -> None:
-    shutil.rmtree(log)
-
-
-def cut_at_a_batch(log: Path) -> None:
-    """The log ends early, exactly between two batches."""
-    batches = list(stored_batches(log))
-    kept_bytes = sum(len(data) for _, data in batches[: len(batches) // 2])
-    (segment,) = log.glob("*.log")
-    with segment.open("r+b") as file:
-        file.truncate(kept_bytes)
-
-
-def damage_a_batch(log: Path) -> None:
-    """The size of a batch in the middle of the log is not what it was, so that nothing after it can be reached."""
-    batches = list(stored_batches(log))
-    at = sum(len(data) for _, data in batches[: len(batches) // 2])
-    (segment,) = log.glob("*.log")
-    with segment.open("r+b") as file:
-        file.seek(at + 8)
-        file.write(b"\xff\xff")
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("hurt", [remove, cut_at_a_batch])
 def test_a_log_that_lost_records_does_not_lead(
-    start_nodes: StartNodes, hurt: Callable[[Path], None], is_first: bool
+    start_nodes: StartNodes, hurt: Callable[[Path], object], is_first: bool
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = nodes.new_topic(1)

@@ -303,8 +303,11 @@ class Node:
 
     async def end_offset(self) -> Mapping[str, Any]:
         """ListOffsets latest."""
-        wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=-1)
-        message = SimpleNamespace(replica_id=-1, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
+        return await self.listed_offset(-1)
+
+    async def listed_offset(self, timestamp: int, replica_id: int = -1) -> Mapping[str, Any]:
+        wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
+        message = SimpleNamespace(replica_id=replica_id, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
         request = SimpleNamespace(message=message, api_version=7)
         answer = await list_offsets_api.handle(self.broker, cast(Any, request))
         found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]

@@ -1,4 +1,4 @@
-"""`chronik topic`: create, list, describe, alter and delete topics of any Kafka cluster."""
+"""`chronik topic`: create, list, describe, alter, delete and recover topics of any Kafka cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chronik.client.cluster import Cluster
 from chronik.client.layout import TopicLayout
 from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, Topics
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, delete and recover topics.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Configs = Annotated[
@@ -99,6 +99,23 @@ def delete(name: Name, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Delete a topic and all its records."""
     with_cluster(bootstrap, lambda cluster: Topics(cluster).delete(name))
     say(f"deleted topic {name}")
+
+
+@app.command()
+def recover(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[int, typer.Option("--partition", metavar="P", min=0)],
+    node: Annotated[int, typer.Option("--from", metavar="NODE", help="The replica that leads from now on.")],
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Continue, though records that NODE lacks are lost for good.")
+    ] = False,
+    as_json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Bring a partition without a leader back from one replica. Shows first what is lost."""
+    from chronik.cli.topic_recover import recover_partition
+
+    recover_partition(topic, partition, node, accept_loss=accept_loss, as_json=as_json, bootstrap=bootstrap)
 
 
 def _summary(topic: TopicLayout) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Brokers and where replicas live, as an administrator sees them: move replicas, watch them move, take a broker out.
+"""Brokers and where replicas live, as an administrator sees them: move replicas, elect a leader, take a broker out.
 
-Plain Kafka protocol (KIP-455 and KIP-631), so all of it works on any Kafka cluster.
+Plain Kafka protocol (KIP-455, KIP-460 and KIP-631), so all of it works on any Kafka cluster.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronik.client.cluster import Cluster, Deadline
+from chronik.client.errors import UnsupportedByBroker
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Partition = tuple[str, int]
+
+UNCLEAN = 1
+UNCLEAN_FROM_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,31 @@ class Brokers:
             }
 
         return await self._cluster.retry(attempt)
+
+    async def elect_unclean(self, topic: str, partition: int) -> None:
+        """Has any replica lead a partition without a leader, the first of them that can; fine if one leads by now.
+
+        Records that only other replicas have are lost.
+        """
+
+        async def attempt(within: Deadline) -> None:
+            connection = await self._cluster.controller(within)
+            if not connection.supports(ApiKey.ELECT_LEADERS, UNCLEAN_FROM_VERSION):
+                # Version 0 would drop the type, and elect the preferred leader.
+                raise UnsupportedByBroker(f"{connection.name} does not answer unclean elections")
+            values = {
+                "election_type": UNCLEAN,
+                "topic_partitions": [{"topic": topic, "partitions": [partition]}],
+                "timeout": within.for_broker_ms,
+            }
+            response = await connection.call(ApiKey.ELECT_LEADERS, values, timeout_s=within.left_s)
+            _raise_for(response, "electing a leader")
+            for elected in response.replica_election_results:
+                for result in elected.partition_result:
+                    if result.error_code != ErrorCode.election_not_needed:
+                        _raise_for(result, f"electing a leader of {topic}-{partition}")
+
+        await self._cluster.retry(attempt)
 
     async def unregister(self, broker_id: int) -> None:
         """Takes a broker out of the cluster for good; fine if it is out. Refused while any replica lives on it."""

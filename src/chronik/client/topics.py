@@ -39,10 +39,11 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An answer to ListOffsets: offset -1 where no record is that young."""
+    """An answer to ListOffsets: offset -1 where no record is that young; leader epoch -1 where none is given."""
 
     offset: int
     timestamp_ms: int
+    leader_epoch: int = -1
 
 
 class Topics:
@@ -151,14 +152,14 @@ class Topics:
             for leader, led in missing.items():
                 connection = await self._cluster.connection(leader, within)
                 done.update(
-                    await _list_offsets(connection, name, led, timestamp_ms, reader, isolation_level, within.left_s)
+                    await list_offsets(connection, name, led, timestamp_ms, reader, isolation_level, within.left_s)
                 )
             return dict(sorted(done.items()))
 
         return await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
 
-async def _list_offsets(
+async def list_offsets(
     connection: Connection,
     name: str,
     partitions: list[int],
@@ -167,6 +168,7 @@ async def _list_offsets(
     isolation_level: int,
     timeout_s: float,
 ) -> dict[int, ListedOffset]:
+    """ListOffsets of some partitions at one broker."""
     asked = [
         {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         for partition in partitions
@@ -176,7 +178,10 @@ async def _list_offsets(
     answers = response.topics[0].partitions
     for answer in answers:
         _raise_for(answer, f"offsets of {name}-{answer.partition_index}")
-    return {answer.partition_index: ListedOffset(answer.offset, answer.timestamp) for answer in answers}
+    return {
+        answer.partition_index: ListedOffset(answer.offset, answer.timestamp, getattr(answer, "leader_epoch", -1))
+        for answer in answers
+    }
 
 
 def _raise_for(result: Any, what: str) -> None:

@@ -2,7 +2,10 @@
 
 Behaviour
 - latest (-1) is what consumers see as the end: the high watermark, or the last stable offset for read_committed; it
-  never goes backwards. To replica id -2, which tools use to look behind it, latest is the log end.
+  never goes backwards.
+- replica id -2, Kafka's debugging consumer, is answered by any replica from its own log, whoever leads: latest is the
+  log end, with the leader epoch of the last record. That claims no authority, so it needs no lease. `chronik topic
+  recover` compares the replicas of an offline partition by it.
 - earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
 - max timestamp (-3) names the record's own offset, not the end of its batch.
 - any other timestamp names the first visible record that is not older, or -1 when there is none.
@@ -50,7 +53,7 @@ async def handle(broker: Broker, request: Request) -> Values:
             try:
                 if wanted.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
                     raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
-                partition = broker.require_partition(topic.name, wanted.partition_index)
+                partition = _hosted(broker, topic.name, wanted.partition_index, is_debugging)
                 partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
                 generation = partition.generation
                 values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
@@ -71,13 +74,22 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"topics": topics}
 
 
+def _hosted(broker: Broker, topic: str, index: int, is_debugging: bool) -> Partition:
+    """The partition that answers: led by this node, or for a debugging consumer just open here."""
+    partition = broker.partition(topic, index) if is_debugging else None
+    if partition is None or partition.is_closed:
+        return broker.require_partition(topic, index)
+    return partition
+
+
 async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
+    if timestamp_ms == LATEST and is_debugging:
+        end = log.log_end_offset
+        return {"offset": end, "leader_epoch": log.epoch_of(end - 1) if end > log.log_start_offset else UNKNOWN}
     if timestamp_ms == LATEST:
-        if not is_debugging:
-            partition.check_end_is_known()
-        end = partition.log_end_offset if is_debugging else partition.visible_end_offset
-        return {"offset": end, "leader_epoch": partition.leader_epoch}
+        partition.check_end_is_known()
+        return {"offset": partition.visible_end_offset, "leader_epoch": partition.leader_epoch}
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         start = partition.log_start_offset
         return {"offset": start, "leader_epoch": log.epoch_of(start)}
@@ -93,7 +105,7 @@ async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_de
         upto = partition.visible_end_offset
         job = log.offset_for_timestamp_job(timestamp_ms, upto) if timestamp_ms >= 0 else log.max_timestamp_job(upto)
         found = await broker.run_blocking(job)
-    if partition.generation != generation or not partition.leads:
+    if partition.generation != generation or not (partition.leads or is_debugging):
         raise KafkaError(ErrorCode.not_leader_or_follower, "the leader changed meanwhile")
     if found is None or found.offset >= partition.visible_end_offset:
         partition.check_end_is_known()

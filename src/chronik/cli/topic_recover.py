@@ -1,0 +1,155 @@
+"""`chronik topic recover`: brings a partition without a leader back from one of its replicas, on any Kafka cluster.
+
+No replica is left that can prove that it has every committed record, so an operator has to choose one. The chosen node
+becomes the first of the replicas, and an unclean election takes the first replica that can lead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from chronik.cli.errors import CHECK_FAILED, CliError
+from chronik.cli.options import with_cluster
+from chronik.cli.output import print_json, print_table
+from chronik.client.brokers import Brokers
+from chronik.client.cluster import Cluster, Deadline
+from chronik.client.layout import PartitionLayout
+from chronik.client.replica_logs import ANSWERS, Loss, ReplicaLog, loss_if_leading, replica_logs
+from chronik.wire.errors import ErrorCode, KafkaError
+
+NO_LEADER = -1
+
+
+def recover_partition(
+    topic: str, partition: int, node_id: int, *, accept_loss: bool, as_json: bool, bootstrap: str
+) -> None:
+    """Shows what each replica has, and has `node_id` lead if the loss is accepted."""
+    name = f"{topic}-{partition}"
+    layout, logs = with_cluster(bootstrap, lambda cluster: _survey(cluster, topic, partition))
+    view = _view(topic, partition, node_id, layout, logs)
+    if not as_json:
+        _print(name, node_id, logs)
+    try:
+        chosen = _check(name, node_id, layout, logs)
+        loss = _text(loss_if_leading(chosen, logs))
+        if not accept_loss:
+            raise CliError(
+                f"nothing was changed: {loss} records of {name} are lost if node {node_id} leads; pass --accept-loss "
+                "to continue, or start the replicas that are down first",
+                CHECK_FAILED,
+            )
+        if sys.stdin.isatty() and not typer.confirm(
+            f"Have node {node_id} lead {name}, and lose {loss} records for good?", err=True
+        ):
+            raise CliError("nothing was changed", CHECK_FAILED)
+        elected = with_cluster(bootstrap, lambda cluster: _lead(cluster, topic, layout, node_id))
+        view |= {"leader": elected.leader, "epoch": elected.leader_epoch, "recovered": True}
+    finally:
+        if as_json:
+            print_json(view)
+    if not as_json:
+        print(f"node {node_id} leads {name} with leader epoch {elected.leader_epoch}; the other replicas follow it")
+
+
+async def _survey(cluster: Cluster, topic: str, partition: int) -> tuple[PartitionLayout, list[ReplicaLog]]:
+    layout = await _partition(cluster, topic, partition)
+    return layout, await replica_logs(cluster, topic, partition, layout.replicas)
+
+
+async def _partition(cluster: Cluster, topic: str, partition: int, deadline: Deadline | None = None) -> PartitionLayout:
+    partitions = (await cluster.topic(topic, deadline=deadline)).partitions
+    for layout in partitions:
+        if layout.partition == partition:
+            return layout
+    raise CliError(f"topic {topic} has no partition {partition}: it has 0 to {len(partitions) - 1}")
+
+
+def _check(name: str, node_id: int, layout: PartitionLayout, logs: Sequence[ReplicaLog]) -> ReplicaLog:
+    """The chosen replica's log; CliError where there is nothing to recover, or nothing to recover from."""
+    if node_id not in layout.replicas:
+        known = ", ".join(map(str, layout.replicas))
+        raise CliError(f"node {node_id} has no replica of {name}: choose one of {known}")
+    if layout.leader != NO_LEADER:
+        raise CliError(
+            f"{name} is led by node {layout.leader}, so there is nothing to recover; if node {node_id} has records "
+            f"that node {layout.leader} lacks, stop node {layout.leader} first"
+        )
+    chosen = next(log for log in logs if log.node_id == node_id)
+    if chosen.state != ANSWERS:
+        raise CliError(f"node {node_id} cannot lead {name} ({chosen.state}): start it first, or choose another replica")
+    return chosen
+
+
+async def _lead(cluster: Cluster, topic: str, layout: PartitionLayout, node_id: int) -> PartitionLayout:
+    partition = layout.partition
+    brokers = Brokers(cluster)
+    order = (node_id, *(replica for replica in layout.replicas if replica != node_id))
+    if order != layout.replicas:
+        await brokers.move({(topic, partition): order})
+    await brokers.elect_unclean(topic, partition)
+
+    async def elected(within: Deadline) -> PartitionLayout:
+        current = await _partition(cluster, topic, partition, within)
+        if current.leader == NO_LEADER:
+            raise KafkaError(ErrorCode.leader_not_available, f"{topic}-{partition} has no leader yet")
+        if current.leader != node_id:
+            raise CliError(
+                f"node {current.leader} leads {topic}-{partition}, not node {node_id}: it was in sync, or returned "
+                "in time; see chronik topic describe",
+                CHECK_FAILED,
+            )
+        return current
+
+    return await cluster.retry(elected, refresh=False)
+
+
+def _text(loss: Loss) -> str:
+    return str(loss.records) if loss.is_exact else f"{loss.records} or more"
+
+
+def _print(name: str, node_id: int, logs: Sequence[ReplicaLog]) -> None:
+    columns = ("node", "state", "log start", "log end", "last epoch", "lost if it leads")
+    rows = [
+        (
+            f"{log.node_id} (chosen)" if log.node_id == node_id else log.node_id,
+            log.state,
+            log.log_start_offset,
+            log.log_end_offset,
+            log.last_epoch if log.offsets else None,
+            _text(loss_if_leading(log, logs)) if log.state == ANSWERS else None,
+        )
+        for log in logs
+    ]
+    print_table(f"replicas of {name}", columns, rows, columns[2:])
+
+
+def _view(
+    topic: str, partition: int, node_id: int, layout: PartitionLayout, logs: Sequence[ReplicaLog]
+) -> dict[str, Any]:
+    replicas = []
+    for log in logs:
+        loss = loss_if_leading(log, logs) if log.state == ANSWERS else None
+        replicas.append(
+            {
+                "node": log.node_id,
+                "state": log.state,
+                "log_start_offset": log.log_start_offset,
+                "log_end_offset": log.log_end_offset,
+                "last_epoch": log.last_epoch if log.offsets else None,
+                "lost": None if loss is None else loss.records,
+                "lost_is_exact": None if loss is None else loss.is_exact,
+            }
+        )
+    return {
+        "topic": topic,
+        "partition": partition,
+        "from": node_id,
+        "leader": layout.leader,
+        "epoch": layout.leader_epoch,
+        "recovered": False,
+        "replicas": replicas,
+    }

@@ -1,0 +1,90 @@
+"""How far each replica's own log of a partition goes, and what is lost if one of them leads.
+
+Brokers answer ListOffsets of Kafka's debugging consumer from their own log, leader or not, so this works on any Kafka
+cluster, and for partitions without a leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from chronik.client.cluster import Cluster, Deadline
+from chronik.client.errors import ClientError, Unreachable
+from chronik.client.topics import EARLIEST, LATEST, LOG_END_READER, READ_UNCOMMITTED, list_offsets
+from chronik.wire.errors import ErrorCode, KafkaError
+
+ANSWERS = "answers"
+DOWN = "down"
+SILENT = "does not answer"
+ANSWER_TIMEOUT_S = 5.0
+NO_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLog:
+    """One replica's log; offsets are None where its broker did not give them, and `state` says why."""
+
+    node_id: int
+    state: str
+    log_start_offset: int | None = None
+    log_end_offset: int | None = None
+    last_epoch: int = NO_EPOCH
+    """The leader epoch of the last record; -1 without any, or where the broker does not say."""
+
+    @property
+    def offsets(self) -> range:
+        """The offsets of its records; empty where they are not known."""
+        return range(self.log_start_offset or 0, self.log_end_offset or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How many records other replicas have that one lacks; `is_exact` False: more may be lost."""
+
+    records: int
+    is_exact: bool
+
+
+async def replica_logs(cluster: Cluster, topic: str, partition: int, replicas: Sequence[int]) -> list[ReplicaLog]:
+    """The replicas' logs in the order of `replicas`. A broker that does not answer costs five seconds at most."""
+    return list(await asyncio.gather(*(_replica_log(cluster, topic, partition, node_id) for node_id in replicas)))
+
+
+async def _replica_log(cluster: Cluster, topic: str, partition: int, node_id: int) -> ReplicaLog:
+    within = Deadline(min(ANSWER_TIMEOUT_S, cluster.timeout_s))
+    try:
+        connection = await cluster.connection(node_id, within)
+        start, end = [
+            (await list_offsets(connection, topic, [partition], at, LOG_END_READER, READ_UNCOMMITTED, within.left_s))[
+                partition
+            ]
+            for at in (EARLIEST, LATEST)
+        ]
+    except KafkaError as error:
+        # The one code is `connection`'s own, for a broker that the metadata does not name.
+        is_gone = error.code is ErrorCode.coordinator_not_available
+        return ReplicaLog(node_id, DOWN if is_gone else error.code.name)
+    except Unreachable:
+        return ReplicaLog(node_id, DOWN)
+    except ClientError:
+        return ReplicaLog(node_id, SILENT)
+    return ReplicaLog(node_id, ANSWERS, start.offset, end.offset, end.leader_epoch)
+
+
+def loss_if_leading(log: ReplicaLog, logs: Iterable[ReplicaLog]) -> Loss:
+    """What is lost if this replica leads: the records of another one that it lacks.
+
+    The count is by offsets, so it is exact only if every broker answers and all logs end in the same leader epoch: two
+    epochs may have written different records at the same offsets.
+    """
+    logs = list(logs)
+    epochs = {each.last_epoch for each in logs if each.offsets}
+    is_exact = all(each.state == ANSWERS for each in logs) and len(epochs) <= 1 and NO_EPOCH not in epochs
+    return Loss(max(_lacking(log.offsets, other.offsets) for other in logs), is_exact)
+
+
+def _lacking(own: range, other: range) -> int:
+    shared = max(0, min(own.stop, other.stop) - max(own.start, other.start))
+    return len(other) - shared

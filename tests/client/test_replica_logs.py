@@ -1,0 +1,84 @@
+"""How far replicas' logs go, and what is lost if one of them leads; against brokers that answer as told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.client.fake_broker import FakeBroker, metadata
+from tests.client.test_connection import run
+
+from chronik.client import replica_logs as module
+from chronik.client.cluster import Cluster
+from chronik.client.replica_logs import ANSWERS, DOWN, SILENT, Loss, ReplicaLog, loss_if_leading, replica_logs
+from chronik.client.topics import LATEST, LOG_END_READER
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import ErrorCode
+
+
+def log(node_id: int, start: int, end: int, epoch: int = 3) -> ReplicaLog:
+    return ReplicaLog(node_id, ANSWERS, start, end, epoch if end > start else -1)
+
+
+@pytest.mark.parametrize(
+    ("logs", "losses"),
+    [
+        ([log(1, 0, 100), log(2, 0, 70), log(3, 0, 0)], [0, 30, 100]),
+        ([log(1, 0, 100), log(2, 40, 100)], [0, 40]),
+        ([log(1, 50, 100), log(2, 0, 0)], [0, 50]),
+        ([log(1, 50, 100), log(2, 0, 20)], [20, 50]),
+        ([log(1, 0, 0), log(2, 0, 0)], [0, 0]),
+    ],
+)
+def test_a_replica_loses_the_records_of_another_one_that_it_lacks(logs: list[ReplicaLog], losses: list[int]) -> None:
+    assert [loss_if_leading(each, logs) for each in logs] == [Loss(lost, is_exact=True) for lost in losses]
+
+
+@pytest.mark.parametrize("other", [log(2, 0, 70, epoch=4), ReplicaLog(2, DOWN), ReplicaLog(2, ANSWERS, 0, 70)])
+def test_more_may_be_lost_where_a_replica_is_silent_or_ends_in_another_epoch(other: ReplicaLog) -> None:
+    assert loss_if_leading(log(1, 0, 100), [log(1, 0, 100), other]) == Loss(0, is_exact=False)
+
+
+def answered(request: Any, start: int, end: int, error: ErrorCode = ErrorCode.none) -> Mapping[str, Any]:
+    assert request.replica_id == LOG_END_READER
+    partitions = [
+        {
+            "partition_index": wanted.partition_index,
+            "error_code": error,
+            "timestamp": -1,
+            "offset": end if wanted.timestamp == LATEST else start,
+            "leader_epoch": 7,
+        }
+        for wanted in request.topics[0].partitions
+    ]
+    return {"topics": [{"name": "t", "partitions": partitions}]}
+
+
+def test_every_replica_is_asked_for_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 1.0)
+
+    async def work() -> None:
+        async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two, FakeBroker(node_id=3) as three:
+            gone = FakeBroker(node_id=4)
+            async with gone:
+                names = metadata(one, two, three, gone, topics={"t": [-1]})
+            one.handlers = {
+                ApiKey.METADATA: lambda _: names,
+                ApiKey.LIST_OFFSETS: lambda request: answered(request, 5, 9),
+            }
+            two.handlers[ApiKey.LIST_OFFSETS] = lambda request: answered(
+                request, -1, -1, ErrorCode.not_leader_or_follower
+            )
+            three.handlers[ApiKey.LIST_OFFSETS] = lambda _: None
+            async with Cluster([one.address]) as cluster:
+                found = await replica_logs(cluster, "t", 0, [4, 1, 2, 3, 5])
+            assert found == [
+                ReplicaLog(4, DOWN),
+                ReplicaLog(1, ANSWERS, 5, 9, 7),
+                ReplicaLog(2, "not_leader_or_follower"),
+                ReplicaLog(3, SILENT),
+                ReplicaLog(5, DOWN),
+            ]
+
+    run(work)

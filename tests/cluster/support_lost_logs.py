@@ -1,0 +1,94 @@
+"""Logs that lose records while their nodes are down, and what clients read of them afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_replicas import replicas_agree, stored_batches
+from tests.support.eventually import eventually
+
+READ_TIMEOUT_S = 60.0
+BATCH_RECORDS = 100
+"""Several batches in a log, so that it can be cut between two of them."""
+
+
+def produce(nodes: Nodes, topic: str, first: int, count: int) -> None:
+    """Records with acks=all, all of them acknowledged."""
+    errors: list[object] = []
+
+    def answered(error: object, _: object) -> None:
+        if error is not None:
+            errors.append(error)
+
+    settings = {"bootstrap.servers": nodes.bootstrap, "enable.idempotence": True, "linger.ms": 5}
+    producer = Producer({**settings, "batch.num.messages": BATCH_RECORDS})
+    for number in range(first, first + count):
+        producer.produce(topic, f"record-{number}".encode(), partition=0, on_delivery=answered)
+        producer.poll(0)
+    assert producer.flush(READ_TIMEOUT_S) == 0
+    assert errors == []
+
+
+def check_all_are_read(nodes: Nodes, topic: str, count: int) -> None:
+    consumer = Consumer(
+        {"bootstrap.servers": nodes.bootstrap, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[str] = []
+
+    def read() -> bool:
+        for message in consumer.consume(500, 0.5):
+            if message.error() is None:
+                values.append((message.value() or b"").decode())
+        return len(values) >= count
+
+    try:
+        eventually(read, READ_TIMEOUT_S, f"{count} records are read")
+    finally:
+        consumer.close()
+    assert values == [f"record-{number}" for number in range(count)]
+
+
+def log_of(nodes: Nodes, node_id: int, topic: str) -> Path:
+    return Path(nodes.node(node_id).folder) / "logs" / f"{topic}-0"
+
+
+def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
+    """Everything is read, all replicas are in sync with the same bytes, and no node met what it did not expect."""
+    nodes.wait_in_sync()
+    check_all_are_read(nodes, topic, count)
+    replicas_agree({node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}, f"{topic}-0", count)
+    nodes.no_surprises()
+
+
+def remove(log: Path) -> None:
+    shutil.rmtree(log)
+
+
+def cut_at_a_batch(log: Path) -> int:
+    """The log ends early, exactly between two batches; returns its end."""
+    batches = list(stored_batches(log))
+    kept = batches[: len(batches) // 2]
+    (segment,) = log.glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(sum(len(data) for _, data in kept))
+    return kept[-1][0].next_offset
+
+
+def damage_a_batch(log: Path) -> None:
+    """The size of a batch in the middle of the log is not what it was, so that nothing after it can be reached."""
+    batches = list(stored_batches(log))
+    at = sum(len(data) for _, data in batches[: len(batches) // 2])
+    (segment,) = log.glob("*.log")
+    with segment.open("r+b") as file:
+        file.seek(at + 8)
+        file.write(b"\xff\xff")
+
+
+def is_listed_up_to(nodes: Nodes, node_id: int, end_offset: int) -> bool:
+    """Whether the node has noted that its log was durable up to there, which proves a loss later."""
+    points = Path(nodes.node(node_id).folder) / "recovery-points"
+    return f" {end_offset}\n" in points.read_text()

@@ -1,0 +1,168 @@
+"""`chronik topic recover` on real processes: an operator chooses which replica's records are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cli.run_chronik import CHRONIK, Outcome, chronik
+from tests.cluster.conftest import StartNodes
+from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_lost_logs import (
+    check_all_are_read,
+    check_whole_again,
+    cut_at_a_batch,
+    is_listed_up_to,
+    log_of,
+    produce,
+    remove,
+)
+from tests.support.eventually import eventually
+from tests.support.terminal import Terminal
+
+from chronik.storage.disk import RealDisk
+from chronik.storage.folder import DataFolder
+
+RECORDS = 2_000
+NO_LEADER = -1
+
+
+def arguments(nodes: Nodes, topic: str, node_id: int, *more: str) -> tuple[str, ...]:
+    bootstrap = ",".join(node.bootstrap for node in nodes.running)
+    return ("topic", "recover", topic, "--partition", "0", "--from", str(node_id), "-b", bootstrap, *more)
+
+
+def recover(nodes: Nodes, topic: str, node_id: int, *more: str) -> Outcome:
+    return chronik(*arguments(nodes, topic, node_id, *more))
+
+
+def replicas_of(outcome: Outcome) -> dict[int, dict[str, Any]]:
+    return {replica["node"]: replica for replica in json.loads(outcome.out)["replicas"]}
+
+
+def wait_until_offline(nodes: Nodes, topic: str) -> None:
+    eventually(lambda: nodes.partitions(topic)[0].leader == NO_LEADER, 30.0, f"{topic}-0 has no leader")
+
+
+def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
+    """Two of three logs are removed, the third one is cut. The nodes, the topic, the third node and its log's end."""
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    *removed, kept = nodes.partitions(topic)[0].replicas
+    eventually(lambda: is_listed_up_to(nodes, kept, RECORDS), what="the recovery point is written")
+    nodes.kill_all()
+    for node_id in removed:
+        remove(log_of(nodes, node_id, topic))
+    end = cut_at_a_batch(log_of(nodes, kept, topic))
+    nodes.start_all()
+    wait_until_offline(nodes, topic)
+    return nodes, topic, kept, end
+
+
+def test_a_partition_whose_replicas_all_lost_records_returns_with_what_the_chosen_one_has(
+    start_nodes: StartNodes,
+) -> None:
+    nodes, topic, kept, end = lose_all_but_one(start_nodes)
+    lost, *_ = [node_id for node_id in nodes.ids if node_id != kept]
+
+    shown = recover(nodes, topic, kept, "--json")
+    assert shown.code == 1 and "--accept-loss" in shown.error_line
+    for node_id, replica in replicas_of(shown).items():
+        found = end if node_id == kept else 0
+        assert (replica["state"], replica["log_start_offset"], replica["log_end_offset"]) == ("answers", 0, found)
+        assert (replica["lost"], replica["lost_is_exact"]) == (end - found, True)
+    table = recover(nodes, topic, lost)
+    assert table.code == 1 and f"{lost} (chosen)" in table.out and f"{end} records of {topic}-0" in table.error_line
+    assert nodes.partitions(topic)[0].leader == NO_LEADER, "nothing was changed"
+
+    done = recover(nodes, topic, kept, "--accept-loss")
+    assert done.code == 0, done.err
+    assert f"node {kept} leads {topic}-0" in done.out
+    assert nodes.leader(topic) == kept
+    check_all_are_read(nodes, topic, end)
+    produce(nodes, topic, end, 100)
+    check_whole_again(nodes, topic, end + 100)
+
+    again = recover(nodes, topic, kept, "--accept-loss", "--json")
+    assert again.code == 2 and f"led by node {kept}" in again.error_line
+    assert json.loads(again.out)["recovered"] is False
+
+
+def test_on_a_terminal_it_asks_and_nodes_that_are_down_are_shown_as_such(start_nodes: StartNodes) -> None:
+    nodes, topic, kept, end = lose_all_but_one(start_nodes)
+    down = next(node_id for node_id in nodes.ids if node_id != kept)
+    nodes.stop(down)
+    for node_id in (down, kept):
+        outcome = recover(nodes, topic, node_id, "--accept-loss" if node_id == down else "--json")
+        assert outcome.code == (2 if node_id == down else 1)
+    assert "start it first" in recover(nodes, topic, down, "--accept-loss").error_line
+    replica = replicas_of(recover(nodes, topic, kept, "--json"))
+    assert (replica[down]["state"], replica[down]["log_end_offset"]) == ("down", None)
+    assert (replica[kept]["lost"], replica[kept]["lost_is_exact"]) == (0, False)
+
+    command = [str(CHRONIK), *arguments(nodes, topic, kept, "--accept-loss")]
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        assert nodes.partitions(topic)[0].leader == NO_LEADER
+        with Terminal(command) as terminal:
+            eventually(lambda: f"Have node {kept} lead {topic}-0" in terminal.text, 30.0, "it asks")
+            terminal.press(answer)
+            assert terminal.process.wait(60.0) == code, terminal.text
+    nodes.start(down)
+    check_whole_again(nodes, topic, end)
+
+
+def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
+    """The log ends early, and so does what the node knows of it: it cannot notice. Returns the log's end."""
+    end = cut_at_a_batch(log_of(nodes, node_id, topic))
+    folder = DataFolder.open(RealDisk(), nodes.node(node_id).folder, node_id, "")
+    points = {
+        key: point._replace(offset=min(point.offset, end)) if key == (topic, 0) else point
+        for key, point in folder.recovery_points.items()
+    }
+    folder.recovery_points_job(points)()
+    folder.close()
+    return end
+
+
+def test_a_replica_that_refuses_to_follow_a_shorter_leader_leads_once_that_is_stopped(start_nodes: StartNodes) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = "two-replicas"
+    made = chronik("topic", "create", topic, "--partitions", "1", "--replication-factor", "2", "-b", nodes.bootstrap)
+    assert made.code == 0, made.err
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    short, whole = nodes.partitions(topic)[0].replicas
+    (other,) = set(nodes.ids) - {short, whole}
+    eventually(lambda: is_listed_up_to(nodes, whole, RECORDS), what="the recovery point is written")
+    eventually(lambda: f" {RECORDS}\n" in watermarks(nodes, whole), what="the watermark is written")
+    nodes.kill_all()
+    end = shorten_unnoticed(nodes, short, topic)
+    nodes.local.launch(other)
+    nodes.start(short)
+    assert nodes.leader(topic) == short
+    # What this leader takes alone is lost later.
+    produce(nodes, topic, end, 10)
+    nodes.start(whole)
+    eventually(lambda: "follower_refuses_truncation" in nodes.log_text(whole), 30.0, "the whole replica refuses")
+
+    refused = recover(nodes, topic, whole, "--accept-loss")
+    assert refused.code == 2 and f"stop node {short} first" in refused.error_line
+    nodes.stop(short)
+    wait_until_offline(nodes, topic)
+    done = recover(nodes, topic, whole, "--accept-loss")
+    assert done.code == 0, done.err
+    assert nodes.leader(topic) == whole
+    check_all_are_read(nodes, topic, RECORDS)
+    nodes.start(short)
+    produce(nodes, topic, RECORDS, 100)
+    nodes.wait_in_sync()
+    check_all_are_read(nodes, topic, RECORDS + 100)
+    nodes.no_surprises()
+
+
+def watermarks(nodes: Nodes, node_id: int) -> str:
+    path = Path(nodes.node(node_id).folder) / "high-watermarks"
+    return path.read_text() if path.exists() else ""
