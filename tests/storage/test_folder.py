@@ -299,3 +299,32 @@ def test_a_topic_id_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     folder.claim_log("orders", 0, UUID(int=8), NOW_MS)
     assert not (log / f"{0:020d}.log").exists()
     folder.close()
+
+
+def test_a_stopped_nodes_folder_is_read_and_locked_and_nothing_else(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.claim_log("t", 0, TOPIC_ID, NOW_MS)
+    folder.claim_log("untold", 0, TOPIC_ID, NOW_MS)
+    points = {("t", 0): RecoveryPoint(TOPIC_ID, 5), ("gone", 1): RecoveryPoint(UUID(int=8), 9)}
+    folder.record_clean_shutdown(points, {(TOPIC_ID, 0): 4}, 6)
+    folder.close()
+    (tmp_path / "data" / "logs" / "untold-0" / "topic-id").write_text("damaged")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "data").rglob("*")) if path.is_file()}
+    stopped = DataFolder.open_stopped(RealDisk(), str(tmp_path / "data"))
+    assert (stopped.meta.node_id, stopped.was_clean, stopped.recovery_points) == (1, True, points)
+    assert stopped.high_watermarks == {(TOPIC_ID, 0): 4}
+    ids = [stopped.topic_id("t", 0), stopped.topic_id("gone", 1), stopped.topic_id("untold", 0)]
+    assert ids == [TOPIC_ID, UUID(int=8), None]
+    with pytest.raises(DataFolderError, match="stop its node first"):
+        DataFolder.open_stopped(RealDisk(), str(tmp_path / "data"))
+    stopped.close()
+    assert before == {path: path.read_bytes() for path in sorted((tmp_path / "data").rglob("*")) if path.is_file()}
+    again = opened(tmp_path)
+    assert again.was_clean
+    again.close()
+
+
+def test_a_folder_that_is_no_nodes_is_not_taken_for_one(tmp_path: Path) -> None:
+    with pytest.raises(DataFolderError, match="not the data folder of a node"):
+        DataFolder.open_stopped(RealDisk(), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -168,6 +168,25 @@ def remove(
         remove_node(cluster, node, fewer_replicas=fewer_replicas)
 
 
+@app.command("restore-metadata")
+def restore_metadata(
+    folder: Folder = DEFAULT_FOLDER,
+    node_dirs: Annotated[
+        list[str] | None,
+        typer.Option("--node-dir", metavar="PATH", help="A node's data folder, instead of those in DIR; repeatable."),
+    ] = None,
+) -> None:
+    """Rebuild the metadata of a cluster whose nodes all lost their metadata.db, from their logs."""
+    from chronik.cli.cluster_restore import restore, restore_local
+
+    if node_dirs:
+        restore(node_dirs, {})
+        return
+    cluster = _existing(folder)
+    with cluster.locked(say):
+        restore_local(cluster)
+
+
 def _existing(folder: str) -> LocalCluster:
     cluster = LocalCluster(folder)
     if not cluster.nodes:

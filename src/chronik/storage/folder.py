@@ -153,11 +153,6 @@ class DataFolder:
             write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
         else:
             meta = _read_meta(path, data)
-            if meta.format_version != FORMAT_VERSION:
-                raise DataFolderError(
-                    f"data folder {path} has format {meta.format_version}, this chronik reads {FORMAT_VERSION}: "
-                    "use the version of chronik that wrote it"
-                )
             if meta.node_id != node_id:
                 raise DataFolderError(
                     f"data folder {path} belongs to node {meta.node_id}, this is node {node_id}: "
@@ -166,12 +161,35 @@ class DataFolder:
         for name in disk.listdir(f"{path}/{LOGS_NAME}"):
             if name.endswith(DELETED_SUFFIX):
                 disk.rmtree(f"{path}/{LOGS_NAME}/{name}")
-        clean_path = f"{path}/{CLEAN_NAME}"
-        mark = read_file(disk, clean_path)
-        if mark is not None:
-            disk.remove(clean_path)
+        folder = DataFolder._as_left(disk, path, lock, meta)
+        if disk.exists(f"{path}/{CLEAN_NAME}"):
+            disk.remove(f"{path}/{CLEAN_NAME}")
             disk.sync_dir(path)
-        was_clean, stopped_epoch = _decode_mark(mark)
+        return folder
+
+    @staticmethod
+    def open_stopped(disk: Disk, path: str) -> "DataFolder":
+        """The folder of a node that does not run: locked, and nothing in it is changed. Raises DataFolderError."""
+        try:
+            data = read_file(disk, f"{path}/{META_NAME}")
+            if data is None:
+                raise DataFolderError(f"{path} is not the data folder of a node: it has no {META_NAME}")
+            lock = disk.lock(f"{path}/{LOCK_NAME}")
+        except BlockingIOError:
+            raise DataFolderError(f"data folder {path} is in use: stop its node first") from None
+        except OSError as error:
+            raise DataFolderError(
+                f"data folder {path} cannot be used ({error.strerror or error}): make it readable and writable"
+            ) from error
+        try:
+            return DataFolder._as_left(disk, path, lock, _read_meta(path, data))
+        except BaseException:
+            lock.close()
+            raise
+
+    @staticmethod
+    def _as_left(disk: Disk, path: str, lock: File, meta: FolderMeta) -> "DataFolder":
+        was_clean, stopped_epoch = _decode_mark(read_file(disk, f"{path}/{CLEAN_NAME}"))
         points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
         watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
         boot = _decode_boot(read_file(disk, f"{path}/{BOOT_NAME}") or b"")
@@ -216,6 +234,15 @@ class DataFolder:
             if topic and partition.isdigit():
                 found.append((topic, int(partition)))
         return found
+
+    def topic_id(self, topic: str, partition: int) -> UUID | None:
+        """The id of the topic whose log is or was here; None where neither the log nor the recovery points tell."""
+        data = read_file(self.disk, f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}")
+        try:
+            return UUID(decode_value(data or b""))
+        except ValueError:
+            point = self.recovery_points.get((topic, partition))
+            return None if point is None else point.topic_id
 
     def is_lost(self, topic: str, partition: int, topic_id: UUID) -> bool:
         """Whether a log of this very topic was here and is gone."""
@@ -356,11 +383,17 @@ def _make_durable_folder(disk: Disk, path: str) -> None:
 def _read_meta(path: str, data: bytes) -> FolderMeta:
     try:
         values = json.loads(data)
-        return FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]))
+        meta = FolderMeta(int(values["format_version"]), int(values["node_id"]), str(values["cluster_id"]))
     except (ValueError, KeyError, TypeError) as error:
         raise DataFolderError(
             f"{META_NAME} in data folder {path} cannot be read: restore it, or pass another folder"
         ) from error
+    if meta.format_version != FORMAT_VERSION:
+        raise DataFolderError(
+            f"data folder {path} has format {meta.format_version}, this chronik reads {FORMAT_VERSION}: "
+            "use the version of chronik that wrote it"
+        )
+    return meta
 
 
 def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:

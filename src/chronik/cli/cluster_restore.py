@@ -1,0 +1,105 @@
+"""`chronik cluster restore-metadata`: a cluster all of whose metadata.db are gone, rebuilt from its nodes' logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+
+from chronik.cli.errors import CliError, say
+from chronik.cli.local_cluster import LocalCluster
+from chronik.cli.output import print_table
+from chronik.metadata.image import ClusterImage
+from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict, restored_image
+from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata
+from chronik.node.sqlite_file import StoreError
+from chronik.storage.disk import RealDisk
+from chronik.storage.errors import DataFolderError
+from chronik.storage.folder import META_NAME, DataFolder
+
+
+def restore_local(cluster: LocalCluster) -> None:
+    """From the folders of a cluster on this machine. A node without data is left out: it joins when it starts."""
+    if cluster.running:
+        raise CliError(f"node {cluster.running[0].id} is running: chronik cluster down first")
+    nodes = [node for node in cluster.nodes if os.path.exists(os.path.join(node.folder, META_NAME))]
+    restore([node.folder for node in nodes], {node.id: str(node.internal) for node in nodes})
+    for node in cluster.nodes:
+        if node not in nodes:
+            say(f"{node.folder} has no data: node {node.id} joins the cluster again when it starts")
+
+
+def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
+    """From these data folders; `addresses` are those of nodes for their peers, as far as they are known."""
+    disk = RealDisk()
+    with contextlib.ExitStack() as opened:
+        try:
+            folders: list[DataFolder] = []
+            for path in paths:
+                folders.append(DataFolder.open_stopped(disk, os.path.abspath(path)))
+                opened.callback(folders[-1].close)
+            cluster_id = _cluster_id(folders)
+            check_without_metadata(folders, uuid.uuid4)
+            found = [each for folder in folders for each in logs_of(folder)]
+            logs = [log for log, _ in found]
+            if not logs:
+                raise CliError("there are no logs to rebuild the metadata from: start the nodes, or pass their folders")
+            image = restored_image(cluster_id, logs, OWN_CONFIGS, uuid.uuid4)
+            write_metadata(folders, addresses, image, uuid.uuid4)
+        except (DataFolderError, StoreError, RestorationConflict) as error:
+            raise CliError(str(error)) from None
+        except OSError as error:
+            raise CliError(f"{error.filename or 'a data folder'}: {error.strerror}; nothing was written") from None
+    _print(image, logs, len(folders))
+    compacted = sorted({log.topic for log, survey in found if survey.is_compacted and log.topic not in OWN_CONFIGS})
+    _print_unknown(image, compacted)
+
+
+def _cluster_id(folders: Sequence[DataFolder]) -> str:
+    """The one that all folders name; empty where none does. The folders must be those of different nodes."""
+    named = [folder for folder in folders if folder.meta.cluster_id]
+    for folder in named[1:]:
+        if folder.meta.cluster_id != named[0].meta.cluster_id:
+            raise CliError(
+                f"{named[0].path} belongs to cluster {named[0].meta.cluster_id}, {folder.path} to "
+                f"{folder.meta.cluster_id}: pass the folders of one cluster with --node-dir"
+            )
+    by_node: dict[int, str] = {}
+    for folder in folders:
+        other = by_node.setdefault(folder.meta.node_id, folder.path)
+        if other != folder.path:
+            raise CliError(f"{other} and {folder.path} both belong to node {folder.meta.node_id}: pass one of them")
+    return named[0].meta.cluster_id if named else ""
+
+
+def _print(image: ClusterImage, logs: Sequence[FoundLog], nodes: int) -> None:
+    rows = []
+    for name, topic in sorted(image.topics.items()):
+        ends: dict[int, int] = {}
+        for log in logs:
+            if log.topic == name:
+                ends[log.partition] = max(ends.get(log.partition, 0), log.log_end_offset)
+        offline = sum(not partition.isr for partition in topic.partitions)
+        replicas = max(len(partition.replicas) for partition in topic.partitions)
+        rows.append((name, topic.id, len(topic.partitions), replicas, sum(ends.values()), offline))
+    columns = ("topic", "id", "partitions", "replicas", "log ends, summed", "offline")
+    title = f"rebuilt for {nodes} nodes of cluster {image.cluster_id or '(without an id yet)'}; start them now"
+    print_table(title, columns, rows, columns[2:])
+
+
+def _print_unknown(image: ClusterImage, compacted: Sequence[str]) -> None:
+    for name, topic in sorted(image.topics.items()):
+        for partition in topic.partitions:
+            if not partition.isr:
+                print(
+                    f"{name}-{partition.partition} stays offline, since no log has every record that was committed: "
+                    f"see chronik topic recover {name} --partition {partition.partition} --from "
+                    f"{partition.replicas[0]} once the nodes run"
+                )
+    off = ", ".join(f"{key}={value}" for key, value in KEEP_ALL.items())
+    print(
+        f"not known: settings of topics and brokers, and partitions above the last one found. Topics keep all records "
+        f"({off}) until chronik topic alter sets their retention again"
+        + (f"; these were compacted: {', '.join(compacted)}" if compacted else "")
+    )

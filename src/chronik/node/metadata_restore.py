@@ -1,0 +1,103 @@
+"""The metadata of a cluster whose nodes all lost it, rebuilt from the logs in their data folders. Everything blocks.
+
+No node may run: a `DataFolder` is locked while it is open. Logs are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from uuid import UUID
+
+from chronik.metadata.image import ClusterImage, encode_image
+from chronik.metadata.names import OFFSETS_TOPIC, TRACES_TOPIC
+from chronik.metadata.restoration import FoundLog
+from chronik.node import trace_topic
+from chronik.node.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
+from chronik.node.group_service import OFFSETS_TOPIC_CONFIGS
+from chronik.node.raft_store import FIRST, SqliteRaftStore
+from chronik.node.sqlite_file import StoreError
+from chronik.raft.entries import HardState, Snapshot
+from chronik.raft.membership import Member, Membership
+from chronik.raft.ready import Persist
+from chronik.storage.folder import LOGS_NAME, DataFolder
+from chronik.storage.survey import LogSurvey, survey_log
+
+OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
+    OFFSETS_TOPIC: OFFSETS_TOPIC_CONFIGS,
+    TRACES_TOPIC: trace_topic.CONFIGS,
+}
+"""The settings of topics that the cluster makes itself."""
+
+NewId = Callable[[], UUID]
+
+
+def check_without_metadata(folders: Sequence[DataFolder], new_id: NewId) -> None:
+    """Raises StoreError where a folder has metadata: it knows more than the logs do."""
+    for folder in folders:
+        path = f"{folder.path}/{STORE_NAME}"
+        if not folder.disk.exists(path):
+            continue
+        store = SqliteRaftStore(path, new_id)
+        try:
+            stored = store.load()
+            is_blank = stored.snapshot is None and not stored.entries
+        except StoreError:
+            # Nobody knows what is in it: an operator has to decide that it goes.
+            is_blank = False
+        finally:
+            store.close()
+        if not is_blank:
+            raise StoreError(
+                f"{path} has metadata: start the nodes with it, and those without join again by themselves; to rebuild "
+                f"it from the logs instead, move {STORE_NAME} out of every data folder"
+            )
+
+
+def logs_of(folder: DataFolder) -> Iterator[tuple[FoundLog, LogSurvey]]:
+    """The logs that the folder has, and those that it had."""
+    has_logs = folder.disk.exists(f"{folder.path}/{LOGS_NAME}")
+    present = folder.partitions() if has_logs else []
+    for topic, index in sorted({*present, *folder.recovery_points}):
+        path = folder.log_path(topic, index)
+        topic_id = folder.topic_id(topic, index)
+        point = watermark = 0
+        if topic_id is not None:
+            point = folder.recovery_point(topic, index, topic_id) or 0
+            watermark = folder.high_watermarks.get((topic_id, index), 0)
+        survey = survey_log(folder.disk, path, point) if (topic, index) in present else LogSurvey()
+        yield FoundLog(folder.meta.node_id, path, topic, index, topic_id, *survey[:3], watermark), survey
+
+
+def write_metadata(
+    folders: Sequence[DataFolder], addresses: Mapping[int, str], image: ClusterImage, new_id: NewId
+) -> None:
+    """A new store in each folder, with the image as a snapshot that all of them are members of: in all, or in none."""
+    stores: list[SqliteRaftStore] = []
+    try:
+        members: list[Member] = []
+        for folder in sorted(folders, key=lambda folder: folder.meta.node_id):
+            _remove(folder)
+            stores.append(SqliteRaftStore(f"{folder.path}/{STORE_NAME}", new_id))
+            node_id, store_id = folder.meta.node_id, stores[-1].load().store_id
+            voters_max = FOUNDERS_LARGE if len(folders) >= FOUNDERS_LARGE else FOUNDERS_SMALL
+            members.append(Member(node_id, store_id, len(members) < voters_max, addresses.get(node_id, "")))
+        snapshot = Snapshot(FIRST, FIRST, Membership(tuple(members)), encode_image(image))
+        for store in stores:
+            store.persist(Persist(HardState(FIRST, None, FIRST), snapshot))
+            store.close()
+        for folder in folders:
+            folder.disk.sync_dir(folder.path)
+    except BaseException:
+        for store in stores:
+            store.close()
+        for folder in folders:
+            _remove(folder)
+        raise
+
+
+def _remove(folder: DataFolder) -> None:
+    """Of a store without metadata; or of one that was just made, and has no use without the others."""
+    for suffix in ("", "-wal", "-shm"):
+        path = f"{folder.path}/{STORE_NAME}{suffix}"
+        if folder.disk.exists(path):
+            folder.disk.remove(path)
