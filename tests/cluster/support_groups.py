@@ -9,9 +9,10 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from tests.cluster.support_recorder import RecordedConsumer, Recorder, named
 
-from chronik.testing.operations import Assigned
+from chronik.testing.operations import Assigned, Committed
 
-GROUP = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "auto.offset.reset": "earliest"}
+SESSION_MS = 6_000
+GROUP = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500, "auto.offset.reset": "earliest"}
 
 
 class Commits:
@@ -66,6 +67,7 @@ class GroupConsumer(RecordedConsumer):
         *,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        self._group = group
         self._commits = commits
         self._is_owing = False
         self.assignments = 0
@@ -85,7 +87,7 @@ class GroupConsumer(RecordedConsumer):
         self.next_offsets = {named(self._topic, start.partition): start.offset for start in starts}
         for where, offset in self.next_offsets.items():
             self._commits.given(where, offset, self.name)
-        self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets)))
+        self._recorder.record(Assigned(self._recorder.now_s(), self.name, dict(self.next_offsets), self._group))
         consumer.assign(starts)
 
     def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -103,7 +105,7 @@ class GroupConsumer(RecordedConsumer):
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.next_offsets.clear()
         self._is_owing = False  # whoever has the partitions next reads and commits it
-        self._recorder.record(Assigned(self._recorder.now_s(), self.name, {}))
+        self._recorder.record(Assigned(self._recorder.now_s(), self.name, {}, self._group))
         consumer.unassign()
 
     def _poll(self) -> list[Message]:
@@ -119,10 +121,13 @@ class GroupConsumer(RecordedConsumer):
             return
         self._commits.asked(wanted)
         offsets = [TopicPartition(self._topic, int(where.rpartition("-")[2]), at) for where, at in wanted.items()]
+        invoked_s = self._recorder.now_s()
         try:
             done = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException:
             return  # nobody knows: the next one says more
         good = {named(self._topic, part.partition): part.offset for part in done if part.error is None}
         self._commits.acknowledged(good)
+        if good:
+            self._recorder.record(Committed(self._recorder.now_s(), invoked_s, self.name, self._group, good))
         self._is_owing = len(good) < len(wanted)

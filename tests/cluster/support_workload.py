@@ -7,7 +7,7 @@ from types import TracebackType
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.cluster.support_cluster import Nodes
-from tests.cluster.support_groups import Commits, GroupConsumer
+from tests.cluster.support_groups import SESSION_MS, Commits, GroupConsumer
 from tests.cluster.support_recorder import (
     COMMON,
     RecordedConsumer,
@@ -26,6 +26,9 @@ PROGRESS_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 PRODUCERS = 2
+SESSION_S = SESSION_MS / 1000 + 4.0
+"""A member without an answer has given up by then: its client looks at its session about once a second."""
+FINAL_READER = "late"
 
 
 class Workload:
@@ -123,7 +126,7 @@ class Workload:
                 producer.stop()
             ends = self.ends()
             if self._rereads:
-                self.rereaders.append(self._reader("late"))
+                self.rereaders.append(self._reader(FINAL_READER))
             eventually(lambda: self._read_to(ends), DRAIN_TIMEOUT_S, "the consumers have read to the end")
         finally:
             for consumer in self._consumers:
@@ -134,7 +137,13 @@ class Workload:
         for consumer in self._consumers:
             assert consumer.errors == [], f"{consumer.name}: {consumer.errors[:5]}"
         assert self.commits.violations == []
-        return check(self.recorder.operations, dense=True, rereaders=[reader.name for reader in self.rereaders])
+        return check(
+            self.recorder.operations,
+            dense=True,
+            rereaders=[reader.name for reader in self.rereaders],
+            session_s=SESSION_S,
+            final=FINAL_READER if self._rereads else None,
+        )
 
     def ends(self) -> dict[str, int]:
         """The end of each partition as a client is told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.sim.machines import Machines
 
 from chronik.storage.disk import Disk, RealDisk, read_file, write_file_atomic
+from chronik.testing.sim.disk import SYNCS
 
 SEEDS = range(40)
 
@@ -150,6 +152,88 @@ def test_after_a_failed_sync_the_next_one_lies(machines: Machines) -> None:
     machines.hosts[0].power_off()
     machines.restart()
     assert content(machines.disk()) == b""
+
+
+def test_a_failing_device_refuses_every_write_and_reads_what_is_there(machines: Machines) -> None:
+    disk, device = machines.disk(), machines.hosts[0].disk
+    write_file_atomic(disk, "/f", b"kept")
+    file = disk.open("/f")
+    device.is_failing = True
+    refused: list[Callable[[], object]] = [
+        lambda: file.pwrite(b"x", 0),
+        lambda: file.truncate(0),
+        lambda: file.allocate(100),
+        file.datasync,
+        lambda: disk.open("/g", create=True),
+        lambda: disk.mkdir("/folder"),
+        lambda: disk.remove("/f"),
+        lambda: disk.rename("/f", "/g"),
+        lambda: disk.sync_dir("/"),
+    ]
+    for write in refused:
+        with pytest.raises(OSError) as raised:
+            write()
+        assert raised.value.errno == errno.EIO
+    assert content(disk) == b"kept"
+    device.heal()
+    file.pwrite(b"again", 0)
+    assert content(disk) == b"again"
+
+
+def test_a_hanging_device_keeps_threads_from_their_work_and_lets_the_loop_go_on(machines: Machines) -> None:
+    disk, device = machines.disk(), machines.hosts[0].disk
+
+    async def main() -> tuple[bool, bool, float]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        device.hang(100.0, frozenset())
+        jobs = [
+            loop.run_in_executor(machines.process().executor, write_file_atomic, disk, f"/{number}", b"x")
+            for number in range(20)
+        ]
+        disk.open("/by-the-loop", create=True).pwrite(b"x", 0)
+        await asyncio.sleep(90)
+        is_waiting, is_written = not any(job.done() for job in jobs), disk.exists("/0")
+        await asyncio.gather(*jobs)
+        return is_waiting, is_written, loop.time() - began_s
+
+    is_waiting, is_written, took_s = machines.run(main())
+    assert is_waiting and not is_written
+    assert 99 < took_s < 102
+    assert disk.listdir("/") == sorted(["by-the-loop", *map(str, range(20))])
+
+
+def test_a_hanging_device_may_hold_up_the_loop_as_well(machines: Machines) -> None:
+    disk, device = machines.disk(), machines.hosts[0].disk
+
+    async def main() -> float:
+        began_s = asyncio.get_running_loop().time()
+        device.hang(100.0, SYNCS)
+        file = disk.open("/f", create=True)
+        file.pwrite(b"x", 0)
+        await asyncio.sleep(1)
+        file.datasync()
+        await asyncio.sleep(0)
+        return asyncio.get_running_loop().time() - began_s
+
+    assert 99 < machines.run(main()) < 101
+
+
+def test_what_hung_when_its_process_died_is_never_done(machines: Machines) -> None:
+    disk, device = machines.disk(), machines.hosts[0].disk
+
+    async def main() -> None:
+        device.hang(10.0, frozenset())
+        await asyncio.get_running_loop().run_in_executor(
+            machines.process().executor, write_file_atomic, disk, "/f", b"x"
+        )
+
+    machines.begin(main())
+    machines.pass_time(5)
+    machines.hosts[0].kill()
+    machines.pass_time(10)
+    machines.restart()
+    assert content(machines.disk()) is None
 
 
 def test_a_lock_is_held_until_its_process_ends(machines: Machines) -> None:

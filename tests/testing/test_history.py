@@ -10,6 +10,7 @@ from chronik.testing.anomalies import KINDS
 from chronik.testing.history import Report, check, merge
 from chronik.testing.operations import (
     Assigned,
+    Committed,
     HistoryError,
     Operation,
     Polled,
@@ -62,8 +63,14 @@ class Story:
         found = tuple((partition, offset, value) for offset, value in records)
         self.operations.append(Polled(self.now_s, self.now_s - 0.5, consumer, found))
 
-    def check(self, *, dense: bool = False) -> Report:
-        return check(self.operations, dense=dense)
+    def member(self, consumer: str, *partitions: str, group: str = "g") -> None:
+        self.operations.append(Assigned(self.now_s, consumer, dict.fromkeys(partitions, 0), group))
+
+    def commit(self, consumer: str, offset: int, partition: str = P, group: str = "g", took_s: float = 0.5) -> None:
+        self.operations.append(Committed(self.now_s, self.now_s - took_s, consumer, group, {partition: offset}))
+
+    def check(self, *, dense: bool = False, session_s: float | None = None, final: str | None = None) -> Report:
+        return check(self.operations, dense=dense, session_s=session_s, final=final)
 
 
 def only(report: Report, kind: str, *evidence: str) -> None:
@@ -344,6 +351,142 @@ def test_a_consumer_that_goes_back_on_purpose_has_no_lag_and_must_skip_nothing()
     only(report, "int-poll-skip", "1 records left out")
 
 
+def test_a_commit_after_the_next_owner_has_committed_is_an_overlap() -> None:
+    story = Story()
+    story.member("m", P)
+    story.commit("m", 1)
+    story.member("n", P)
+    story.commit("m", 2, took_s=1.5)  # requested before "n" had the partition
+    story.commit("n", 2)
+    assert story.check().is_clean
+    story.commit("m", 3)
+    only(story.check(), "ownership-overlap", "m owned t-0 in group g", "after n had committed it at 4.0 s")
+
+
+def test_a_commit_that_was_under_way_when_the_next_owner_committed_is_no_overlap() -> None:
+    story = Story()
+    story.member("m", P)
+    story.member("n", P)
+    story.commit("n", 1)
+    story.commit("m", 1, took_s=1.5)
+    assert story.check().is_clean
+
+
+def test_a_member_that_is_given_records_a_session_after_the_next_owner_committed_overlaps() -> None:
+    story = Story()
+    story.written("a", "b", "c")
+    story.member("m", P)
+    story.poll((0, "a"), consumer="m")
+    story.member("n", P)
+    story.poll((0, "a"), consumer="n")
+    story.commit("n", 1)  # at 10 s
+    story.poll((1, "b"), consumer="m")
+    story.poll((1, "b"), (2, "c"), consumer="n")
+    assert story.check(session_s=3.0).is_clean
+    story.poll(consumer="m")
+    story.poll((2, "c"), consumer="m")  # invoked at 13.5 s
+    only(story.check(session_s=3.0), "ownership-overlap", "m owned t-0", "records of it at 13.5 s", "n had committed")
+    assert story.check(session_s=4.0).is_clean
+    assert story.check().is_clean
+
+
+def test_a_partition_that_was_revoked_and_came_back_has_one_owner_at_a_time() -> None:
+    story = Story()
+    story.written("a", "b")
+    for owner, other in (("m", "n"), ("n", "m"), ("m", "n")):
+        story.member(other)
+        story.member(owner, P)
+        story.poll((0, "a"), (1, "b"), consumer=owner)
+        story.commit(owner, 2)
+    assert story.check(session_s=0.0).is_clean
+
+
+def test_members_of_different_groups_and_of_different_partitions_do_not_overlap() -> None:
+    story = Story()
+    story.member("m", P)
+    story.member("n", "t-1")
+    story.member("x", P, group="h")
+    for _ in range(3):
+        story.commit("m", 1)
+        story.commit("n", 1, partition="t-1")
+        story.commit("x", 1, group="h")
+    assert story.check(session_s=0.0).is_clean
+
+
+def test_a_record_that_was_read_once_and_is_not_there_in_the_end_has_vanished() -> None:
+    story = Story()
+    story.assign("c", t_0=0)
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"))
+    story.assign("last", t_0=0)
+    story.poll((0, "a"), consumer="last")
+    only(story.check(final="last"), "vanished", "'b'", "t-0@1", "last did not find it")
+    story.poll((1, "b"), consumer="last")
+    assert story.check(final="last").is_clean
+
+
+def test_a_record_whose_send_nobody_knew_the_outcome_of_vanishes_too_once_it_was_read() -> None:
+    story = Story()
+    story.send("a")
+    story.info("a")
+    story.poll((0, "a"))
+    story.assign("last", t_0=0)
+    only(story.check(final="last"), "vanished", "'a'")
+
+
+def test_a_record_below_the_log_start_was_deleted_and_has_not_vanished() -> None:
+    story = Story()
+    story.assign("c", t_0=0)
+    story.written("a", "b")
+    story.poll((0, "a"), (1, "b"))
+    story.assign("last", t_0=1)
+    story.poll((1, "b"), consumer="last")
+    assert story.check(final="last").is_clean
+
+
+def test_a_consumer_that_does_not_reach_the_end_lags() -> None:
+    story = Story()
+    story.assign("c", t_0=0)
+    story.assign("again", t_0=0)
+    story.written("a", "b")
+    story.poll((0, "a"))
+    story.assign("last", t_0=0)
+    story.poll((0, "a"), (1, "b"), consumer="last")
+    report = check(story.operations, final="last", rereaders=["again"])
+    only(report, "lag-at-end", "c is at t-0@1", "up to 2")
+
+
+def test_a_group_that_does_not_commit_the_end_lags_whoever_its_members_are() -> None:
+    story = Story()
+    story.written("a", "b")
+    story.member("m", P)
+    story.poll((0, "a"), consumer="m")
+    story.commit("m", 1)
+    story.member("m")
+    story.assign("last", t_0=0)
+    story.poll((0, "a"), (1, "b"), consumer="last")
+    only(story.check(final="last"), "lag-at-end", "group g is at t-0@1")
+    story.member("n", P)
+    story.commit("n", 2)
+    assert story.check(final="last").is_clean
+
+
+def test_a_group_that_never_commits_lags() -> None:
+    story = Story()
+    story.written("a")
+    story.member("m", P)
+    story.assign("last", t_0=0)
+    story.poll((0, "a"), consumer="last")
+    only(story.check(final="last"), "lag-at-end", "group g is at t-0@0")
+
+
+def test_a_history_without_its_final_reader_cannot_be_judged() -> None:
+    story = Story()
+    story.written("a")
+    with pytest.raises(HistoryError, match="last was never assigned"):
+        story.check(final="last")
+
+
 def test_a_value_sent_twice_is_no_history() -> None:
     story = Story()
     story.send("a")
@@ -374,6 +517,8 @@ def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     story.info("d")
     story.poll((0, "a"))
     story.poll()
+    story.member("m", P)
+    story.commit("m", 1)
     path = tmp_path / "history.jsonl"
     write_history(path, story.operations)
     assert read_history(path) == story.operations

@@ -137,6 +137,7 @@ def test_a_history_that_is_right_by_construction_is_clean(model: Model) -> None:
     report = check(model.operations, dense=True)
     assert report.is_clean, str(report)
     assert check(model.operations).is_clean
+    assert check(model.operations, session_s=0.0, final="last", rereaders=CONSUMERS).is_clean
 
 
 @given(models())
@@ -152,10 +153,11 @@ def test_a_record_that_vanishes_from_the_last_reading_is_missed(model: Model, da
     assume(records)
     gone = data.draw(st.sampled_from(records))
     records.remove(gone)
-    report = check(with_last_poll(model, records), dense=True)
+    report = check(with_last_poll(model, records), dense=True, final="last", rereaders=CONSUMERS)
     is_last_of_partition = gone[1] == len(model.logs[gone[0]]) - 1
+    seen_before = any(gone in op.records for op in model.operations[:-1] if isinstance(op, Polled))
+    assert ("vanished" in report.anomalies) == seen_before
     if is_last_of_partition:
-        seen_before = any(gone in op.records for op in model.operations[:-1] if isinstance(op, Polled))
         acknowledged = any(op.value == gone[2] for op in model.operations if isinstance(op, SendAcknowledged))
         assert ("unseen" in report.anomalies) == (acknowledged and not seen_before)
     else:

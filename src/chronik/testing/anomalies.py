@@ -16,6 +16,9 @@ INT_NONMONOTONIC_POLL: Final = "int-nonmonotonic-poll"
 EXTERNAL_NONMONOTONIC_POLL: Final = "external-nonmonotonic-poll"
 UNKNOWN_VALUE: Final = "unknown-value"
 ABORTED_READ: Final = "aborted-read"
+OWNERSHIP_OVERLAP: Final = "ownership-overlap"
+VANISHED: Final = "vanished"
+LAG_AT_END: Final = "lag-at-end"
 
 KINDS: Final = (
     LOST_WRITE,
@@ -29,6 +32,9 @@ KINDS: Final = (
     EXTERNAL_NONMONOTONIC_POLL,
     UNKNOWN_VALUE,
     ABORTED_READ,
+    OWNERSHIP_OVERLAP,
+    VANISHED,
+    LAG_AT_END,
 )
 
 

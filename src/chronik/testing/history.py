@@ -14,6 +14,12 @@ records. Against it stand:
     external-nonmonotonic-poll  the same between a consumer's position and its next poll
     unknown-value               a record that nobody sent (content was changed)
     aborted-read                a record whose send had certainly failed
+    ownership-overlap           two members of a group own a partition at the same time (see `ownership`)
+
+and, where a consumer reads everything at the end (see `final_read`):
+
+    vanished                    polled once, not below the log start, and not found by the final reader
+    lag-at-end                  a consumer's position, or what a group committed last, is not the end
 
 and the worst real-time lag: how long a consumer, at a poll, had not been given what was known to be there.
 Pure: a history in, a report out.
@@ -27,7 +33,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from chronik.testing.anomalies import KINDS, Anomaly
+from chronik.testing.final_read import FinalRead
 from chronik.testing.operations import Operation
+from chronik.testing.ownership import OwnershipWalk
 from chronik.testing.places import Facts
 from chronik.testing.polls import Lag, PollWalk
 
@@ -67,21 +75,38 @@ class Report:
         return "\n".join(lines)
 
 
-def check(operations: Sequence[Operation], *, dense: bool = False, rereaders: Container[str] = ()) -> Report:
+def check(
+    operations: Sequence[Operation],
+    *,
+    dense: bool = False,
+    rereaders: Container[str] = (),
+    session_s: float | None = None,
+    final: str | None = None,
+) -> Report:
     """The report on a history.
 
     `dense` says that the topics have a record at every offset (no transactions, no compaction), so that an offset which
     was passed over is a skip, even where nobody ever saw what stands there. `rereaders` are consumers that go back to
-    old records on purpose: how far behind they are is not measured, all else counts for them too.
+    old records on purpose: how far behind they are is not measured, all else counts for them too. `session_s` is the
+    time, with some slack, after which a member of a group gives up without an answer. `final` reads everything at the
+    end.
     """
     facts = Facts()
     for number, operation in enumerate(operations):
         facts.take(number, operation)
     walk = PollWalk(facts.known_offsets(), facts.timelines, dense, rereaders)
+    ownership = OwnershipWalk(session_s)
+    final_read = None if final is None else FinalRead(final, rereaders)
     for number, operation in enumerate(operations):
         walk.take(number, operation)
+        ownership.take(number, operation)
+        if final_read is not None:
+            final_read.take(number, operation)
+    found = [*facts.anomalies(), *walk.anomalies, *ownership.anomalies]
+    if final_read is not None:
+        found += final_read.anomalies({name: timeline.ends[-1] for name, timeline in facts.timelines.items()})
     anomalies: dict[str, list[Anomaly]] = {}
-    for anomaly in (*facts.anomalies(), *walk.anomalies):
+    for anomaly in found:
         anomalies.setdefault(anomaly.kind, []).append(anomaly)
     outcomes = Counter(send.outcome for send in facts.sends.values())
     return Report(

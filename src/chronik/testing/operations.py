@@ -8,7 +8,9 @@ began. Values are unique: each is sent once. On disk it is JSON Lines, one opera
     {"op":"send-fail",...}      it was certainly not appended
     {"op":"send-info",...}      nobody knows whether it was appended
     {"op":"assign","at_s":0.1,"consumer":"c1","positions":{"t-0":0,"t-1":null}}
+    {"op":"assign",...,"group":"g1"}      the same by a group; a revocation is an assignment of what is left
     {"op":"poll","at_s":0.3,"invoked_s":0.2,"consumer":"c1","records":[["t-0",0,"p1/0"]]}
+    {"op":"commit-ok","at_s":0.4,"invoked_s":0.3,"consumer":"c1","group":"g1","offsets":{"t-0":1}}
 """
 
 from __future__ import annotations
@@ -56,16 +58,17 @@ class SendUnknown(msgspec.Struct, frozen=True, tag_field="op", tag="send-info", 
     reason: str = ""
 
 
-class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign"):
+class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign", omit_defaults=True):
     """From here on the consumer reads these partitions and no others, by its own choice or by its group's.
 
     A position is the offset that it must read next. None means on from where it was, and anywhere for a partition that
-    it did not have before.
+    it did not have before. `group` is None where the consumer chose for itself.
     """
 
     at_s: float
     consumer: str
     positions: dict[str, int | None]
+    group: str | None = None
 
 
 class Polled(msgspec.Struct, frozen=True, tag_field="op", tag="poll"):
@@ -77,7 +80,17 @@ class Polled(msgspec.Struct, frozen=True, tag_field="op", tag="poll"):
     records: tuple[tuple[str, int, str], ...]
 
 
-Operation = SendInvoked | SendAcknowledged | SendFailed | SendUnknown | Assigned | Polled
+class Committed(msgspec.Struct, frozen=True, tag_field="op", tag="commit-ok"):
+    """The group's coordinator acknowledged a member's commit, requested at `invoked_s`: the offsets to read next."""
+
+    at_s: float
+    invoked_s: float
+    consumer: str
+    group: str
+    offsets: dict[str, int]
+
+
+Operation = SendInvoked | SendAcknowledged | SendFailed | SendUnknown | Assigned | Polled | Committed
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Operation] = msgspec.json.Decoder(Operation)

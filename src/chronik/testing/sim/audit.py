@@ -13,6 +13,7 @@ from chronik.node.partition import Partition
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
 from chronik.wire.batch import check_batches
+from chronik.wire.errors import KafkaError
 
 LOOK_S = 10e-3
 READ_BYTES = 1 << 20
@@ -89,8 +90,14 @@ class Auditor:
         end = min(hosted.high_watermark, hosted.log_end_offset)
         position = self._checked.get(key, hosted.log_start_offset)
         while position < end:
-            data = memoryview(bytes(hosted.log.read_job(position, READ_BYTES, end)()))
-            for _, batch in check_batches(data, len(data), from_producer=False) if len(data) else ():
+            try:
+                data = memoryview(bytes(hosted.log.read_job(position, READ_BYTES, end)()))
+                batches = check_batches(data, len(data), from_producer=False) if len(data) else []
+            except KafkaError as error:
+                if not node.may_log:
+                    self._world.violated(f"{node.host.name} cannot read {hosted.topic}-{hosted.index}: {error}")
+                return
+            for _, batch in batches:
                 is_same = batch.next_offset, batch.partition_leader_epoch, batch.crc
                 if batch.base_offset < log.end and log.batches.get(batch.base_offset) != is_same:
                     self._world.violated(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NoReturn
@@ -22,6 +23,17 @@ SYNC_S_MIN = 20e-6
 CALL_S = 3e-6
 BYTE_S = 1e-9
 UNLIMITED_BYTES = 1 << 40
+SYNCS = frozenset(["disk.sync", "disk.sync_dir"])
+WRITES = SYNCS | {
+    "disk.create",
+    "disk.mkdir",
+    "disk.write",
+    "disk.truncate",
+    "disk.allocate",
+    "disk.rename",
+    "disk.remove",
+}
+"""What a failing or hanging device refuses."""
 
 
 @dataclass(slots=True)
@@ -50,8 +62,15 @@ class SimDisk:
         """None: no bound."""
         self.sync_error_share = 0.0
         self.syncs_failed = 0
+        self.is_failing = False
+        """Every write, and every sync, is answered with EIO."""
+        self.hangs_until_s = 0.0
+        """No job of a thread comes back before this time of the world."""
+        self.holds_up: frozenset[str] = frozenset()
+        """The operations that hold up the loop, too, while the device hangs."""
         self.locks: dict[FileNode, Process] = {}
         self._host = host
+        self._hung: list[Callable[[], None]] = []
 
     @property
     def sync_s(self) -> float:
@@ -69,6 +88,32 @@ class SimDisk:
         if self.capacity_bytes is None or more_bytes <= 0:
             return 0
         return max(0, self.root.size_bytes() + more_bytes - self.capacity_bytes)
+
+    def hang(self, seconds: float, holds_up: frozenset[str]) -> None:
+        """From now on and for this long no thread gets an answer from the device."""
+        self.hangs_until_s = self._host.world.now + seconds
+        self.holds_up = holds_up
+        self._host.world.after(seconds, self._answer_again)
+
+    def _answer_again(self) -> None:
+        if not self.is_hanging:
+            self.heal()
+
+    def heal(self) -> None:
+        """The device is well: what hung goes on."""
+        self.is_failing = False
+        self.hangs_until_s = 0.0
+        self.holds_up = frozenset()
+        hung, self._hung = self._hung, []
+        for call in hung:
+            self._host.world.after(0.0, call)
+
+    @property
+    def is_hanging(self) -> bool:
+        return self._host.world.now < self.hangs_until_s
+
+    def when_healed(self, call: Callable[[], None]) -> None:
+        self._hung.append(call)
 
     def process_ended(self) -> None:
         self.locks.clear()
@@ -94,6 +139,11 @@ class ProcessDisk:
         self._world.trace(operation, self.process.serial, size_bytes)
         self.process.charge((CALL_S + size_bytes * BYTE_S) * self.device.slowness)
         self.process.reached(operation)
+        device = self.device
+        if device.is_failing and operation in WRITES and operation != "disk.sync":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if operation in device.holds_up and not self._world.in_thread:
+            self.process.charge(device.hangs_until_s - self._world.now)
 
     def sync(self, operation: str) -> None:
         self.begin(operation)
@@ -269,7 +319,7 @@ class SimFile:
         self._check_open()
         self._disk.sync("disk.sync")
         device = self._disk.device
-        if device.sync_error_share and device.random.random() < device.sync_error_share:
+        if device.is_failing or (device.sync_error_share and device.random.random() < device.sync_error_share):
             device.syncs_failed += 1
             self.node.fail_sync()
             raise OSError(errno.EIO, os.strerror(errno.EIO))

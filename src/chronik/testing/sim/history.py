@@ -55,6 +55,8 @@ class PartitionHistory:
         self.end_seen = 0
         """The largest end of the log that a client was shown."""
         self.acknowledged_count = 0
+        self.acknowledged_s = 0.0
+        """When something was acknowledged last."""
         self._sent: set[RecordName] = set()
         self._numbers: dict[str, list[int]] = {}
         self._world = world
@@ -67,6 +69,7 @@ class PartitionHistory:
         for offset, name in enumerate(names, base_offset):
             self._place(offset, name, "acknowledged")
         self.acknowledged_count += len(names)
+        self.acknowledged_s = self._world.now
         self._world.trace("acknowledged", base_offset, len(names))
 
     def read(self, offset: int, value: bytes | None, reader: str) -> None:
@@ -177,6 +180,9 @@ class History:
         if name not in self._partitions:
             self._partitions[name] = PartitionHistory(self.world, name)
         return self._partitions[name]
+
+    def partitions_of(self, topic: str) -> list[PartitionHistory]:
+        return [known for name, known in self._partitions.items() if name.topic == topic]
 
     def group(self, group: str, topic: str, partition: int) -> GroupHistory:
         key = (group, TopicPartition(topic, partition))

@@ -8,7 +8,7 @@ from collections import deque
 
 from chronik.node.broker import Broker
 from chronik.node.cluster_secret import ClusterSecret
-from chronik.node.config import Listen, NodeConfig
+from chronik.node.config import ConfigError, Listen, NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.sqlite_file import StoreError
 from chronik.observe.logging import LogLevels, make_logger
@@ -48,6 +48,8 @@ class SimNode:
         self.broker: Broker | None = None
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self.starts = 0
+        self.may_log: set[str] = set()
+        """Of `LOGGED_AS_FAULTS`, what is right for a node whose files were hurt."""
 
     @property
     def is_ready(self) -> bool:
@@ -90,20 +92,24 @@ class SimNode:
         self.broker = Broker(self.config, env, Metrics(), logger)
         try:
             await self.broker.start()
-        except (OSError, DataFolderError, StoreError, KafkaError) as error:
+        except (OSError, DataFolderError, StoreError, ConfigError, KafkaError) as error:
             if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:
                 raise
-            # A program that cannot use its disk says so and exits; whoever started it tries again.
+            # A program that cannot use its disk, or its folder, says so and exits; whoever started it tries again.
             self.world.note(f"{self.host.name} cannot start: {error}")
             asyncio.get_running_loop().call_soon(self.host.kill)
-        else:
-            self.world.note(f"{self.host.name} is ready")
+            return
+        self.world.note(f"{self.host.name} is ready")
+        failure = await self.broker.failed()
+        self.world.note(f"{self.host.name} cannot go on: {failure}")
+        self.world.after(TRY_AGAIN_S, self.start_when_down)
+        await self._stop(self.broker)
 
     def _logged(self, line: str) -> None:
         self.log_lines.append(f"{self.world.now:10.6f}  {self.host.name}  {line.rstrip()}")
         if any(f'"{event}"' in line for event in LOGGED_AS_FAULTS):
             event = json.loads(line)
-            if event["event"] in LOGGED_AS_FAULTS:
+            if event["event"] in LOGGED_AS_FAULTS and event["event"] not in self.may_log:
                 self.world.violated(f"{self.host.name} logged {event['event']}: {event.get('error')}")
 
     def kill(self) -> None:

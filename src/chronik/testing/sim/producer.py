@@ -109,7 +109,7 @@ class _Lane:
                 await self._send_unanswered(connection)
             else:
                 await self._send_and_wait(connection)
-            if not self._producer.is_finishing:
+            if self._unacknowledged or not self._producer.is_finishing:
                 await self._producer.pause()
 
     # -- without answers -----------------------------------------------------------------------------------------------

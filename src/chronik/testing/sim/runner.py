@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from chronik.testing.sim.bad_disks import BadDisks
 from chronik.testing.sim.moments import moments
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.single_node import SingleNode
@@ -15,7 +16,7 @@ from chronik.testing.sim.three_nodes import ThreeNodes
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
-SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode, ThreeNodes)}
+SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks)}
 DEFAULT_SCENARIO = SingleNode.name
 
 

@@ -2,6 +2,7 @@
 
 A job's work is done at one instant between its start and its end, and the loop hears of it at the end: a crash may come
 before the work, after it, or (at a disk operation) in its middle. Two jobs never mix, nor does a job with the loop.
+While the device hangs, no job gets to its work: each keeps its thread until the device answers again.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class SimExecutor(Executor):
     def _work(self, job: Job) -> None:
         if not self._process.is_running:
             self._process.when_continued(lambda: self._work(job))
+            return
+        device = self._process.host.disk
+        if device.is_hanging:
+            device.when_healed(lambda: self._work(job))
             return
         if job.future.cancelled():
             self._ended()

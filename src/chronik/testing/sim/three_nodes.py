@@ -20,7 +20,7 @@ from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
 from chronik.wire.batch import check_batches
 
-NODES = 3
+REPLICAS = 3
 INTERNAL_PORT = 5092
 IN_SYNC_S_MAX = 60.0
 SYNCED_SHARE = 0.75
@@ -30,6 +30,7 @@ class ThreeNodes(Scenario):
     """A cluster that has a majority most of the time."""
 
     name: ClassVar[str] = "three-nodes"
+    node_count: ClassVar[int] = 3
 
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
@@ -37,7 +38,7 @@ class ThreeNodes(Scenario):
     def build(self) -> None:
         random = self.random
         self.is_synced = random.random() < SYNCED_SHARE
-        hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, NODES + 1)]
+        hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, self.node_count + 1)]
         lag_ms_max = random.choice((1_000, 3_000))
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
@@ -50,18 +51,22 @@ class ThreeNodes(Scenario):
                 host,
                 peers=peers,
                 rack=f"rack-{node_id}",
-                default_replication_factor=NODES,
+                default_replication_factor=REPLICAS,
                 durability="synced" if self.is_synced else "replicated",
                 replica_lag_ms_max=lag_ms_max,
             )
             self.nodes.append(SimNode(host, config))
-        # What one replica acknowledged alone does not outlive its machine's memory.
-        settings = WorkloadSettings.drawn(random, NODES, min_insync_replicas=None if self.is_synced else 2)
         bootstrap = [(host.address, 9092) for host in hosts]
-        self.workload = Workload(self.world, self.history, self.client_hosts, bootstrap, settings)
-        mortal = None if self.is_synced else random.choice(self.nodes)
-        self.nemesis = ClusterNemesis(self.world, self.network, self.nodes, self.client_hosts, TOPIC, mortal=mortal)
+        self.workload = Workload(self.world, self.history, self.client_hosts, bootstrap, self.draw_workload())
+        self.nemesis = self.make_nemesis(None if self.is_synced else random.choice(self.nodes))
         Auditor(self.world, self.nodes, TOPIC).begin()
+
+    def draw_workload(self) -> WorkloadSettings:
+        # What one replica acknowledged alone does not outlive its machine's memory.
+        return WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
+
+    def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
+        return ClusterNemesis(self.world, self.network, self.nodes, self.client_hosts, TOPIC, mortal=mortal)
 
     def fail(self, node: SimNode) -> None:
         if self.is_synced:
@@ -106,10 +111,10 @@ class ThreeNodes(Scenario):
     def _is_in_sync(self, partition: int) -> bool:
         copies = [hosted for _, hosted in self._copies(partition)]
         leaders = [hosted for hosted in copies if hosted.leader is not None]
-        if len(copies) < NODES or len(leaders) != 1:
+        if len(copies) < REPLICAS or len(leaders) != 1:
             return False
         end = leaders[0].log_end_offset
-        return len(leaders[0].in_sync_replicas) == NODES and all(
+        return len(leaders[0].in_sync_replicas) == REPLICAS and all(
             hosted.log_end_offset == hosted.high_watermark == end for hosted in copies
         )
 

@@ -75,6 +75,16 @@ class FileNode:
             self.pending.clear()
             self.is_in_doubt = False
 
+    def settle(self) -> None:
+        """The kernel has written everything back, as it does sooner or later."""
+        self.sync()
+
+    def copy(self) -> FileNode:
+        """As somebody reads it who makes a copy; what that writes is durable."""
+        copied = FileNode()
+        copied.cached, copied.durable = bytearray(self.cached), bytearray(self.cached)
+        return copied
+
     def lose_power(self, random: Random) -> None:
         if self.pending:
             how = random.random()
@@ -145,6 +155,18 @@ class FolderNode:
         for rename in self.journal:
             _rename(self.durable, rename)
         self.journal.clear()
+
+    def settle(self) -> None:
+        """The kernel has written everything back, here and below."""
+        self.sync()
+        for name in sorted(self.names):
+            self.names[name].settle()
+
+    def copy(self) -> FolderNode:
+        copied = FolderNode()
+        copied.names = {name: node.copy() for name, node in self.names.items()}
+        copied.durable = dict(copied.names)
+        return copied
 
     def lose_power(self, random: Random) -> None:
         """Folders are journaled in order: a prefix of the changes survives. Then the same for what is in them."""

@@ -1,0 +1,73 @@
+"""Three nodes on bad disks: files of one node at a time are lost, cut, damaged or put back; devices fail or hang.
+
+Each seed has one kind of trouble. The promise is that of `three_nodes`: as long as the files of one in-sync replica are
+whole nothing is lost, nobody has to help, and one sick device does not stop the others (`availability`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from chronik.testing.sim.availability import Availability
+from chronik.testing.sim.cluster_faults import ClusterNemesis
+from chronik.testing.sim.disk_faults import WOUNDS, DiskNemesis, SickDisk
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.testing.sim.workload import TOPIC, WorkloadSettings
+
+FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
+TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
+"""Each kind of trouble and its weight."""
+BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
+"""What happens beside hurt files and sick devices, a part of it in each seed."""
+WHOLE_S_MAX = 60.0
+SICK_BUSY_S = 22.0
+
+
+class BadDisks(ThreeNodes):
+    """A cluster whose disks cannot be trusted."""
+
+    name: ClassVar[str] = "bad-disks"
+
+    def build(self) -> None:
+        trouble = self.world.random("trouble")
+        self._trouble = trouble.choices(list(TROUBLES), list(TROUBLES.values()))[0]
+        beside = trouble.sample(BESIDE, trouble.randint(0, 3))
+        if self._trouble == FILES:
+            self._kinds = [*trouble.sample(sorted(WOUNDS), trouble.randint(1, 2)), *beside]
+        elif self._trouble == STORES:
+            self._kinds = ["lose_all_stores", *beside]
+        else:
+            self._kinds = ["fail_disk", "hang_disk", *beside]
+        if self._trouble == SICK:
+            self.busy_s = SICK_BUSY_S
+        self.strikes_from_the_start = False
+        super().build()
+
+    def draw_workload(self) -> WorkloadSettings:
+        settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
+        if self._trouble != SICK:
+            return settings
+        # It lasts long, so that there is less of everything.
+        slow = replace(settings.producers[0], pause_s=0.4)
+        return replace(settings, producers=(slow,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
+
+    def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
+        shared = self.world, self.network, self.nodes, self.client_hosts, TOPIC, self._kinds
+        if self._trouble == SICK:
+            availability = Availability(self.world, self.history, TOPIC)
+            return SickDisk(*shared, mortal=mortal, availability=availability)
+        return DiskNemesis(*shared, mortal=mortal)
+
+    def check_at_rest(self) -> None:
+        """The wounded node is whole again, by itself; then as ever."""
+        nemesis = self.nemesis
+        assert isinstance(nemesis, DiskNemesis)
+        wounds = nemesis.wounds
+        wounded = wounds.wounded
+        if wounded is not None:
+            what = f"{wounded.host.name} is whole again"
+            if not self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded)):
+                return
+        super().check_at_rest()

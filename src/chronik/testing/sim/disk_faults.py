@@ -1,0 +1,267 @@
+"""The nemesis of disks: files that are lost, cut, damaged or put back from an old copy; devices that fail or hang.
+
+Files are hurt while their node is down, alone or with all others, and the hurt node comes back first, last or in
+between. `Wounds` says whose files may be hurt: one node's at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from chronik.testing.sim.availability import Availability
+from chronik.testing.sim.cluster_faults import CLUSTER_FAULTS, ClusterNemesis
+from chronik.testing.sim.disk import SYNCS, WRITES
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.network import Network
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.tree import FileNode, FolderNode
+from chronik.testing.sim.world import World
+from chronik.testing.sim.wounds import Wounds
+
+WOUNDS: Mapping[str, int] = {"lose_log": 8, "shorten": 8, "damage": 8, "roll_back": 8, "lose_store": 5}
+"""Faults that hurt the files of one node, and their weights."""
+ALL_SHARE = 0.6
+"""How often all other nodes go down with the one whose files are hurt."""
+FIRST_S = (0.5, 3.0)
+"""How much later the others start where the hurt node is to come first."""
+COPIES_KEPT = 3
+WITHOUT_STORES_S = (2.0, 5.0)
+SICK_FROM_S = (0.5, 2.0)
+SICK_S = 18.0
+
+
+class DiskNemesis(ClusterNemesis):
+    """Strikes as a `ClusterNemesis` does, with these faults among the others."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        nodes: Sequence[SimNode],
+        clients: Sequence[Host],
+        topic: str,
+        kinds: Sequence[str],
+        mortal: SimNode | None = None,
+    ) -> None:
+        super().__init__(world, network, nodes, clients, topic, mortal=mortal)
+        weights = {**CLUSTER_FAULTS, **WOUNDS, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
+        self._faults = {kind: weights[kind] for kind in kinds}
+        self.wounds = Wounds(world, nodes)
+        self._copies: dict[SimNode, list[tuple[int, FolderNode]]] = {}
+        """Of each node: copies of its folder, each with the number of starts when it was made."""
+        self._stores: list[tuple[SimNode, FileNode]] = []
+        """The Raft stores that nodes have to do without."""
+
+    def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
+        return {
+            **super()._faults_by_name(),
+            "lose_log": partial(self._hurt_a_log, "lose_log"),
+            "shorten": partial(self._hurt_a_log, "shorten"),
+            "damage": partial(self._hurt_a_log, "damage"),
+            "roll_back": self._roll_back,
+            "lose_store": self._lose_store,
+            "lose_all_stores": self._lose_all_stores,
+            "fail_disk": self._fail_disk,
+            "hang_disk": self._hang_disk,
+        }
+
+    def end(self) -> None:
+        self._put_stores_back()
+        for node in self._nodes:
+            node.host.disk.heal()
+        super().end()
+
+    def _strike(self) -> None:
+        # Whether nodes found a cluster without their stores shows only if they are left alone.
+        if not self._stores:
+            super()._strike()
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _hurt_a_log(self, kind: str, node: SimNode) -> None:
+        victim = self._one_to_hurt(node)
+        if victim is None:
+            self._kill_instead(kind, node)
+            return
+        node = victim
+        down = self._take_down(node)
+        files = self.wounds.files(node)
+        exposed = files.exposed()
+        if exposed:
+            chosen = self._random.choice(exposed)
+            if kind == "lose_log":
+                what = files.remove_log(chosen)
+            elif kind == "shorten":
+                what = files.shorten(chosen, self._random)
+            else:
+                what = files.damage(chosen, self._random)
+            self._world.note(f"{node.host.name}: {chosen.log[0]}-{chosen.log[1]}, durable up to {chosen.upto}, {what}")
+            self.wounds.hurt(node)
+        else:
+            self.counts[kind] -= 1
+        self._bring_up(node, down)
+
+    def _roll_back(self, node: SimNode) -> None:
+        """To what it was before an earlier run of the node, if there is a copy of that."""
+        copies = [copy for starts, copy in self._copies.get(node, ()) if starts < node.starts]
+        if not copies or not self._may_hurt(node):
+            self._kill_instead("roll_back", node)
+            return
+        down = self._take_down(node)
+        self.wounds.files(node).put_back(self._random.choice(copies))
+        self._world.note(f"{node.host.name} has its data folder from an earlier time")
+        self.wounds.hurt(node)
+        self._bring_up(node, down)
+
+    def _start(self, node: SimNode) -> None:
+        if "roll_back" in self._faults and not node.is_up:
+            copies = self._copies.setdefault(node, [])
+            copies.append((node.starts, self.wounds.files(node).copy()))
+            del copies[:-COPIES_KEPT]
+        super()._start(node)
+
+    def _lose_store(self, node: SimNode) -> None:
+        victim = self._one_to_hurt(node)
+        if victim is None:
+            self._kill_instead("lose_store", node)
+            return
+        node = victim
+        self._crash(node)
+        self.wounds.files(node).take_store()
+        self._world.note(f"{node.host.name} lost its Raft store")
+        self.wounds.hurt(node)
+        self._bring_up(node, [node])
+
+    def _lose_all_stores(self, node: SimNode) -> None:
+        """Nodes start without their metadata; some seconds later somebody puts it back.
+
+        Only where each of them has logs: nodes that have nothing at all may well found a cluster.
+        """
+        files = [self.wounds.files(each) for each in self._nodes]
+        if self._stores or not self.wounds.is_healed() or not all(each.exposed() for each in files):
+            self._kill_instead("lose_all_stores", node)
+            return
+        for each in self._nodes:
+            self._crash(each)
+        self._stores = [
+            (each, store) for each, of_node in zip(self._nodes, files, strict=True) if (store := of_node.take_store())
+        ]
+        self._world.note("all nodes lost their Raft stores")
+        for each in self._nodes:
+            self._start_later(each)
+        self._world.after(self._random.uniform(*WITHOUT_STORES_S), self._put_stores_back)
+
+    def _put_stores_back(self) -> None:
+        stores, self._stores = self._stores, []
+        for node, _ in stores:
+            node.kill()
+        for node, store in stores:
+            self.wounds.files(node).put_store(store)
+            node.host.resume()
+            node.start_when_down()
+        if stores:
+            self._world.note("all nodes have their Raft stores again")
+
+    def _kill_instead(self, kind: str, node: SimNode) -> None:
+        """Its files may not be hurt now."""
+        self.counts[kind] -= 1
+        self._fault("kill", node)()
+
+    def _may_hurt(self, node: SimNode) -> bool:
+        return self._may_lose(node) and self.wounds.may_hurt(node)
+
+    def _one_to_hurt(self, node: SimNode) -> SimNode | None:
+        """This node, or another if its files may not be hurt now."""
+        others = self._random.sample(self._nodes, len(self._nodes))
+        return next((each for each in (node, *others) if self._may_hurt(each)), None)
+
+    def _take_down(self, node: SimNode) -> list[SimNode]:
+        """The node, and often all others with it."""
+        down = list(self._nodes) if self._random.random() < ALL_SHARE else [node]
+        for each in down:
+            self._crash(each)
+        return down
+
+    def _crash(self, node: SimNode) -> None:
+        if self._random.random() < 0.5 and self._may_lose(node) and node.host.is_powered:
+            node.power_off()
+        else:
+            node.kill()
+
+    def _bring_up(self, node: SimNode, down: Sequence[SimNode]) -> None:
+        later_s = self._random.choice((0.0, 0.0, 1.0)) * self._random.uniform(*FIRST_S)
+        is_first = self._random.random() < 0.7
+        for each in down:
+            waits_s = later_s if (each is not node) is is_first else 0.0
+            self._world.after(waits_s, self._start_later, each)
+
+    # -- devices -------------------------------------------------------------------------------------------------------
+
+    def _fail_disk(self, node: SimNode) -> None:
+        """Every write fails; when the device is well again, the node is started anew if a sync had failed.
+
+        A failed sync loses what the page cache had: where that counts as written, the device hangs instead.
+        """
+        if not self._may_lose(node):
+            self.counts["fail_disk"] -= 1
+            self._fault("hang_disk", node)()
+            return
+        seconds = self._sick_s()
+        self._world.note(f"{node.host.name} cannot write to its disk for {seconds:.1f} s")
+        node.host.disk.is_failing = True
+        self._world.after(seconds, self._disk_is_well, node)
+
+    def _disk_is_well(self, node: SimNode) -> None:
+        node.host.disk.heal()
+        self._world.note(f"{node.host.name} has a disk that is well")
+        if node.host.disk.syncs_failed and not self._is_over:
+            node.host.disk.syncs_failed = 0
+            self._fault(self._random.choice(("kill", "stop")), node)()
+
+    def _hang_disk(self, node: SimNode) -> None:
+        """No thread gets an answer; the page cache still takes what the loop writes, or does not, either."""
+        seconds = self._sick_s()
+        holds_up = self._random.choice((frozenset[str](), SYNCS, WRITES))
+        self._world.note(f"{node.host.name} has a disk that hangs for {seconds:.1f} s")
+        node.host.disk.hang(seconds, holds_up)
+
+    def _sick_s(self) -> float:
+        return self._duration_s()
+
+
+class SickDisk(DiskNemesis):
+    """One device fails or hangs, long enough to see that the cluster goes on without it; nothing else happens."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        nodes: Sequence[SimNode],
+        clients: Sequence[Host],
+        topic: str,
+        kinds: Sequence[str],
+        *,
+        mortal: SimNode | None,
+        availability: Availability,
+    ) -> None:
+        super().__init__(world, network, nodes, clients, topic, kinds, mortal)
+        self._availability = availability
+
+    def begin(self, until_s: float, pause_s: float) -> None:
+        self._world.after(self._random.uniform(*SICK_FROM_S), self._sicken)
+
+    def end(self) -> None:
+        self._availability.end()
+        super().end()
+
+    def _sicken(self) -> None:
+        controllers = [node for node in self._nodes if node.is_ready and node.broker and node.broker.is_controller]
+        is_controller = self._random.random() < 0.5
+        node = self._random.choice(controllers if controllers and is_controller else self._nodes)
+        kind = self._random.choice(("fail_disk", "hang_disk"))
+        self._fault(kind, node)()
+        self._availability.begin(f"{kind} at {node.host.name}")
+
+    def _sick_s(self) -> float:
+        return SICK_S

@@ -1,0 +1,252 @@
+"""The files of a node that does not run, in the hands of somebody else: removed, cut, damaged, put back from a copy.
+
+What is done here is durable at once. Only what was durable before is hurt, below the recovery point that the node's
+folder has for the log: what lies above it a crash may take as well, and nobody could tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import NamedTuple
+
+from chronik.node.cluster_member import STORE_NAME
+from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
+from chronik.testing.sim.disk import ProcessDisk
+from chronik.testing.sim.host import Host
+from chronik.testing.sim.tree import FileNode, FolderNode
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
+from chronik.wire.errors import KafkaError
+
+SEGMENT_SUFFIX = ".log"
+LENGTH_AT, LENGTH_END, MAGIC_AT = 8, 12, 16
+"""Of a batch: the length and all from the magic on are checked; base offset and leader epoch are not."""
+
+
+class Batch(NamedTuple):
+    segment: str
+    at: int
+    header: BatchHeader
+
+
+class Exposed(NamedTuple):
+    """A log with durable records: those below the recovery point `upto`."""
+
+    log: TopicPartition
+    upto: int
+
+
+class NodeFiles:
+    """The data folder of one node. For times when the node is down; only `whole_end` may look while it runs."""
+
+    def __init__(self, host: Host, path: str, node_id: int) -> None:
+        self._device = host.disk
+        self._host = host
+        self._path = path
+        self._node_id = node_id
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def exposed(self) -> list[Exposed]:
+        """The logs with records below a recovery point, in the order of their names."""
+        return [
+            Exposed(log, point)
+            for log, point in sorted(self._recovery_points().items())
+            if any(batch.header.base_offset < point for batch in self._batches(log))
+        ]
+
+    def whole_end(self, log: TopicPartition) -> int | None:
+        """Up to which offset the log has every batch from its start on, with its content; None where one is bad.
+
+        Blind to gaps that compaction may have made.
+        """
+        folder = self._log(log) or FolderNode()
+        end: int | None = None
+        for name in _segments(folder):
+            if end is None or _is_compacted(log):
+                end = int(name.removesuffix(SEGMENT_SUFFIX))
+            if end != int(name.removesuffix(SEGMENT_SUFFIX)):
+                return None
+            data = memoryview(bytes(_file(folder, name).cached))
+            used = 0
+            for at, header in _chain(data):
+                used = at + header.size_bytes
+                if header.base_offset != end and not _is_compacted(log):
+                    return None
+                try:
+                    check_batches(data[at : at + header.size_bytes], header.size_bytes, from_producer=False)
+                except KafkaError:
+                    return None
+                end = header.next_offset
+            if any(data[used:]):
+                return None
+        return end or 0
+
+    def _recovery_points(self) -> dict[TopicPartition, int]:
+        """As the node would read them at its next start: from a copy, since opening a folder changes it."""
+        if self._folder(self._device.root, self._path) is None:
+            return {}
+        folder = DataFolder.open(_CopiedDisk(self._host), self._path, self._node_id, "")
+        return {log: point.offset for log, point in folder.recovery_points.items()}
+
+    def _folder(self, root: FolderNode, path: str) -> FolderNode | None:
+        node = root
+        for name in path.strip("/").split("/"):
+            found = node.names.get(name)
+            if not isinstance(found, FolderNode):
+                return None
+            node = found
+        return node
+
+    def _own(self) -> FolderNode:
+        folder = self._folder(self._device.root, self._path)
+        assert folder is not None, f"{self._path} does not exist"
+        return folder
+
+    def _log(self, log: TopicPartition) -> FolderNode | None:
+        return self._folder(self._device.root, f"{self._path}/{LOGS_NAME}/{log[0]}-{log[1]}")
+
+    def _batches(self, log: TopicPartition) -> list[Batch]:
+        """In order, as far as the chain of batches goes in each segment."""
+        folder = self._log(log) or FolderNode()
+        return [
+            Batch(name, at, header)
+            for name in _segments(folder)
+            for at, header in _chain(memoryview(bytes(_file(folder, name).cached)))
+        ]
+
+    # -- what can happen to it -----------------------------------------------------------------------------------------
+
+    def remove_log(self, exposed: Exposed) -> str:
+        """The folder of one replica is gone: the repair that somebody made by hand, to the wrong one."""
+        self._device.root.settle()
+        logs = self._folder(self._device.root, f"{self._path}/{LOGS_NAME}")
+        assert logs is not None
+        logs.change(f"{exposed.log[0]}-{exposed.log[1]}", None, None)
+        logs.settle()
+        return "is removed"
+
+    def shorten(self, exposed: Exposed, random: Random) -> str:
+        """A segment that ends before its time, between two batches or within one; or that is not there at all."""
+        self._device.root.settle()
+        log = self._log(exposed.log)
+        assert log is not None
+        batches = [batch for batch in self._batches(exposed.log) if batch.header.base_offset < exposed.upto]
+        if _is_compacted(exposed.log):
+            # Gaps between batches are right there: only an end that comes too early can be told from them.
+            last = _segments(log)[-1]
+            batches = [batch for batch in batches if batch.segment == last]
+            if not batches:
+                return self.damage(exposed, random)
+        chosen = random.choice(batches)
+        if random.random() < 0.2 and not _is_compacted(exposed.log):
+            log.change(chosen.segment, None, None)
+            log.settle()
+            return f"lost {chosen.segment}"
+        keep = chosen.at
+        if random.random() < 0.5:
+            keep += random.randrange(1, chosen.header.size_bytes)
+        file = _file(log, chosen.segment)
+        del file.cached[keep:]
+        file.durable = bytearray(file.cached)
+        return f"has {chosen.segment} cut to {keep} bytes, in the batch at {chosen.header.base_offset}"
+
+    def damage(self, exposed: Exposed, random: Random) -> str:
+        """Bits of a batch are not what was written."""
+        self._device.root.settle()
+        log = self._log(exposed.log)
+        assert log is not None
+        whole = [batch for batch in self._batches(exposed.log) if batch.header.next_offset <= exposed.upto]
+        chosen = random.choice(whole or self._batches(exposed.log)[:1])
+        if random.random() < 0.3:
+            at = random.randrange(LENGTH_AT, LENGTH_END)
+        else:
+            at = random.randrange(MAGIC_AT, chosen.header.size_bytes)
+        file = _file(log, chosen.segment)
+        file.cached[chosen.at + at] ^= 1 << random.randrange(8)
+        file.durable = bytearray(file.cached)
+        return f"has another byte {at} in the batch at {chosen.header.base_offset}"
+
+    def copy(self) -> FolderNode:
+        self._device.root.settle()
+        return self._own().copy()
+
+    def put_back(self, copy: FolderNode) -> None:
+        """The folder is what it was when the copy was made."""
+        parent, _, name = self._path.rpartition("/")
+        holder = self._folder(self._device.root, parent)
+        assert holder is not None
+        holder.change(None, name, copy.copy())
+        self._device.root.settle()
+
+    def take_store(self) -> FileNode | None:
+        """The Raft store is gone; returns it, for whoever finds it again."""
+        self._device.root.settle()
+        own = self._own()
+        store = own.names.get(STORE_NAME)
+        own.change(STORE_NAME, None, None)
+        own.settle()
+        return store if isinstance(store, FileNode) else None
+
+    def put_store(self, store: FileNode) -> None:
+        own = self._own()
+        own.change(None, STORE_NAME, store)
+        own.settle()
+
+
+def _chain(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
+    """The batches of a segment and where they are, until something else follows."""
+    at = 0
+    while len(data) - at >= HEADER_BYTES and (header := read_batch_header(data, at)).magic == 2:
+        if not HEADER_BYTES <= header.size_bytes <= len(data) - at:
+            return
+        yield at, header
+        at += header.size_bytes
+
+
+def _segments(log: FolderNode) -> list[str]:
+    return sorted(name for name in log.names if name.endswith(SEGMENT_SUFFIX))
+
+
+def _file(log: FolderNode, name: str) -> FileNode:
+    file = log.names[name]
+    assert isinstance(file, FileNode)
+    return file
+
+
+def _is_compacted(log: TopicPartition) -> bool:
+    """By name, as the workload makes its topics."""
+    return log[0] in ("__consumer_offsets", "latest")
+
+
+class _CopiedDisk(ProcessDisk):
+    """A copy of a machine's files for somebody who is not of this world: no time passes, and nothing fails."""
+
+    def __init__(self, host: Host) -> None:
+        self.device = _CopiedDevice(host.disk.root.copy())  # type: ignore[assignment]
+        self.process = _Nobody()  # type: ignore[assignment]
+
+    def begin(self, operation: str, size_bytes: int = 0) -> None:
+        return
+
+    def sync(self, operation: str) -> None:
+        return
+
+
+class _CopiedDevice:
+    def __init__(self, root: FolderNode) -> None:
+        self.root = root
+        self.locks: dict[FileNode, object] = {}
+        self.is_failing = False
+        self.sync_error_share = 0.0
+
+    def lacks(self, more_bytes: int) -> int:
+        return 0
+
+
+class _Nobody:
+    def check_alive(self) -> None:
+        return
+
+    def reached(self, moment: str) -> None:
+        return

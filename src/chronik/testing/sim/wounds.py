@@ -1,0 +1,116 @@
+"""Whose files were hurt, and whose may be: what was acknowledged is promised while one in-sync replica is whole.
+
+One node at a time is wounded. It is whole again when it serves, votes as it did before, is in sync with every partition
+that it has a replica of, and its files hold all of them. Nobody else's files are hurt before that, and a node's only
+while every partition on it has another replica that is in sync or eligible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chronik.metadata.image import ClusterImage
+from chronik.storage.folder import TopicPartition
+from chronik.testing.sim.files import NodeFiles
+from chronik.testing.sim.node import SimNode
+from chronik.testing.sim.world import World
+
+LOOK_S = 0.2
+MAY_LOG_WHILE_WOUNDED = frozenset(["log_damaged"])
+
+
+class Wounds:
+    """Invariant: at most one node is `wounded`."""
+
+    def __init__(self, world: World, nodes: Sequence[SimNode]) -> None:
+        self._world = world
+        self._nodes = nodes
+        self.wounded: SimNode | None = None
+        self._looked_s = 0.0
+
+    def files(self, node: SimNode) -> NodeFiles:
+        return NodeFiles(node.host, node.config.data_folder, node.config.node_id)
+
+    # -- hurting -------------------------------------------------------------------------------------------------------
+
+    def may_hurt(self, node: SimNode) -> bool:
+        """Whether the cluster can do without what this node has. It must run, so that its own word is heard."""
+        if self.wounded is node and node.is_ready:
+            return self._others_suffice(node)
+        return self.is_healed() and node.is_ready and self._others_suffice(node)
+
+    def hurt(self, node: SimNode) -> None:
+        self.wounded = node
+        node.may_log |= MAY_LOG_WHILE_WOUNDED
+
+    def _others_suffice(self, node: SimNode) -> bool:
+        image = self._newest_image()
+        node_id = node.config.node_id
+        return image is not None and all(
+            any(other != node_id for other in (*partition.isr, *partition.eligible))
+            for topic in image.topics.values()
+            for partition in topic.partitions
+            if node_id in partition.replicas
+        )
+
+    def _newest_image(self) -> ClusterImage | None:
+        """Of those that nodes act by now: what a leader counts on is in its own."""
+        images = [node.broker.image for node in self._nodes if node.takes_part and node.broker is not None]
+        return max(images, key=lambda image: image.version, default=None)
+
+    # -- healing -------------------------------------------------------------------------------------------------------
+
+    def is_healed(self) -> bool:
+        """Whether nobody is wounded any more. All files of a node are read for it, so not too often."""
+        node = self.wounded
+        if node is None:
+            return True
+        if self._world.now < self._looked_s + LOOK_S:
+            return False
+        self._looked_s = self._world.now
+        if self.what_is_missing(node):
+            return False
+        self._world.note(f"{node.host.name} is whole again")
+        node.may_log -= MAY_LOG_WHILE_WOUNDED
+        self.wounded = None
+        return True
+
+    def what_is_missing(self, node: SimNode) -> str:
+        """What still keeps the node from being whole; empty where nothing does."""
+        image = self._newest_image()
+        if image is None or not node.is_ready or node.broker is None:
+            return f"{node.host.name} is not ready"
+        node_id = node.config.node_id
+        if not self._votes(node_id):
+            return f"{node.host.name} has no vote"
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                log: TopicPartition = (topic.name, partition.partition)
+                if node_id in partition.replicas and (missing := self._missing_of(node, log, partition.isr)):
+                    return f"{node.host.name}, {topic.name}-{partition.partition}: {missing}"
+        return ""
+
+    def _votes(self, node_id: int) -> bool:
+        """By the word of whoever leads: a node that lost its store first follows as a learner."""
+        for node in self._nodes:
+            if node.is_ready and node.broker is not None and node.broker.raft.node.is_leader:
+                member = node.broker.raft.node.membership.member(node_id)
+                return member is not None and member.is_voter
+        return False
+
+    def _missing_of(self, node: SimNode, log: TopicPartition, isr: Sequence[int]) -> str:
+        assert node.broker is not None
+        hosted = node.broker.host.partitions.get(log)
+        if hosted is None or node.config.node_id not in isr:
+            return f"it is not in sync, but {list(isr)} are"
+        end = self.files(node).whole_end(log)
+        if end is None or end < hosted.high_watermark:
+            return f"its files are whole up to {end} of {hosted.high_watermark}"
+        starts = [
+            copy.log_start_offset
+            for other in self._nodes
+            if other.is_ready and other.broker is not None and (copy := other.broker.host.partitions.get(log))
+        ]
+        if hosted.log_start_offset > min(starts):
+            return f"it starts at {hosted.log_start_offset}, others at {min(starts)}"
+        return ""

@@ -1,0 +1,134 @@
+"""What the simulator does to the files of a node that is down: just that, durably, and only to what was durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from uuid import UUID
+
+import pytest
+from tests.sim.machines import Machines
+
+from chronik.node.cluster_member import STORE_NAME
+from chronik.storage.disk import read_file, write_file_atomic
+from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.storage.log import Log, LogConfig
+from chronik.testing.sim.files import Exposed, NodeFiles
+from chronik.wire.batch import check_batches, encode_batch
+
+NODE = "/data/node-1"
+TOPIC_ID = UUID(int=7)
+LOG = ("records", 0)
+BATCHES = 30
+POINT = 40
+SEEDS = range(60)
+
+
+class Stopped:
+    """A machine whose node was killed: one log of 60 records in several segments, durable up to `POINT` and beyond."""
+
+    def __init__(self, topic: str = LOG[0]) -> None:
+        self.machines = Machines(count=1)
+        self.log = (topic, 0)
+        disk = self.machines.disk()
+        folder = DataFolder.open(disk, NODE, 1, "c")
+        folder.claim_log(topic, 0, TOPIC_ID)
+        log = Log.open(disk, folder.log_path(topic, 0), LogConfig(segment_bytes=1_000), 0)
+        for number in range(BATCHES):
+            data = bytearray(encode_batch([(None, b"%d" % number, (), 0), (None, b"x" * 50, (), 0)]))
+            log.append(data, check_batches(memoryview(data), len(data)), 0, 0)
+            job = log.sync_job()
+            if job is not None:
+                job.run()
+                log.synced(job)
+        folder.recovery_points_job({(topic, 0): RecoveryPoint(TOPIC_ID, POINT)})()
+        write_file_atomic(disk, f"{NODE}/{STORE_NAME}", b"store")
+        self.machines.hosts[0].kill()
+        self.files = NodeFiles(self.machines.hosts[0], NODE, 1)
+        self.exposed = Exposed(self.log, POINT)
+
+    def opened(self) -> Log:
+        """As the node would find it after a power failure."""
+        self.machines.hosts[0].power_off()
+        self.machines.restart()
+        disk = self.machines.disk()
+        folder = DataFolder.open(disk, NODE, 1, "c")
+        point = folder.recovery_point(*self.log, TOPIC_ID)
+        return Log.open(disk, folder.log_path(*self.log), LogConfig(segment_bytes=1_000), 0, recovery_point=point)
+
+
+@pytest.fixture
+def stopped() -> Iterator[Stopped]:
+    made = Stopped()
+    yield made
+    made.machines.bury()
+
+
+def test_only_logs_with_records_below_their_recovery_point_are_exposed(stopped: Stopped) -> None:
+    assert stopped.files.exposed() == [stopped.exposed]
+    assert stopped.files.whole_end(LOG) == 2 * BATCHES
+    assert stopped.opened().log_end_offset == 2 * BATCHES
+
+
+def test_to_look_at_a_folder_changes_nothing(stopped: Stopped) -> None:
+    before = stopped.files.copy()
+    stopped.files.exposed()
+    stopped.files.put_back(before)
+    assert stopped.opened().log_end_offset == 2 * BATCHES
+
+
+def test_a_removed_log_is_gone_for_good(stopped: Stopped) -> None:
+    stopped.files.remove_log(stopped.exposed)
+    assert stopped.files.whole_end(LOG) == 0
+    assert stopped.opened().log_end_offset == 0
+
+
+def test_a_shortened_log_lacks_durable_records() -> None:
+    notes = set()
+    for seed in SEEDS:
+        stopped = Stopped()
+        note = stopped.files.shorten(stopped.exposed, Random(seed))
+        notes.add(note.split()[0])
+        end = stopped.files.whole_end(LOG)
+        assert end is None or end < POINT or note == f"lost {0:020}.log"
+        stopped.machines.bury()
+    assert notes == {"has", "lost"}
+
+
+def test_a_compacted_log_is_shortened_only_where_that_can_be_told() -> None:
+    for seed in SEEDS:
+        stopped = Stopped("__consumer_offsets")
+        stopped.files.shorten(stopped.exposed, Random(seed))
+        end = stopped.files.whole_end(stopped.log)
+        assert end is None or end < POINT
+        stopped.machines.bury()
+
+
+def test_a_damaged_batch_fails_its_check() -> None:
+    for seed in SEEDS:
+        stopped = Stopped()
+        stopped.files.damage(stopped.exposed, Random(seed))
+        end = stopped.files.whole_end(LOG)
+        assert end is None or end < POINT
+        stopped.machines.bury()
+
+
+def test_a_folder_is_put_back_as_it_was_copied(stopped: Stopped) -> None:
+    copy = stopped.files.copy()
+    for _ in range(2):
+        stopped.files.remove_log(stopped.exposed)
+        stopped.files.put_back(copy)
+        assert stopped.files.whole_end(LOG) == 2 * BATCHES
+    assert stopped.opened().log_end_offset == 2 * BATCHES
+
+
+def test_a_raft_store_is_taken_and_found_again(stopped: Stopped) -> None:
+    store = stopped.files.take_store()
+    assert store is not None
+    stopped.machines.restart()
+    assert read_file(stopped.machines.disk(), f"{NODE}/{STORE_NAME}") is None
+    stopped.machines.hosts[0].kill()
+    stopped.files.put_store(store)
+    stopped.machines.hosts[0].power_off()
+    stopped.machines.restart()
+    assert read_file(stopped.machines.disk(), f"{NODE}/{STORE_NAME}") == b"store"
