@@ -32,7 +32,7 @@ class Stopped:
         self.log = (topic, 0)
         disk = self.machines.disk()
         folder = DataFolder.open(disk, NODE, 1, "c")
-        folder.claim_log(topic, 0, TOPIC_ID)
+        folder.claim_log(topic, 0, TOPIC_ID, 0)
         log = Log.open(disk, folder.log_path(topic, 0), LogConfig(segment_bytes=1_000), 0)
         for number in range(BATCHES):
             data = bytearray(encode_batch([(None, b"%d" % number, (), 0), (None, b"x" * 50, (), 0)]))
