@@ -80,6 +80,17 @@ def test_coordinator_is_found(version: int) -> None:
     with_broker(play)
 
 
+def test_coordinator_of_a_name_that_no_group_can_have_is_refused() -> None:
+    """To hash a name takes time, which a stranger could ask for by the megabyte."""
+
+    async def play(broker: FakeBroker) -> None:
+        answer = await broker.ask(find_coordinator.API, 6, {"coordinator_keys": ["x" * 20_000_000, GROUP]})
+        errors = [found.error_code for found in answer.coordinators]
+        assert errors == [ErrorCode.invalid_group_id, ErrorCode.none]
+
+    with_broker(play)
+
+
 @pytest.mark.parametrize("version", range(1, 7))
 def test_transaction_coordinator_is_refused_with_words(version: int) -> None:
     async def play(broker: FakeBroker) -> None:

@@ -100,6 +100,15 @@ class GroupCoordinator:
     def is_loaded(self, partition: int) -> bool:
         return partition in self._loaded
 
+    def partition_of(self, group_id: str) -> int | None:
+        """The partition that owns a group; None while there are no partitions, and for what can be no group's name."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            return group.partition
+        if not self.partition_count or len(group_id) > NAME_BYTES_MAX:
+            return None
+        return group_partition(group_id, self.partition_count)
+
     @property
     def is_loading(self) -> bool:
         return bool(self._loading)

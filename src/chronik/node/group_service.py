@@ -20,7 +20,7 @@ from chronik.groups.actions import Action, Append, Moment, Rebalanced, Reply
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
-from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
+from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.settings import GroupSettings
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import BrokerImage
@@ -276,12 +276,13 @@ class GroupService:
 
     def _authority(self, group_id: str) -> GroupCoordinator:
         """The coordinator, if it may answer for the group now; NOT_COORDINATOR otherwise."""
-        partition_count = self._coordinator.partition_count
-        if partition_count:
-            index = group_partition(group_id, partition_count)
+        index = self._coordinator.partition_of(group_id)
+        if index is not None:
             partition = self._broker.partition(OFFSETS_TOPIC, index)
             if partition is None or not partition.leads:
                 raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} is not led here under a lease")
+            if self._is_suspended:
+                self._resume()
         return self._coordinator
 
     def _check_lease(self) -> None:
@@ -289,11 +290,14 @@ class GroupService:
         if not self._broker.lease_is_valid():
             self._suspend()
         elif self._is_suspended:
-            self._is_suspended = False
-            self._without_lease_s += self._loop.time() - self._leased_s
-            # Offsets of topics that were deleted meanwhile could not be removed from the log.
-            self._forget_deleted_topics()
+            self._resume()
         self._now()
+
+    def _resume(self) -> None:
+        self._is_suspended = False
+        self._without_lease_s += self._loop.time() - self._leased_s
+        # Offsets of topics that were deleted meanwhile could not be removed from the log.
+        self._forget_deleted_topics()
 
     def _suspend(self) -> None:
         """The lease is over: requests that wait are sent to look for another coordinator, and no session ends."""
@@ -360,9 +364,11 @@ class GroupService:
         await self.ensure_topic()
         if not self._broker.lease_is_valid():
             raise KafkaError(ErrorCode.coordinator_not_available, "this node has no contact to the controller")
+        index = self._coordinator.partition_of(group_id)
+        if index is None and self._coordinator.partition_count:
+            raise KafkaError(ErrorCode.invalid_group_id, f"a name of {len(group_id)} characters is too long")
         image = self._broker.image
-        topic = image.topic(OFFSETS_TOPIC)
-        partition = None if topic is None else topic.partition(group_partition(group_id, len(topic.partitions)))
+        partition = None if index is None else image.partition(OFFSETS_TOPIC, index)
         leader = None if partition is None else image.brokers.get(partition.leader)
         if leader is None:
             raise KafkaError(ErrorCode.coordinator_not_available, "the group's partition has no leader")
