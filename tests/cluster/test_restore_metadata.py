@@ -45,7 +45,7 @@ def topic_ids(nodes: Nodes, *topics: str) -> dict[str, UUID]:
 
 def new_producer_id(nodes: Nodes) -> int:
     with nodes.connect(nodes.ids[0]) as client:
-        values = {"transactional_id": None, "transaction_timeout_ms": 0, "producer_id": -1, "producer_epoch": -1}
+        values = {"transactional_id": None, "transaction_timeout": 0, "producer_id": -1, "producer_epoch": -1}
         return int(client.call(ApiKey.INIT_PRODUCER_ID, 4, values).producer_id)
 
 
