@@ -81,9 +81,11 @@ def write_metadata(
             node_id, store_id = folder.meta.node_id, stores[-1].load().store_id
             voters_max = FOUNDERS_LARGE if len(folders) >= FOUNDERS_LARGE else FOUNDERS_SMALL
             members.append(Member(node_id, store_id, len(members) < voters_max, addresses.get(node_id, "")))
-        snapshot = Snapshot(FIRST, FIRST, Membership(tuple(members)), encode_image(image))
+        # Beyond what the folders' boot records know of, or the new store would pass for an old copy.
+        index = max([FIRST, *(folder.boot.raft_index + 1 for folder in folders if folder.boot is not None)])
+        snapshot = Snapshot(index, FIRST, Membership(tuple(members)), encode_image(image))
         for store in stores:
-            store.persist(Persist(HardState(FIRST, None, FIRST), snapshot))
+            store.persist(Persist(HardState(FIRST, None, index), snapshot))
             store.close()
         for folder in folders:
             folder.disk.sync_dir(folder.path)
