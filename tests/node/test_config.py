@@ -87,6 +87,7 @@ def test_a_file_holds_all_tables(tmp_path: Path) -> None:
         ("[log_levels]\ngroups = 'loud'", "log_levels: log level 'loud' is unknown"),
         ("executor_threads = 0", "executor_threads = 0 is too small"),
         ("replica_lag_ms_max = 400", "replica_lag_ms_max = 400 is too small"),
+        ("scrub_interval_ms = -1", "scrub_interval_ms = -1 is negative: use 0 to turn scrubbing off"),
         ("[[peers]]\nid = 2\ninternal = 'a:1'\n[[peers]]\nid = 2\ninternal = 'b:1'", "peers name one id twice"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.node.test_replication_following import is_caught_up
 from chronik.node import healing as healing_module
 from chronik.node import scrubber as scrubber_module
 from chronik.node.healing import Damage
+from chronik.node.housekeeping import Housekeeping
 from chronik.node.scrubber import Scrubber
 from chronik.observe.logging import silent_logger
 from chronik.storage.log import Log
@@ -60,6 +62,12 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+def break_the_chain(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[9] ^= 0x7F
+    path.write_bytes(data)
+
+
 def set_aside(cluster: Cluster, node: Node) -> list[Path]:
     return sorted((cluster.path / f"node-{node.id}" / "set-aside").glob("*/*.log"))
 
@@ -82,6 +90,11 @@ def contents(node: Node) -> bytes:
         assert job.result is not None and job.damaged_at is None
         offset = job.result.next_offset
     return b"".join(parts)
+
+
+def housekeeping(node: Node, wall_ms: Callable[[], int] = lambda: 1) -> Housekeeping:
+    env = dataclasses.replace(node.env, wall_ms=wall_ms)
+    return Housekeeping(node.loop, env, node.config, node.host, silent_logger())
 
 
 async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
@@ -161,6 +174,38 @@ def test_a_leader_that_reads_damage_is_healed(tmp_path: Path) -> None:
         assert cluster.state.leader != 1
 
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_a_reader_that_meets_a_missing_file_is_sent_elsewhere_and_the_replica_is_healed(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[1]
+        path = segment(cluster, node)
+        path.unlink()
+        for closed in node.partition.log._segments.all[:-1]:
+            closed.let_go()
+        response = await node.consume(int(path.stem))
+        assert response.error_code == ErrorCode.kafka_storage_error
+        await is_whole_again(cluster, node, "read")
+        response = await cluster[cluster.state.leader].consume(int(path.stem))
+        assert response.error_code == 0 and len(response.records)
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+@pytest.mark.parametrize("damage", [break_the_chain, remove])
+def test_a_compaction_that_meets_damage_has_the_replica_healed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[2]
+        path = segment(cluster, node)
+        damage(path)
+        await housekeeping(node)._round("compaction", housekeeping(node)._compact)()
+        assert damages(node)[0].offset == int(path.stem)
+        await is_whole_again(cluster, node, "read")
+
+    configs = {**SMALL_SEGMENTS, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+    play(tmp_path, scenario, configs=configs)
 
 
 def read_last_offset(records: bytes) -> int:
@@ -301,6 +346,21 @@ def test_damage_found_further_down_while_it_is_healed_is_healed_too(tmp_path: Pa
         await until(lambda: is_caught_up(cluster) and sorted(cluster.state.isr) == [1, 2, 3])
         assert min(int(path.stem) for path in set_aside(cluster, node)) == 0
         assert len({contents(each) for each in cluster.nodes.values()}) == 1
+
+    play(tmp_path, scenario, configs=SMALL_SEGMENTS)
+
+
+def test_what_was_set_aside_is_removed_after_its_retention(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await filled(cluster)
+        node = cluster[2]
+        node.partition.found_damaged(20)
+        await is_whole_again(cluster, node, "read")
+        retention_ms = node.config.set_aside_retention_ms
+        await housekeeping(node, lambda: retention_ms)._remove_set_aside()
+        assert set_aside(cluster, node)
+        await housekeeping(node, lambda: 1 + retention_ms)._remove_set_aside()
+        assert list((cluster.path / "node-2" / "set-aside").iterdir()) == []
 
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 

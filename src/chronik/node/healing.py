@@ -14,6 +14,7 @@ wait for others. What was found is kept in memory; the node's log has a line for
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -84,6 +85,13 @@ def found_at_recovery(log: Log) -> Lost | None:
     return Lost(min(damage.offset for damage in report.damages), "batches that were durable are bad or missing")
 
 
+def is_damage(error: Exception) -> bool:
+    """Whether a read failed because the log's files are not what they were: bad batches, a file that is gone, EIO."""
+    if isinstance(error, KafkaError):
+        return error.code == ErrorCode.corrupt_message
+    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOENT)
+
+
 class Healing:
     """Owned by the loop. Invariant: at most one partition is between its report and the end of its set-aside."""
 
@@ -121,6 +129,9 @@ class Healing:
 
     def found(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
         """A batch at or behind `offset` is not what was written, or is missing."""
+        if partition.is_closed:
+            # Its files are on their way out.
+            return
         damage = self._open.get(partition)
         is_new = damage is None or damage.state != "waiting"
         if damage is None or is_new:

@@ -8,11 +8,13 @@ from functools import partial
 
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
+from chronik.node.healing import is_damage
 from chronik.node.partition import Partition
 from chronik.node.partition_host import PartitionHost
 from chronik.observe.logging import Logger
 from chronik.storage.errors import StorageError
 from chronik.storage.set_aside import expired
+from chronik.wire.errors import KafkaError
 
 YIELD_EVERY_PARTITIONS = 100
 
@@ -121,6 +123,11 @@ class Housekeeping:
             return
         try:
             await self._loop.run_in_executor(self._env.executor, job.run)
+        except (KafkaError, FileNotFoundError) as error:
+            if not is_damage(error):
+                raise
+            partition.found_damaged(job.reading_at, "read", f"compaction of segment {job.reading_at}: {error}")
+            return
         finally:
             if not partition.is_closed:
                 deletion = log.finish_compaction(job)

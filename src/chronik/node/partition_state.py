@@ -21,7 +21,7 @@ from chronik.observe.metrics import Metrics
 from chronik.observe.traces import PartitionTrace, TraceRing
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import Log
+from chronik.storage.log import Log, ReadJob
 from chronik.storage.refusals import REPEATED, RefusedBatches
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -163,6 +163,16 @@ class PartitionState:
         if self.counted_end_offset < end:
             return None
         return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
+
+    def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool) -> ReadJob:
+        """A read for a thread. It is a job of the log: `jobs.end` follows it."""
+        if not self.jobs.begin():
+            raise self._not_leader()
+        try:
+            return self.log.read_job(offset, max_bytes, upto_offset, min_one_batch=min_one_batch)
+        except BaseException:
+            self.jobs.end()
+            raise
 
     @property
     def high_watermark(self) -> int:

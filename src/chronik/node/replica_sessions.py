@@ -22,6 +22,7 @@ from chronik.metadata.image import ClusterImage
 from chronik.node.api import Buffer, Reply, Request
 from chronik.node.environment import Environment
 from chronik.node.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
+from chronik.node.healing import is_damage
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.divergence import EpochEnd
@@ -323,9 +324,7 @@ class ReplicaSession:
         try:
             read = log.read(offset, max_bytes, end, min_one_batch=is_first)
             if read is None:
-                if not partition.jobs.begin():
-                    raise KafkaError(ErrorCode.not_leader_or_follower)
-                job = log.read_job(offset, max_bytes, end, min_one_batch=is_first)
+                job = partition.read_job(offset, max_bytes, end, min_one_batch=is_first)
                 cold.append(ColdRead(response, partition, partition.generation, max_bytes, job))
                 size_bytes = max_bytes
             else:
@@ -337,6 +336,8 @@ class ReplicaSession:
             response.error_code = error.code
             size_bytes = 0
         except Exception as error:
+            if is_damage(error):
+                partition.found_damaged(offset, "read", str(error))
             self._sessions.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(error))
             response.error_code = ErrorCode.kafka_storage_error
             size_bytes = 0
@@ -447,8 +448,8 @@ class ReplicaSessions:
                         partition.found_damaged(read.job.damaged_at)
                     read.response.records = outcome
                 else:
-                    if isinstance(outcome, KafkaError) and outcome.code == ErrorCode.corrupt_message:
-                        partition.found_damaged(read.job.offset)
+                    if isinstance(outcome, Exception) and is_damage(outcome):
+                        partition.found_damaged(read.job.offset, "read", str(outcome))
                     # The follower would wait for ever for what it was not sent.
                     self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error

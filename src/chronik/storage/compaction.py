@@ -91,6 +91,8 @@ class CompactionJob:
         self.removed_bytes = 0
         self.cleaned_upto = next_base
         """Where the pass ended: below that offset the log is compacted."""
+        self.reading_at = segments[0].base_offset
+        """The segment that is read, or whose read has failed."""
         self._disk = disk
         self._folder = folder
         self._bounds = [*(segment.base_offset for segment in segments), next_base]
@@ -145,6 +147,7 @@ class CompactionJob:
         for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
             if next_base <= self._dirty_from:
                 continue
+            self.reading_at = segment.base_offset
             for _, header, batch, intact in read_all_batches(self._disk, segment.path):
                 if header.next_offset <= self._dirty_from or not intact or header.is_control:
                     continue
@@ -197,6 +200,7 @@ class CompactionJob:
             file.truncate(0)
             block = bytearray()
             for segment in group.old:
+                self.reading_at = segment.base_offset
                 for scanned in read_all_batches(self._disk, segment.path):
                     _, header, batch, _ = scanned
                     kept = self._cleaned(scanned)

@@ -26,6 +26,7 @@ from uuid import UUID
 from chronik.node.api import Api, Buffer, Reply, Request
 from chronik.node.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
 from chronik.node.fetch_trace import FetchTrace
+from chronik.node.healing import is_damage
 from chronik.node.partition import Partition
 from chronik.node.read_replica import NO_REPLICA, read_replica
 from chronik.node.replica_sessions import run_reads
@@ -221,6 +222,7 @@ class PendingFetch:
         for key, wanted in self._entries:
             response = FetchPartitionResponse(wanted.partition)
             responses.append(response)
+            partition: Partition | None = None
             try:
                 partition = self._require(key, wanted)
                 _describe(response, partition)
@@ -238,9 +240,13 @@ class PendingFetch:
             except KafkaError as error:
                 failed = True
                 response.error_code = error.code
-            except Exception:
-                self._broker.log.exception("read_failed", key=str(key))
+            except Exception as error:
                 failed = True
+                if partition is not None and is_damage(error):
+                    partition.found_damaged(wanted.fetch_offset, "read", str(error))
+                    response.error_code = ErrorCode.kafka_storage_error
+                    continue
+                self._broker.log.exception("read_failed", key=str(key))
                 response.error_code = ErrorCode.unknown_server_error
         return responses, size_bytes, failed, cold
 
@@ -291,9 +297,7 @@ class PendingFetch:
         log = partition.log
         read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            if not partition.jobs.begin():
-                raise KafkaError(ErrorCode.not_leader_or_follower)
-            job = log.read_job(offset, max_bytes, upto, min_one_batch=is_first)
+            job = partition.read_job(offset, max_bytes, upto, min_one_batch=is_first)
             return _ColdRead(response, partition, partition.generation, max_bytes, job)
         if read.next_offset < upto:
             self._is_full = True
@@ -342,10 +346,13 @@ class PendingFetch:
                         read.response.error_code = ErrorCode.kafka_storage_error
                     else:
                         read.response.records = outcome
+                elif is_damage(outcome):
+                    # Say, a chain of batches that is broken: this replica cannot reach what was written there.
+                    is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
+                    code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
+                    read.response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
                 elif isinstance(outcome, KafkaError):
-                    # A chain of batches that is broken: this replica cannot reach what was written there.
-                    is_damage = outcome.code == ErrorCode.corrupt_message and partition.found_damaged(read.job.offset)
-                    read.response.error_code = ErrorCode.kafka_storage_error if is_damage else outcome.code
+                    read.response.error_code = outcome.code
                 else:
                     self._broker.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error

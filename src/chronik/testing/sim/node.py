@@ -156,6 +156,7 @@ def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
         "retention_check_interval_ms": 400,
         "compaction_check_interval_ms": 300,
         "recovery_point_interval_ms": 250,
+        "scrub_interval_ms": 500,
         **settings,
     }
     return NodeConfig(**values)  # type: ignore[arg-type]
