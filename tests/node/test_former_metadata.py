@@ -129,7 +129,7 @@ def test_a_damaged_one_is_refused_and_left_as_it_is(tmp_path: Path, damage: str)
     connection.execute(damage)
     connection.commit()
     before = list(connection.iterdump())
-    with pytest.raises(StoreError, match=r"is damaged .* restore it from a copy"):
+    with pytest.raises(StoreError, match=r"is damaged .* remove it, and a node of a cluster joins again"):
         SqliteRaftStore(str(path), lambda: UUID(int=9)).load()
     assert list(connection.iterdump()) == before
     connection.close()
