@@ -6,7 +6,6 @@ whole nothing is lost, nobody has to help, and one sick device does not stop the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from chronik.testing.sim.availability import Availability
@@ -45,13 +44,12 @@ class BadDisks(ThreeNodes):
         self.strikes_from_the_start = False
         super().build()
 
+    def draws_lone_cut(self) -> bool:
+        return False
+
     def draw_workload(self) -> WorkloadSettings:
         settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
-        if self._trouble != SICK:
-            return settings
-        # It lasts long, so that there is less of everything.
-        slow = replace(settings.producers[0], pause_s=0.4)
-        return replace(settings, producers=(slow,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
+        return settings.unhurried() if self._trouble == SICK else settings
 
     def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
         shared = self.world, self.network, self.nodes, self.client_hosts, TOPIC, self._kinds

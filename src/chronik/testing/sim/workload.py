@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from chronik.client.topics import Topics
@@ -12,9 +12,10 @@ from chronik.testing.sim.consumer import FinalReader, SimConsumer
 from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.keyed import KeyedWriter
-from chronik.testing.sim.member import SimMember
+from chronik.testing.sim.member import MemberSettings, SimMember
 from chronik.testing.sim.mover import SimMover
 from chronik.testing.sim.observer import SimObserver
+from chronik.testing.sim.outsider import FinalOutsider, SimLedger, SimOutsider
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
 from chronik.testing.sim.world import World
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -30,7 +31,9 @@ class WorkloadSettings:
     replication_factor: int
     topic_configs: dict[str, str]
     producers: tuple[ProducerSettings, ...]
-    members: int
+    members: tuple[MemberSettings, ...]
+    has_outsiders: bool
+    """Whether some commit beside the group, and ask every node what is committed."""
     has_keyed_topic: bool
     has_churned_topic: bool
     has_mover: bool
@@ -50,11 +53,25 @@ class WorkloadSettings:
                 **({} if is_alone else {"min.insync.replicas": str(min_insync_replicas or random.choice((1, 2, 2)))}),
             },
             producers=tuple(producers),
-            members=random.randint(0, 2),
+            members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(0, 3))),
+            has_outsiders=random.random() < 0.5,
             has_keyed_topic=random.random() < 0.4,
             has_churned_topic=random.random() < 0.4,
             has_mover=not is_alone and random.random() < 0.4,
         )
+
+    def of_groups(self, random: Random) -> WorkloadSettings:
+        """The same with little of anything but groups: for runs that last long."""
+        return replace(
+            self.unhurried(),
+            members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(2, 4))),
+            has_outsiders=True,
+        )
+
+    def unhurried(self) -> WorkloadSettings:
+        """The same with one producer, which has time: for runs that last long."""
+        producer = replace(self.producers[0], pause_s=0.4)
+        return replace(self, producers=(producer,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
 
 
 def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSettings:
@@ -130,8 +147,11 @@ class Workload:
             self.others.append(
                 SimConsumer(f"c{partition}", *shared, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
             )
-        for number in range(settings.members):
-            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions))
+        for number, member in enumerate(settings.members):
+            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions, member))
+        if settings.has_outsiders:
+            self.others.append(SimLedger("l0", *shared, TOPIC, settings.partitions))
+            self.others.append(SimOutsider("q0", *shared, TOPIC, settings.partitions))
         self.others.append(SimObserver("o0", *shared, TOPIC, settings.partitions, random.choice((10e-3, 50e-3))))
         if settings.has_keyed_topic:
             self.others.append(KeyedWriter("k0", *shared, settings.replication_factor))
@@ -147,6 +167,9 @@ class Workload:
             FinalReader(f"{run}-{partition}", self._world, self.history, self._bootstrap, TOPIC, partition)
             for partition in range(self.settings.partitions)
         ]
+        readers.append(
+            FinalOutsider(f"{run}-offsets", self._world, self.history, self._bootstrap, TOPIC, self.settings.partitions)
+        )
         for reader in readers:
             self._start(reader)
         return readers
