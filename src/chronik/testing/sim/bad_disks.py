@@ -20,7 +20,6 @@ TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """What happens beside hurt files and sick devices, a part of it in each seed."""
-WHOLE_S_MAX = 60.0
 SICK_BUSY_S = 22.0
 
 
@@ -57,15 +56,3 @@ class BadDisks(ThreeNodes):
             availability = Availability(self.world, self.history, TOPIC)
             return SickDisk(*shared, mortal=mortal, availability=availability)
         return DiskNemesis(*shared, mortal=mortal)
-
-    def check_at_rest(self) -> None:
-        """The wounded node is whole again, by itself; then as ever."""
-        nemesis = self.nemesis
-        assert isinstance(nemesis, DiskNemesis)
-        wounds = nemesis.wounds
-        wounded = wounds.wounded
-        if wounded is not None:
-            what = f"{wounded.host.name} is whole again"
-            if not self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded)):
-                return
-        super().check_at_rest()

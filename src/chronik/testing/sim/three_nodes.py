@@ -16,6 +16,7 @@ from chronik.node.config import Peer
 from chronik.node.partition import Partition
 from chronik.testing.sim.audit import Auditor
 from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
+from chronik.testing.sim.disk_faults import DiskNemesis
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.keyed import TOPIC as KEYED_TOPIC
 from chronik.testing.sim.node import SimNode, node_config
@@ -26,6 +27,7 @@ from chronik.wire.batch import check_batches, decode_batch
 REPLICAS = 3
 INTERNAL_PORT = 5092
 IN_SYNC_S_MAX = 60.0
+WHOLE_S_MAX = 60.0
 SYNCED_SHARE = 0.75
 AUDITED = (TOPIC, OFFSETS_TOPIC, KEYED_TOPIC)
 LONE_CUT_SHARE = 0.15
@@ -37,6 +39,8 @@ class ThreeNodes(Scenario):
 
     name: ClassVar[str] = "three-nodes"
     node_count: ClassVar[int] = 3
+    founder_count: int = 3
+    """The first nodes know each other by their settings; a further one knows them and joins."""
 
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
@@ -53,7 +57,7 @@ class ThreeNodes(Scenario):
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
                 Peer(id=other, internal=f"{there.address}:{INTERNAL_PORT}")
-                for other, there in enumerate(hosts, 1)
+                for other, there in enumerate(hosts[: self.founder_count], 1)
                 if other != node_id
             )
             config = node_config(
@@ -66,8 +70,7 @@ class ThreeNodes(Scenario):
                 replica_lag_ms_max=lag_ms_max,
             )
             self.nodes.append(SimNode(host, config))
-        bootstrap = [(host.address, 9092) for host in hosts]
-        self.workload = Workload(self.world, self.history, self.client_hosts, bootstrap, self.draw_workload())
+        self.workload = self.make_workload([(host.address, 9092) for host in hosts], self.draw_workload())
         self.nemesis = self.make_nemesis(None if self.is_synced else random.choice(self.nodes))
         Auditor(self.world, self.nodes, AUDITED).begin()
 
@@ -78,6 +81,9 @@ class ThreeNodes(Scenario):
         # What one replica acknowledged alone does not outlive its machine's memory.
         settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
         return settings.of_groups(self.random) if self.has_lone_cut else settings
+
+    def make_workload(self, bootstrap: list[tuple[str, int]], settings: WorkloadSettings) -> Workload:
+        return Workload(self.world, self.history, self.client_hosts, bootstrap, settings)
 
     def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
         kind = LoneCut if self.has_lone_cut else ClusterNemesis
@@ -90,8 +96,8 @@ class ThreeNodes(Scenario):
             node.kill()
 
     def check_at_rest(self) -> None:
-        """All replicas catch up and come into sync; then each has the same content."""
-        if not self._come_into_sync():
+        """A node whose files were hurt is whole again; all replicas come into sync; then each has the same content."""
+        if not self._wounds_heal() or not self._come_into_sync():
             return
         for topic, index in self._audited():
             copies = {name: hosted for name, hosted, _ in self._copies(topic, index)}
@@ -104,6 +110,13 @@ class ThreeNodes(Scenario):
                 if content != expected:
                     sizes = {name: len(content) for name, content in contents.items()}
                     self.world.violated(f"{topic}-{index} differs between {first} and {name}: {sizes}")
+
+    def _wounds_heal(self) -> bool:
+        if not isinstance(self.nemesis, DiskNemesis) or self.nemesis.wounds.wounded is None:
+            return True
+        wounds, wounded = self.nemesis.wounds, self.nemesis.wounds.wounded
+        what = f"{wounded.host.name} is whole again"
+        return self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded))
 
     def _audited(self) -> list[tuple[str, int]]:
         """The partitions of the audited topics, as the newest image has them."""

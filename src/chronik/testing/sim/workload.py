@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
 from chronik.testing.sim.churn import TopicChurn
-from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer
 from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host, Process
@@ -18,6 +20,7 @@ from chronik.testing.sim.observer import SimObserver
 from chronik.testing.sim.outsider import FinalOutsider, SimLedger, SimOutsider
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
 from chronik.testing.sim.world import World
+from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 ACKS_ALL = -1
@@ -37,6 +40,8 @@ class WorkloadSettings:
     has_keyed_topic: bool
     has_churned_topic: bool
     has_mover: bool
+    assignments: tuple[tuple[int, ...], ...] = ()
+    """The replicas of each partition of the topic; empty where the cluster places them."""
 
     @staticmethod
     def drawn(random: Random, replication_factor: int, min_insync_replicas: int | None = None) -> WorkloadSettings:
@@ -102,12 +107,37 @@ class TopicMaker(SimClient):
     async def _create(self) -> None:
         settings = self._settings
         try:
-            await Topics(self.cluster).create(
-                TOPIC, settings.partitions, settings.replication_factor, settings.topic_configs
-            )
+            if settings.assignments:
+                await self._place()
+            else:
+                await Topics(self.cluster).create(
+                    TOPIC, settings.partitions, settings.replication_factor, settings.topic_configs
+                )
         except KafkaError as error:
             if error.code is not ErrorCode.topic_already_exists:
                 raise
+
+    async def _place(self) -> None:
+        """With each replica where the settings have it."""
+        settings = self._settings
+        topic = {
+            "name": TOPIC,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": [
+                {"partition_index": index, "broker_ids": list(replicas)}
+                for index, replicas in enumerate(settings.assignments)
+            ],
+            "configs": [{"name": name, "value": value} for name, value in settings.topic_configs.items()],
+        }
+        connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
+        values = {"topics": [topic], "timeout": 1000, "validate_only": False}
+        response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=REQUEST_TIMEOUT_S)
+        code = ErrorCode(response.topics[0].error_code)
+        if code is not ErrorCode.none:
+            # Placed on a broker that is not registered yet: it soon is.
+            is_early = code is ErrorCode.invalid_replica_assignment
+            raise KafkaError(ErrorCode.leader_not_available if is_early else code, f"topic {TOPIC}")
 
 
 class Workload:
@@ -120,12 +150,14 @@ class Workload:
         hosts: list[Host],
         bootstrap: list[tuple[str, int]],
         settings: WorkloadSettings,
+        operators: Sequence[SimClient] = (),
     ) -> None:
+        """`operators` are started with the other clients, whatever they do."""
         self.settings = settings
         self.history = history
         self.hosts = hosts
         self.producers: list[SimProducer] = []
-        self.others: list[SimClient] = []
+        self.others: list[SimClient] = list(operators)
         self._world = world
         self._bootstrap = bootstrap
         self._random = world.random("workload")
@@ -158,7 +190,8 @@ class Workload:
         if settings.has_churned_topic:
             self.others.append(TopicChurn("t0", *shared, settings.replication_factor))
         if settings.has_mover:
-            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, settings.replication_factor))
+            replicas, nodes = settings.replication_factor, len(self._bootstrap)
+            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, nodes, replicas))
         for client in (*self.producers, *self.others):
             self._start(client)
 
