@@ -104,7 +104,7 @@ class DiskNemesis(ClusterNemesis):
     def _roll_back(self, node: SimNode) -> None:
         """To what it was before an earlier run of the node, if there is a copy of that."""
         copies = [copy for starts, copy in node.copies if starts < node.starts]
-        if not copies or not self._may_hurt(node):
+        if not copies or not self._may_hurt(node) or not self._others_remember(node):
             self._kill_instead("roll_back", node)
             return
         down = self._take_down(node)
@@ -112,6 +112,19 @@ class DiskNemesis(ClusterNemesis):
         self._world.note(f"{node.host.name} has its data folder from an earlier time")
         self.wounds.hurt(node)
         self._bring_up(node, down)
+
+    def _others_remember(self, node: SimNode) -> bool:
+        """Whether the other voters durably know the newest term and all that is committed: the copy forgets both.
+
+        Without that, no node could tell what was agreed on: an old copy of a voter is a lost voter.
+        """
+        if not all(each.takes_part for each in self._nodes):
+            return False
+        rafts = {each: each.broker.raft.node for each in self._nodes if each.broker is not None}
+        term, commit = max(raft.term for raft in rafts.values()), max(raft.commit_index for raft in rafts.values())
+        return all(
+            raft.term == term and raft.applied_index >= commit for each, raft in rafts.items() if each is not node
+        )
 
     def _start(self, node: SimNode) -> None:
         if "roll_back" in self._faults and not node.is_up and self.wounds.files(node).exist:
