@@ -17,7 +17,8 @@ from typing import Any
 
 from tests.cluster.support_elections import elect
 from tests.cluster.support_workload import Workload
-from tests.faults.support_damage import damaged_log, flipped_bit, lost_log, stale_folder, truncated_file
+from tests.faults.support_damage import flipped_bit, truncated_file
+from tests.faults.support_lost_files import damaged_log, lost_log, stale_folder
 from tests.faults.support_room import CUT, Way
 from tests.faults.support_stage import SLOW_READS, SLOW_SYNCS, Stage, Ways
 from tests.faults.support_storm import Storm

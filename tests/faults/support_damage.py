@@ -1,10 +1,8 @@
-"""Files of one replica that rot, are lost or come from an old copy; alone, and together with a kill of all nodes.
+"""Files of one replica that rot: a flipped bit in a closed segment, a file that ends too early. And their repair.
 
 Damage below what was durable is not what a crash leaves, and no node throws such a log away by itself: it says so in
-its log, another replica leads, and a person decides. What a person does is done here for `flipped_bit` and
-`truncated_file`: the partition's folder goes, and the node fetches it anew.
-
-After the others nobody does anything: two replicas are whole, and that is enough.
+its log, another replica leads, and a person decides. What a person does is done here: the partition's folder goes, and
+the node fetches it anew.
 """
 
 from __future__ import annotations
@@ -26,11 +24,6 @@ from chronik.wire.batch import HEADER_BYTES, read_batch_header
 DAMAGED = ('"event": "log_damaged"', '"event": "log_open_failed"')
 SEGMENTS_TIMEOUT_S = 60.0
 BACK_IN_SYNC_S = 10.0
-FIRST_READY_S = 20.0
-WRECKED_BYTES = 64
-STALE_BY_RECORDS = 200
-NOT_DATA = frozenset(["node.toml", "node.log", "node.pid", "ballast", "lock"])
-"""Of a node's folder: settings, log and process of the node as it is now, and what fills its disk."""
 
 
 @contextmanager
@@ -86,108 +79,6 @@ def truncated_file(stage: Stage, workload: Workload) -> Iterator[None]:
     yield
     if segment in closed:
         _fetch_anew(stage, victim, log)
-
-
-@contextmanager
-def lost_log(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All nodes die; when they come back, the folder of one replica is gone."""
-    victim, log = _replica(stage, workload)
-    _kill_all(stage)
-    shutil.rmtree(log)
-    stage.note(f"{log.name} removed on {victim}, all killed")
-    yield
-    _bring_back(stage, victim, log, is_first=stage.chance.random() < 0.5)
-
-
-@contextmanager
-def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All nodes die; one replica has a segment that is broken in the middle of a batch, and comes back first."""
-    victim, log = _replica(stage, workload)
-    eventually(lambda: len(_closed(log)) > 1, SEGMENTS_TIMEOUT_S, "there are two closed segments")
-    segment = stage.chance.choice(_closed(log)[:-1])
-    _kill_all(stage)
-    data = bytearray(segment.read_bytes())
-    inside = stage.chance.randrange(1, read_batch_header(data, 0).size_bytes)
-    if stage.chance.random() < 0.5:
-        del data[inside:]
-        how = f"cut to {inside} bytes"
-    else:
-        data[inside : inside + WRECKED_BYTES] = stage.chance.randbytes(WRECKED_BYTES)
-        how = f"wrecked from byte {inside} on"
-    segment.write_bytes(data)
-    stage.note(f"{log.name}/{segment.name} on {victim} {how}, all killed, {victim} returns first")
-    yield
-    _bring_back(stage, victim, log, is_first=True)
-
-
-@contextmanager
-def stale_folder(stage: Stage, workload: Workload) -> Iterator[None]:
-    """A node's data folder is put back to a copy that was made before its last run; the others may die with it."""
-    victim, log = _replica(stage, workload)
-    copy = stage.folder / f"copy-of-{victim}"
-    is_clean = stage.chance.random() < 0.5
-    (stage.nodes.stop if is_clean else stage.nodes.kill)(victim)
-    _copy_data(Path(stage.nodes.node(victim).folder), copy)
-    stage.nodes.start(victim)
-    stage.nodes.wait_in_sync()
-    workload.proceed(STALE_BY_RECORDS)
-    stage.nodes.wait_in_sync()
-    with_all = stage.chance.random() < 0.7
-    if with_all:
-        _kill_all(stage)
-    else:
-        stage.nodes.kill(victim)
-    _copy_data(copy, Path(stage.nodes.node(victim).folder))
-    shutil.rmtree(copy)
-    told = f"copy from a {'clean stop' if is_clean else 'kill'}, {'all' if with_all else 'only it'} killed"
-    stage.note(f"{victim} back to an older folder ({told})")
-    yield
-    _bring_back(stage, victim, log, is_first=with_all)
-
-
-def _copy_data(source: Path, target: Path) -> None:
-    """The data folder without what belongs to the machine; whatever else was in the target goes."""
-    target.mkdir(exist_ok=True)
-    for old in target.iterdir():
-        if old.name in NOT_DATA:
-            continue
-        if old.is_dir():
-            shutil.rmtree(old)
-        else:
-            old.unlink()
-    for found in source.iterdir():
-        if found.name in NOT_DATA:
-            continue
-        if found.is_dir():
-            shutil.copytree(found, target / found.name)
-        else:
-            shutil.copy2(found, target / found.name)
-
-
-def _kill_all(stage: Stage) -> None:
-    for node_id in stage.running:
-        stage.nodes.kill(node_id)
-
-
-def _bring_back(stage: Stage, victim: int, log: Path, *, is_first: bool) -> None:
-    """All nodes. With `is_first`, the hurt replica is for a while the only one of its partition that is back."""
-    down = [node.id for node in stage.nodes.local.nodes if node.process.state is None]
-    late: list[int] = []
-    if is_first:
-        late = [node_id for node_id in down if node_id != victim and _has_log(stage, node_id, log)]
-    for node_id in down:
-        if node_id not in late:
-            stage.bring_back(node_id)
-    if late:
-        with contextlib.suppress(AssertionError):  # without the others it may not get far
-            eventually(lambda: stage.nodes.node(victim).is_ready, FIRST_READY_S, f"node {victim} is ready")
-        stage.hold()
-    for node_id in late:
-        stage.bring_back(node_id)
-
-
-def _has_log(stage: Stage, node_id: int, log: Path) -> bool:
-    return (Path(stage.nodes.node(node_id).folder) / "logs" / log.name).is_dir()
 
 
 def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
