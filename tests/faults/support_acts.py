@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from tests.cluster.support_elections import elect
 from tests.cluster.support_workload import Workload
 from tests.faults.support_damage import flipped_bit, truncated_file
+from tests.faults.support_lost_files import damaged_log, lost_log, stale_folder
 from tests.faults.support_room import CUT, Way
 from tests.faults.support_stage import SLOW_READS, SLOW_SYNCS, Stage, Ways
 from tests.faults.support_storm import Storm
@@ -31,6 +33,9 @@ Act = Callable[[Stage, Workload], AbstractContextManager[None]]
 STORM_CLIENTS = 2_000
 TRANSFERS = 4
 FREE_BYTES_MAX = 2 * 1024 * 1024
+GOES_ON_S = 30.0
+OWN_S_MAX, ELSEWHERE_S_MAX = 10.0, 3.0
+"""One sick disk: how long its node's own partitions, and those of others, may be without an acknowledgement."""
 
 
 # -- nodes that are gone -----------------------------------------------------------------------------------------------
@@ -183,6 +188,61 @@ def _fill(ballast: Path, leave_bytes: int) -> None:
             os.posix_fallocate(file.fileno(), 0, max(1, wanted))
 
 
+@contextmanager
+def failing_disk(stage: Stage, workload: Workload) -> Iterator[None]:
+    """No file of one node takes another byte: EFBIG for every write of its process. The others go on."""
+    victim = _controller_or_leader(stage, workload)
+    pid = stage.nodes.node(victim).process.pid
+    assert pid is not None
+    stage.may_end_by_itself.add(victim)
+    stage.note(f"disk of {victim} fails")
+    with _watched(stage, workload, victim, "failing-disk"):
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+    yield
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def hanging_disk(stage: Stage, workload: Workload) -> Iterator[None]:
+    """Nothing that one node writes or syncs comes to an end. The others go on."""
+    victim = _controller_or_leader(stage, workload)
+    stage.may_end_by_itself.add(victim)
+    stage.note(f"disk of {victim} hangs")
+    with contextlib.ExitStack() as hung:
+        with _watched(stage, workload, victim, "hanging-disk"):
+            hung.enter_context(stage.hanging(victim))
+        yield
+
+
+def _controller_or_leader(stage: Stage, workload: Workload) -> int:
+    found = stage.controller() if stage.chance.random() < 0.5 else stage.leaders(workload)
+    return stage.chance.choice(found)
+
+
+@contextmanager
+def _watched(stage: Stage, workload: Workload, victim: int, kind: str) -> Iterator[None]:
+    """The block makes a node sick; then every partition goes on all the same, and how long that took is kept."""
+    try:
+        leaders = {index: state.leader for index, state in stage.nodes.partitions(workload.topic).items()}
+    except AssertionError:
+        leaders = {}
+    at_s = workload.recorder.now_s()
+    yield
+    if stage.is_mixed:
+        return
+    stage.hold()
+    workload.proceed(1, GOES_ON_S)
+    for what, goal_s, partitions in (
+        ("its own partitions", OWN_S_MAX, [index for index, leader in leaders.items() if leader == victim]),
+        ("partitions led elsewhere", ELSEWHERE_S_MAX, [index for index, leader in leaders.items() if leader != victim]),
+    ):
+        if partitions:
+            gap_s = workload.longest_gap_ms(at_s, partitions) / 1000
+            stage.measured.append((f"{kind}: longest time without an acknowledgement, {what}", gap_s, goal_s))
+
+
 # -- many clients, and operations --------------------------------------------------------------------------------------
 
 
@@ -259,6 +319,8 @@ HARD: dict[str, Act] = {
     "partition-ring": partition_ring,
     "partition-one-way": partition_one_way,
     "full-disk": full_disk,
+    "failing-disk": failing_disk,
+    "hanging-disk": hanging_disk,
 }
 SOFT: dict[str, Act] = {
     "slow-packets": slow_packets,
@@ -272,6 +334,9 @@ ALONE: dict[str, Act] = {
     "membership-change": membership_change,
     "bit-flip": flipped_bit,
     "truncated-file": truncated_file,
+    "lost-log": lost_log,
+    "damaged-log": damaged_log,
+    "stale-folder": stale_folder,
 }
 ACTS: dict[str, Act] = {**HARD, **SOFT, **ALONE}
 NEEDS_ROOM = frozenset(["partition-one-way", "slow-packets", "lost-packets", "full-disk", "membership-change"])

@@ -111,6 +111,10 @@ class Campaign:
         kind = MIX if stage.is_mixed else names[0]
         if stage.is_mixed:
             self._results.fault(MIX)
+        for name, seconds, goal_s in stage.measured:
+            self._results.measure(name, seconds, "s", at_most=goal_s)
+            stage.note(f"{name}: {seconds:.1f} s")
+        stage.measured.clear()
         gap_ms = workload.longest_gap_ms(at_s)
         self._results.unavailable(kind, gap_ms)
         minutes, seconds = divmod(int(began_s - self._began_s), 60)

@@ -23,6 +23,8 @@ SMALL_DISKS = 2
 SMALL_DISK_BYTES = 256 * 1024 * 1024
 RECOVERY_TIMEOUT_S = 120.0
 SLOW_SYNCS, SLOW_READS = "slow-syncs", "slow-reads"
+HANGING = "30000"
+"""What the switch of `debug_slow_syncs` says for a disk that hangs: so many milliseconds for each sync."""
 
 Ways = Mapping[tuple[int, int], Way]
 
@@ -52,6 +54,8 @@ class Stage:
         self.chance = random.Random(f"acts of {seed}")
         self.without = ""
         self.notes: list[str] = []
+        self.measured: list[tuple[str, float, float]] = []
+        """What acts measured: name, seconds, and how many it may be."""
         self.hold_s: tuple[float, float] = (2.0, 8.0)
         self.is_mixed = False
         self.may_end_by_itself: set[int] = set()
@@ -135,6 +139,14 @@ class Stage:
         yield
         self._ways.remove(ways)
         self._put()
+
+    @contextlib.contextmanager
+    def hanging(self, node_id: int) -> Iterator[None]:
+        """The node's disk hangs meanwhile."""
+        switch = self.folder / f"{SLOW_SYNCS}-{node_id}"
+        switch.write_text(HANGING)
+        yield
+        switch.unlink(missing_ok=True)
 
     def everywhere(self, way: Way) -> Ways:
         """The same between all nodes and for clients."""

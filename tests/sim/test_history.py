@@ -92,9 +92,9 @@ def test_an_answer_that_was_asked_for_before_a_larger_one_came_is_none(told: Tol
 def test_a_commit_that_is_forgotten_is_a_violation(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.trying(5)
-    group.commit_acknowledged(5, generation=1)
+    group.commit_acknowledged(5)
     group.fetched(3, group.committed, "member")
-    assert "acknowledged" in (told.world.violation or "")
+    assert "after 5 had been told" in (told.world.violation or "")
 
 
 def test_a_commit_that_nobody_made_is_a_violation(told: Told) -> None:
@@ -127,3 +127,90 @@ def test_a_producer_id_that_two_have_is_a_violation(told: Told) -> None:
     assert told.world.violation is None
     told.history.producer_id_given(7, 0, "b")
     assert "producer id 7" in (told.world.violation or "")
+
+
+def test_an_offset_that_was_told_by_one_node_is_not_taken_back_by_another(told: Told) -> None:
+    group = told.history.group("g", "t", 0)
+    group.trying(5)
+    group.fetched(5, group.committed, "outsider")
+    group.fetched(-1, group.committed, "outsider")
+    assert "was told -1 after 5" in (told.world.violation or "")
+
+
+class ToldGroup:
+    """A group of two, and what its members are told at times of the world."""
+
+    SESSION_S = 1.0
+
+    def __init__(self) -> None:
+        self.world = World(0)
+        self.ownership = History(self.world).ownership("g")
+
+    def at(self, now_s: float) -> None:
+        self.world.now = now_s
+
+    def synced(self, member: str, generation: int, *partitions: int) -> None:
+        self.ownership.synced(member, generation, list(partitions), self.world.now, self.SESSION_S)
+
+    def heartbeat(self, member: str, generation: int, sent_s: float) -> None:
+        self.ownership.heartbeat_succeeded(member, generation, sent_s, self.SESSION_S)
+
+    @property
+    def violation(self) -> str:
+        return self.world.violation or ""
+
+
+@pytest.fixture
+def group() -> ToldGroup:
+    return ToldGroup()
+
+
+def test_members_of_one_generation_share_the_partitions(group: ToldGroup) -> None:
+    group.synced("m", 1, 0, 2)
+    group.synced("n", 1, 1)
+    group.at(0.5)
+    group.heartbeat("m", 1, 0.4)
+    group.heartbeat("n", 1, 0.4)
+    assert group.violation == ""
+
+
+def test_a_heartbeat_of_an_older_generation_that_succeeds_is_a_violation(group: ToldGroup) -> None:
+    group.synced("m", 1, 0)
+    group.at(3.0)
+    group.synced("n", 2, 0)
+    group.at(3.2)
+    group.heartbeat("m", 1, 2.9)  # sent before anybody knew of the next generation
+    assert group.violation == ""
+    group.heartbeat("m", 1, 3.1)
+    assert "a heartbeat of m in generation 1 succeeded, sent 0.100 s after generation 2" in group.violation
+
+
+def test_a_commit_of_an_older_generation_that_succeeds_is_a_violation(group: ToldGroup) -> None:
+    group.synced("m", 1, 0)
+    group.at(3.0)
+    group.synced("n", 2, 0)
+    group.at(3.2)
+    group.ownership.answered("m", 1, 3.1, "a commit")
+    assert "a commit of m in generation 1" in group.violation
+
+
+def test_a_partition_that_is_given_away_within_a_session_is_a_violation(group: ToldGroup) -> None:
+    group.synced("m", 1, 0)
+    group.at(0.7)
+    group.heartbeat("m", 1, 0.6)
+    group.at(1.4)
+    group.synced("n", 2, 0)
+    assert "m has them by generation 1 for 0.100 s yet" in group.violation
+
+
+@pytest.mark.parametrize("how", ["session", "lost", "rejoined", "another"])
+def test_a_partition_may_be_given_to_another_member_when_the_first_has_lost_it(group: ToldGroup, how: str) -> None:
+    group.synced("m", 1, 0)
+    if how == "session":
+        group.at(0.95)
+    elif how == "lost":
+        group.ownership.lost("m")
+    elif how == "rejoined":
+        group.synced("m", 2, 1)
+    group.synced("n", 2, 1 if how == "another" else 0)
+    assert group.violation == ""

@@ -6,7 +6,6 @@ whole nothing is lost, nobody has to help, and one sick device does not stop the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from chronik.testing.sim.availability import Availability
@@ -21,7 +20,6 @@ TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """What happens beside hurt files and sick devices, a part of it in each seed."""
-WHOLE_S_MAX = 60.0
 SICK_BUSY_S = 22.0
 
 
@@ -45,13 +43,12 @@ class BadDisks(ThreeNodes):
         self.strikes_from_the_start = False
         super().build()
 
+    def draws_lone_cut(self) -> bool:
+        return False
+
     def draw_workload(self) -> WorkloadSettings:
         settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
-        if self._trouble != SICK:
-            return settings
-        # It lasts long, so that there is less of everything.
-        slow = replace(settings.producers[0], pause_s=0.4)
-        return replace(settings, producers=(slow,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
+        return settings.unhurried() if self._trouble == SICK else settings
 
     def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
         shared = self.world, self.network, self.nodes, self.client_hosts, TOPIC, self._kinds
@@ -59,15 +56,3 @@ class BadDisks(ThreeNodes):
             availability = Availability(self.world, self.history, TOPIC)
             return SickDisk(*shared, mortal=mortal, availability=availability)
         return DiskNemesis(*shared, mortal=mortal)
-
-    def check_at_rest(self) -> None:
-        """The wounded node is whole again, by itself; then as ever."""
-        nemesis = self.nemesis
-        assert isinstance(nemesis, DiskNemesis)
-        wounds = nemesis.wounds
-        wounded = wounds.wounded
-        if wounded is not None:
-            what = f"{wounded.host.name} is whole again"
-            if not self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded)):
-                return
-        super().check_at_rest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.testing.sim.faults import FAULTS, MOMENTS, Nemesis, Strike
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.moments import ANSWERED, CLUSTER_MOMENTS
@@ -37,8 +38,12 @@ SHORT_S_MAX = 1.0
 LONG_S = (2.2, 4.5)
 """A session lasts 2 s: some pauses and cuts are shorter, some longer."""
 COUP_WAIT_S = 1.5
+ALONE_FROM_S = (0.5, 2.0)
+ALONE_S = (5.0, 7.0)
+"""Sessions of brokers and of members, one after the other, and an election are over by then."""
 WALL_JUMP_MS_MAX = 20 * 60 * 1000
-DRIFT_MAX = 2e-3
+DRIFT_MAX = 0.05
+"""What the leases tolerate: two clocks differ by 10 % at most."""
 DRIFT_S_MAX = 5.0
 
 
@@ -78,11 +83,11 @@ class ClusterNemesis(Nemesis):
             return False
         return broker.is_controller or self._leads_partition(node)
 
-    def _leads_partition(self, node: SimNode) -> bool:
+    def _leads_partition(self, node: SimNode, topic: str = "") -> bool:
         if not node.is_ready or node.broker is None:
             return False
         hosted = node.broker.host.partitions.values()
-        return any(each.topic == self._topic and each.leader is not None for each in hosted)
+        return any(each.topic == (topic or self._topic) and each.leader is not None for each in hosted)
 
     def _may_lose(self, node: SimNode) -> bool:
         return self._mortal is None or node is self._mortal
@@ -199,6 +204,23 @@ class ClusterNemesis(Nemesis):
         clock.run_at(1.0 + self._random.uniform(-DRIFT_MAX, DRIFT_MAX))
         self._world.note(f"the clocks of {node.host.name} run at {clock.rate:.5f}")
         self._world.after(self._random.random() * DRIFT_S_MAX, clock.run_at, rate)
+
+
+class LoneCut(ClusterNemesis):
+    """One node is cut off from the others, and from no client, until all it had has long been taken over.
+
+    Nothing else happens: what it still answers shows. Most often it coordinates a group.
+    """
+
+    def begin(self, until_s: float, pause_s: float) -> None:
+        self._world.after(self._random.uniform(*ALONE_FROM_S), self._cut_one)
+
+    def _cut_one(self) -> None:
+        coordinators = [node for node in self._nodes if self._leads_partition(node, OFFSETS_TOPIC)]
+        self._fault("isolate", self._random.choice(coordinators or self._nodes))()
+
+    def _duration_s(self) -> float:
+        return self._random.uniform(*ALONE_S)
 
 
 def _has_just_voted(voter: SimNode) -> bool:

@@ -15,11 +15,11 @@ from chronik.testing.sim.disk import SYNCS, WRITES
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
-from chronik.testing.sim.tree import FileNode, FolderNode
+from chronik.testing.sim.tree import FileNode
 from chronik.testing.sim.world import World
 from chronik.testing.sim.wounds import Wounds
 
-WOUNDS: Mapping[str, int] = {"lose_log": 8, "shorten": 8, "damage": 8, "roll_back": 8, "lose_store": 5}
+WOUNDS: Mapping[str, int] = {"lose_log": 8, "shorten": 8, "damage": 8, "roll_back": 8, "lose_store": 5, "lose_node": 5}
 """Faults that hurt the files of one node, and their weights."""
 ALL_SHARE = 0.6
 """How often all other nodes go down with the one whose files are hurt."""
@@ -48,8 +48,6 @@ class DiskNemesis(ClusterNemesis):
         weights = {**CLUSTER_FAULTS, **WOUNDS, "lose_all_stores": 4, "fail_disk": 3, "hang_disk": 3}
         self._faults = {kind: weights[kind] for kind in kinds}
         self.wounds = Wounds(world, nodes)
-        self._copies: dict[SimNode, list[tuple[int, FolderNode]]] = {}
-        """Of each node: copies of its folder, each with the number of starts when it was made."""
         self._stores: list[tuple[SimNode, FileNode]] = []
         """The Raft stores that nodes have to do without."""
 
@@ -60,7 +58,8 @@ class DiskNemesis(ClusterNemesis):
             "shorten": partial(self._hurt_a_log, "shorten"),
             "damage": partial(self._hurt_a_log, "damage"),
             "roll_back": self._roll_back,
-            "lose_store": self._lose_store,
+            "lose_store": partial(self._begin_anew, "lose_store"),
+            "lose_node": partial(self._begin_anew, "lose_node"),
             "lose_all_stores": self._lose_all_stores,
             "fail_disk": self._fail_disk,
             "hang_disk": self._hang_disk,
@@ -104,7 +103,7 @@ class DiskNemesis(ClusterNemesis):
 
     def _roll_back(self, node: SimNode) -> None:
         """To what it was before an earlier run of the node, if there is a copy of that."""
-        copies = [copy for starts, copy in self._copies.get(node, ()) if starts < node.starts]
+        copies = [copy for starts, copy in node.copies if starts < node.starts]
         if not copies or not self._may_hurt(node) or not self._others_remember(node):
             self._kill_instead("roll_back", node)
             return
@@ -128,23 +127,26 @@ class DiskNemesis(ClusterNemesis):
         )
 
     def _start(self, node: SimNode) -> None:
-        if "roll_back" in self._faults and not node.is_up:
-            copies = self._copies.setdefault(node, [])
-            copies.append((node.starts, self.wounds.files(node).copy()))
-            del copies[:-COPIES_KEPT]
+        if "roll_back" in self._faults and not node.is_up and self.wounds.files(node).exist:
+            node.copies.append((node.starts, self.wounds.files(node).copy()))
+            del node.copies[:-COPIES_KEPT]
         super()._start(node)
 
-    def _lose_store(self, node: SimNode) -> None:
+    def _begin_anew(self, kind: str, node: SimNode) -> None:
+        """Its Raft store is lost, or all that it has: it joins the cluster as a new member."""
         victim = self._one_to_hurt(node)
         if victim is None:
-            self._kill_instead("lose_store", node)
+            self._kill_instead(kind, node)
             return
-        node = victim
-        self._crash(node)
-        self.wounds.files(node).take_store()
-        self._world.note(f"{node.host.name} lost its Raft store")
-        self.wounds.hurt(node)
-        self._bring_up(node, [node])
+        self._crash(victim)
+        if kind == "lose_store":
+            self.wounds.files(victim).take_store()
+        else:
+            self.wounds.files(victim).wipe()
+        self._world.note(f"{victim.host.name} lost {'its Raft store' if kind == 'lose_store' else 'its disk'}")
+        victim.copies.clear()
+        self.wounds.hurt(victim)
+        self._bring_up(victim, [victim])
 
     def _lose_all_stores(self, node: SimNode) -> None:
         """Nodes start without their metadata; some seconds later somebody puts it back.

@@ -45,6 +45,10 @@ class NodeFiles:
         self._path = path
         self._node_id = node_id
 
+    @property
+    def exist(self) -> bool:
+        return self._folder(self._device.root, self._path) is not None
+
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def exposed(self) -> list[Exposed]:
@@ -84,7 +88,7 @@ class NodeFiles:
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
         """As the node would read them at its next start: from a copy, since opening a folder changes it."""
-        if self._folder(self._device.root, self._path) is None:
+        if not self.exist:
             return {}
         folder = DataFolder.open(_CopiedDisk(self._host), self._path, self._node_id, "")
         return {log: point.offset for log, point in folder.recovery_points.items()}
@@ -178,6 +182,14 @@ class NodeFiles:
         assert holder is not None
         holder.change(None, name, copy.copy())
         self._device.root.settle()
+
+    def wipe(self) -> None:
+        """Nothing is left: another disk."""
+        parent, _, name = self._path.rpartition("/")
+        holder = self._folder(self._device.root, parent)
+        if holder is not None:
+            holder.change(name, None, None)
+            self._device.root.settle()
 
     def take_store(self) -> FileNode | None:
         """The Raft store is gone; returns it, for whoever finds it again."""

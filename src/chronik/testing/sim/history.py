@@ -8,7 +8,8 @@ place in one partition is the only right one for it.
 - The records of one stream (an idempotent producer, or one connection of another) keep their order.
 - End offsets and watermarks never go back: an answer is compared with all that came before its request was sent.
 - A reader meets every offset from where it began, in order.
-- A group's committed offset never goes back, and no member starts behind what the group has processed.
+- A group's committed offset never goes back, whatever node is asked, and no member starts behind what the group has
+  processed. A partition has one owner in each group (`ownership`).
 - A producer id is handed out once.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
+from chronik.testing.sim.ownership import GroupOwnership
 from chronik.testing.sim.world import World
 
 
@@ -124,39 +126,34 @@ class PartitionHistory:
 
 
 class GroupHistory:
-    """One group's position in one partition."""
+    """One group's position in one partition, as all clients together know it. What is committed only grows."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.committed = 0
-        """What was acknowledged last to a member of the newest generation that committed."""
+        """The largest offset that a client was told is committed: by the answer to a commit, or to a fetch."""
         self.processed_end = 0
         """Every offset below has been processed by a member."""
         self.tried = 0
-        self._generation = -1
         self._world = world
 
     def trying(self, offset: int) -> None:
         self.tried = max(self.tried, offset)
 
-    def commit_acknowledged(self, offset: int, generation: int) -> None:
-        """A member that lost its place may hear of its last commit after its successor has asked for the offset.
+    def commit_acknowledged(self, offset: int) -> None:
+        """A member that lost its place may hear of its last commit after its successor has committed more."""
+        self.committed = max(self.committed, offset)
 
-        So an older generation says nothing any more, and a newer one counts from where it began.
-        """
-        if generation > self._generation:
-            self._generation, self.committed = generation, offset
-        elif generation == self._generation:
-            self.committed = max(self.committed, offset)
-
-    def fetched(self, offset: int, known_when_asked: int, member: str) -> None:
-        """A member was told where the group stands (-1: nowhere yet)."""
+    def fetched(self, offset: int, known_when_asked: int, client: str) -> None:
+        """A client was told where the group stands (-1: nowhere yet), by whatever node."""
         if max(offset, 0) < known_when_asked:
             self._world.violated(
-                f"{self.name}: {member} was told {offset} after the commit of {known_when_asked} was acknowledged"
+                f"{self.name}: {client} was told {offset} after {known_when_asked} had been told to be committed"
             )
         elif offset > self.tried:
-            self._world.violated(f"{self.name}: {member} was told offset {offset}, and nobody committed that")
+            self._world.violated(f"{self.name}: {client} was told offset {offset}, and nobody committed that")
+        else:
+            self.committed = max(self.committed, offset)
 
     def processed(self, first: int, end: int, member: str) -> None:
         if first > self.processed_end:
@@ -173,7 +170,9 @@ class History:
         self.world = world
         self._partitions: dict[TopicPartition, PartitionHistory] = {}
         self._groups: dict[tuple[str, TopicPartition], GroupHistory] = {}
+        self._ownerships: dict[str, GroupOwnership] = {}
         self._producer_ids: dict[tuple[int, int], str] = {}
+        self.group_names: list[str] = []
 
     def partition(self, topic: str, partition: int) -> PartitionHistory:
         name = TopicPartition(topic, partition)
@@ -188,7 +187,14 @@ class History:
         key = (group, TopicPartition(topic, partition))
         if key not in self._groups:
             self._groups[key] = GroupHistory(self.world, f"group {group}, {key[1]}")
+            if group not in self.group_names:
+                self.group_names.append(group)
         return self._groups[key]
+
+    def ownership(self, group: str) -> GroupOwnership:
+        if group not in self._ownerships:
+            self._ownerships[group] = GroupOwnership(self.world, group)
+        return self._ownerships[group]
 
     def producer_id_given(self, producer_id: int, epoch: int, producer: str) -> None:
         owner = self._producer_ids.setdefault((producer_id, epoch), producer)

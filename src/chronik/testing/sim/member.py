@@ -7,6 +7,8 @@ belongs to an older generation and cannot undo a later one.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from chronik.client.cluster import Deadline
@@ -14,14 +16,12 @@ from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError
 from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
 from chronik.testing.sim.fetching import fetch
+from chronik.testing.sim.group_calls import commit_offsets, committed_offsets, raise_for
 from chronik.testing.sim.history import History
 from chronik.testing.sim.world import World
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-SESSION_TIMEOUT_MS = 1500
-REBALANCE_TIMEOUT_MS = 1500
-HEARTBEAT_S = 0.4
 PROTOCOL = "sim"
 FETCH_BYTES = 4096
 FETCH_WAIT_MS = 50
@@ -33,6 +33,23 @@ _EXPECTED = RETRIABLE | {
     ErrorCode.member_id_required,
 }
 """What a member may be told at any time; it then joins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    session_ms: int
+    """Its rebalance timeout too, and four times the interval of its heartbeats."""
+    commit_share: float
+    """How often it commits after a round of its partitions."""
+    stay_s: float
+    """How long it stays in the group, in the mean, before it begins anew as somebody else."""
+
+    @staticmethod
+    def drawn(random: Random) -> MemberSettings:
+        return MemberSettings(random.choice((600, 1500)), random.choice((0.5, 0.5, 0.02)), random.choice((1.5, 6.0)))
+
+
+DEFAULT_SETTINGS = MemberSettings(session_ms=1500, commit_share=0.5, stay_s=1e9)
 
 
 class SimMember(SimClient):
@@ -47,6 +64,7 @@ class SimMember(SimClient):
         group: str,
         topic: str,
         partitions: int,
+        settings: MemberSettings = DEFAULT_SETTINGS,
     ) -> None:
         super().__init__(name, world, history, bootstrap)
         self.group = group
@@ -54,6 +72,8 @@ class SimMember(SimClient):
         self.generations = 0
         self.commits = 0
         self._partitions = partitions
+        self._settings = settings
+        self._ownership = history.ownership(group)
         self._member_id = ""
         self._generation = -1
         self._next_heartbeat_s = 0.0
@@ -65,7 +85,11 @@ class SimMember(SimClient):
                 assigned = await self._join(coordinator)
                 self.generations += 1
                 await self._consume(coordinator, assigned)
+                self._ownership.lost(self.name)
+                if not self.is_finishing:
+                    await self._go(coordinator)
             except (ClientError, KafkaError, TimeoutError) as error:
+                self._ownership.lost(self.name)
                 self.failed(error)
                 await self._start_over(error)
 
@@ -86,6 +110,15 @@ class SimMember(SimClient):
         node_id = await self.cluster.coordinator(self.group, deadline)
         return await self.cluster.connection(node_id, deadline)
 
+    async def _go(self, coordinator: Connection) -> None:
+        """Leaves with a word or without one, and comes back as somebody else."""
+        if self.random.random() < 0.5:
+            leaving = {"member_id": self._member_id, "group_instance_id": None, "reason": None}
+            await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": self.group, "members": [leaving]})
+        self._member_id = ""
+        await self.drop_connections()
+        await self.pause()
+
     # -- joining -------------------------------------------------------------------------------------------------------
 
     async def _join(self, coordinator: Connection) -> list[int]:
@@ -93,7 +126,7 @@ class SimMember(SimClient):
         if response.error_code is ErrorCode.member_id_required:
             self._member_id = response.member_id
             response = await self._call(coordinator, ApiKey.JOIN_GROUP, self._join_request())
-        _raise_for(response, "join")
+        raise_for(response, "join")
         self._member_id = response.member_id
         self._generation = response.generation_id
         assignments = []
@@ -106,6 +139,7 @@ class SimMember(SimClient):
                 }
                 for at, member in enumerate(members)
             ]
+        sent_s = self.world.now
         response = await self._call(
             coordinator,
             ApiKey.SYNC_GROUP,
@@ -116,15 +150,20 @@ class SimMember(SimClient):
                 "assignments": assignments,
             },
         )
-        _raise_for(response, "sync")
+        raise_for(response, "sync")
         assigned: list[int] = json.loads(response.assignment or b"[]")
+        self._ownership.synced(self.name, self._generation, assigned, sent_s, self._session_s)
         return assigned
+
+    @property
+    def _session_s(self) -> float:
+        return self._settings.session_ms / 1000
 
     def _join_request(self) -> dict[str, Any]:
         return {
             "group_id": self.group,
-            "session_timeout": SESSION_TIMEOUT_MS,
-            "rebalance_timeout": REBALANCE_TIMEOUT_MS,
+            "session_timeout": self._settings.session_ms,
+            "rebalance_timeout": self._settings.session_ms,
             "member_id": self._member_id,
             "group_instance_id": None,
             "protocol_type": PROTOCOL,
@@ -144,8 +183,9 @@ class SimMember(SimClient):
 
     async def _consume(self, coordinator: Connection, assigned: list[int]) -> None:
         positions = {partition: await self._committed(coordinator, partition) for partition in assigned}
-        self._next_heartbeat_s = self.world.now + HEARTBEAT_S
-        while not self.is_finishing:
+        self._next_heartbeat_s = self.world.now + self._session_s / 4
+        ends_s = self.world.now + self.random.expovariate(1.0) * self._settings.stay_s
+        while not self.is_finishing and self.world.now < ends_s:
             for partition in assigned:
                 connection = await self.leader(self.topic, partition)
                 before = positions[partition]
@@ -164,73 +204,39 @@ class SimMember(SimClient):
             if not assigned:
                 await self.pause()
                 await self._keep_alive(coordinator)
-            elif self.random.random() < 0.5:
+            elif self.random.random() < self._settings.commit_share:
                 await self._commit(coordinator, positions)
 
     async def _keep_alive(self, coordinator: Connection) -> None:
-        if self.world.now >= self._next_heartbeat_s:
-            self._next_heartbeat_s = self.world.now + HEARTBEAT_S
-            _raise_for(await self._call(coordinator, ApiKey.HEARTBEAT, self._identity()), "heartbeat")
+        sent_s = self.world.now
+        if sent_s >= self._next_heartbeat_s:
+            self._next_heartbeat_s = sent_s + self._session_s / 4
+            raise_for(await self._call(coordinator, ApiKey.HEARTBEAT, self._identity()), "heartbeat")
+            self._ownership.heartbeat_succeeded(self.name, self._generation, sent_s, self._session_s)
 
     async def _committed(self, coordinator: Connection, partition: int) -> int:
         history = self.history.group(self.group, self.topic, partition)
         known = history.committed
-        topics = [{"name": self.topic, "partition_indexes": [partition]}]
-        response = await self._call(
-            coordinator,
-            ApiKey.OFFSET_FETCH,
-            {
-                "group_id": self.group,
-                "topics": topics,
-                "groups": [{"group_id": self.group, "member_id": None, "member_epoch": -1, "topics": topics}],
-                "require_stable": False,
-            },
-            at_most=9,
-        )
-        answer = response.groups[0] if hasattr(response, "groups") else response
-        _raise_for(answer, "offset fetch")
-        result = answer.topics[0].partitions[0]
-        _raise_for(result, "offset fetch")
-        history.fetched(int(result.committed_offset), known, self.name)
-        return max(0, int(result.committed_offset))
+        found = await committed_offsets(coordinator, self.group, self.topic, [partition], require_stable=False)
+        history.fetched(found[partition], known, self.name)
+        return max(0, found[partition])
 
     async def _commit(self, coordinator: Connection, positions: dict[int, int]) -> None:
         for partition, offset in positions.items():
             self.history.group(self.group, self.topic, partition).trying(offset)
-        partitions = [
-            {
-                "partition_index": partition,
-                "committed_offset": offset,
-                "committed_leader_epoch": -1,
-                "committed_metadata": "",
-            }
-            for partition, offset in positions.items()
-        ]
-        response = await self._call(
+        sent_s = self.world.now
+        await commit_offsets(
             coordinator,
-            ApiKey.OFFSET_COMMIT,
-            {
-                "group_id": self.group,
-                "generation_id_or_member_epoch": self._generation,
-                "member_id": self._member_id,
-                "group_instance_id": None,
-                "topics": [{"name": self.topic, "partitions": partitions}],
-            },
-            at_most=9,
+            self.group,
+            self.topic,
+            positions,
+            generation=self._generation,
+            member_id=self._member_id,
         )
-        for result in response.topics[0].partitions:
-            _raise_for(result, "commit")
+        self._ownership.answered(self.name, self._generation, sent_s, "a commit")
         for partition, offset in positions.items():
-            self.history.group(self.group, self.topic, partition).commit_acknowledged(offset, self._generation)
+            self.history.group(self.group, self.topic, partition).commit_acknowledged(offset)
         self.commits += 1
 
-    async def _call(
-        self, connection: Connection, key: ApiKey, values: dict[str, Any], *, at_most: int | None = None
-    ) -> Any:
-        return await connection.call(key, values, timeout_s=REQUEST_TIMEOUT_S, at_most=at_most)
-
-
-def _raise_for(response: Any, what: str) -> None:
-    code = ErrorCode(getattr(response, "error_code", 0))
-    if code is not ErrorCode.none:
-        raise KafkaError(code, what)
+    async def _call(self, connection: Connection, key: ApiKey, values: dict[str, Any]) -> Any:
+        return await connection.call(key, values, timeout_s=REQUEST_TIMEOUT_S)

@@ -25,7 +25,7 @@ NOT_NOW = (
 
 
 class SimMover(SimClient):
-    """Changes the order and number of replicas, and has preferred ones lead. In the end every node has a replica."""
+    """Changes the nodes, order and number of replicas, and has preferred ones lead. In the end there are enough."""
 
     def __init__(
         self,
@@ -36,17 +36,19 @@ class SimMover(SimClient):
         topic: str,
         partitions: int,
         nodes: int,
+        replicas: int,
     ) -> None:
         super().__init__(name, world, history, bootstrap)
         self.moves = 0
         self._topic = topic
         self._partitions = partitions
         self._nodes = list(range(1, nodes + 1))
+        self._replicas = replicas
 
     async def work(self) -> None:
         while not self.is_finishing:
             await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
-            replicas = self.random.sample(self._nodes, len(self._nodes))
+            replicas = self.random.sample(self._nodes, self._replicas)
             if self.random.random() < SMALLER_SHARE:
                 replicas.pop()
             if self.random.random() < 0.6:
@@ -56,7 +58,7 @@ class SimMover(SimClient):
                 await self.insist(self._elect)
             self.moves += 1
         for partition in range(self._partitions):
-            await self.insist(partial(self._assign, partition, self._nodes))
+            await self.insist(partial(self._assign, partition, self._nodes[: self._replicas]))
 
     async def _assign(self, partition: int, replicas: list[int]) -> None:
         deadline = Deadline(REQUEST_TIMEOUT_S)

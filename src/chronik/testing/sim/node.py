@@ -17,6 +17,7 @@ from chronik.storage.errors import DataFolderError
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.raft_store import DiskRaftStore
+from chronik.testing.sim.tree import FolderNode
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CLUSTER_SECRET = ClusterSecret("the-secret-of-every-simulated-cluster", "the simulator")
@@ -48,6 +49,8 @@ class SimNode:
         self.broker: Broker | None = None
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self.starts = 0
+        self.copies: list[tuple[int, FolderNode]] = []
+        """Of its data folder, with the number of its starts when each was made: as long as it is the same member."""
         self.may_log: set[str] = set()
         """Of `LOGGED_AS_FAULTS`, what is right for a node whose files were hurt."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from chronik.testing.sim.bad_disks import BadDisks
+from chronik.testing.sim.five_nodes import FiveNodes
 from chronik.testing.sim.moments import moments
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.single_node import SingleNode
@@ -16,7 +17,9 @@ from chronik.testing.sim.three_nodes import ThreeNodes
 from chronik.testing.sim.tripwires import tripwires
 from chronik.testing.sim.world import World
 
-SCENARIOS: Mapping[str, type[Scenario]] = {scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks)}
+SCENARIOS: Mapping[str, type[Scenario]] = {
+    scenario.name: scenario for scenario in (SingleNode, ThreeNodes, BadDisks, FiveNodes)
+}
 DEFAULT_SCENARIO = SingleNode.name
 
 

@@ -40,6 +40,8 @@ class Scenario:
             Host(world, self.network, f"client-{number}", f"10.0.1.{number}") for number in range(CLIENT_MACHINES)
         ]
         self.nodes: list[SimNode] = []
+        self.absent: list[SimNode] = []
+        """Nodes that are not there from the start; they join when they like, at the latest before all is mended."""
         self.workload: Workload
         self.nemesis: Nemesis
         self.busy_s = self.random.uniform(*self.busy_range_s)
@@ -63,7 +65,8 @@ class Scenario:
         if self.strikes_from_the_start:
             self.nemesis.begin(self.busy_s, self.strike_pause_s)
         for node in self.nodes:
-            node.start_when_down()
+            if node not in self.absent:
+                node.start_when_down()
         if not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready"):
             return
         maker = self.workload.make_topic()
@@ -74,6 +77,7 @@ class Scenario:
             self.nemesis.begin(self.world.now + self.busy_s, self.strike_pause_s)
         self.world.run(self.world.now + self.busy_s, events_max=self._events_max)
         self.nemesis.end()
+        self.absent.clear()
         if not self._reaches(MENDED_S_MAX, self._all_ready, "all nodes are ready again"):
             return
         if not self._clients_end() or not self._is_all_there("final"):
@@ -114,7 +118,7 @@ class Scenario:
         return self._reaches(MENDED_S_MAX, lambda: all(client.is_done for client in clients), what, stuck)
 
     def _all_ready(self) -> bool:
-        return all(node.is_ready for node in self.nodes)
+        return all(node.is_ready for node in self.nodes if node not in self.absent)
 
     def _reaches(
         self, within_s: float, is_over: Callable[[], bool], what: str, why: Callable[[], str] = lambda: ""

@@ -8,22 +8,30 @@ At the end all replicas of each partition must come into sync, and then have the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
+from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.config import Peer
 from chronik.node.partition import Partition
 from chronik.testing.sim.audit import Auditor
-from chronik.testing.sim.cluster_faults import ClusterNemesis
+from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
+from chronik.testing.sim.disk_faults import DiskNemesis
 from chronik.testing.sim.host import Host
+from chronik.testing.sim.keyed import TOPIC as KEYED_TOPIC
 from chronik.testing.sim.node import SimNode, node_config
 from chronik.testing.sim.scenario import Scenario
 from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
-from chronik.wire.batch import check_batches
+from chronik.wire.batch import check_batches, decode_batch
 
 REPLICAS = 3
 INTERNAL_PORT = 5092
 IN_SYNC_S_MAX = 60.0
+WHOLE_S_MAX = 60.0
 SYNCED_SHARE = 0.75
+AUDITED = (TOPIC, OFFSETS_TOPIC, KEYED_TOPIC)
+LONE_CUT_SHARE = 0.15
+LONE_CUT_BUSY_S = 8.5
 
 
 class ThreeNodes(Scenario):
@@ -31,11 +39,17 @@ class ThreeNodes(Scenario):
 
     name: ClassVar[str] = "three-nodes"
     node_count: ClassVar[int] = 3
+    founder_count: int = 3
+    """The first nodes know each other by their settings; a further one knows them and joins."""
 
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
 
     def build(self) -> None:
+        self.has_lone_cut = self.draws_lone_cut()
+        if self.has_lone_cut:
+            self.busy_s = LONE_CUT_BUSY_S
+            self.strikes_from_the_start = False
         random = self.random
         self.is_synced = random.random() < SYNCED_SHARE
         hosts = [Host(self.world, self.network, f"node-{n}", f"10.0.0.{n}") for n in range(1, self.node_count + 1)]
@@ -43,7 +57,7 @@ class ThreeNodes(Scenario):
         for node_id, host in enumerate(hosts, 1):
             peers = tuple(
                 Peer(id=other, internal=f"{there.address}:{INTERNAL_PORT}")
-                for other, there in enumerate(hosts, 1)
+                for other, there in enumerate(hosts[: self.founder_count], 1)
                 if other != node_id
             )
             config = node_config(
@@ -56,17 +70,24 @@ class ThreeNodes(Scenario):
                 replica_lag_ms_max=lag_ms_max,
             )
             self.nodes.append(SimNode(host, config))
-        bootstrap = [(host.address, 9092) for host in hosts]
-        self.workload = Workload(self.world, self.history, self.client_hosts, bootstrap, self.draw_workload())
+        self.workload = self.make_workload([(host.address, 9092) for host in hosts], self.draw_workload())
         self.nemesis = self.make_nemesis(None if self.is_synced else random.choice(self.nodes))
-        Auditor(self.world, self.nodes, TOPIC).begin()
+        Auditor(self.world, self.nodes, AUDITED).begin()
+
+    def draws_lone_cut(self) -> bool:
+        return self.world.random("lone-cut").random() < LONE_CUT_SHARE
 
     def draw_workload(self) -> WorkloadSettings:
         # What one replica acknowledged alone does not outlive its machine's memory.
-        return WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
+        settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
+        return settings.of_groups(self.random) if self.has_lone_cut else settings
+
+    def make_workload(self, bootstrap: list[tuple[str, int]], settings: WorkloadSettings) -> Workload:
+        return Workload(self.world, self.history, self.client_hosts, bootstrap, settings)
 
     def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
-        return ClusterNemesis(self.world, self.network, self.nodes, self.client_hosts, TOPIC, mortal=mortal)
+        kind = LoneCut if self.has_lone_cut else ClusterNemesis
+        return kind(self.world, self.network, self.nodes, self.client_hosts, TOPIC, mortal=mortal)
 
     def fail(self, node: SimNode) -> None:
         if self.is_synced:
@@ -75,21 +96,40 @@ class ThreeNodes(Scenario):
             node.kill()
 
     def check_at_rest(self) -> None:
-        """All replicas catch up and come into sync; then each has the same bytes."""
-        if not self._come_into_sync():
+        """A node whose files were hurt is whole again; all replicas come into sync; then each has the same content."""
+        if not self._wounds_heal() or not self._come_into_sync():
             return
-        for partition in range(self.workload.settings.partitions):
-            copies = self._copies(partition)
-            contents = {name: _content(hosted) for name, hosted in copies}
-            if len(set(contents.values())) > 1:
-                sizes = {name: len(content) for name, content in contents.items()}
-                self.world.violated(f"the replicas of {TOPIC}-{partition} differ: {sizes} bytes")
+        for topic, index in self._audited():
+            copies = {name: hosted for name, hosted, _ in self._copies(topic, index)}
+            is_cleaned = any(hosted.log._cleaned_upto for hosted in copies.values())
+            contents = {
+                name: _last_values(hosted) if is_cleaned else _content(hosted) for name, hosted in copies.items()
+            }
+            (first, expected), *others = contents.items()
+            for name, content in others:
+                if content != expected:
+                    sizes = {name: len(content) for name, content in contents.items()}
+                    self.world.violated(f"{topic}-{index} differs between {first} and {name}: {sizes}")
 
-    def _copies(self, partition: int) -> list[tuple[str, Partition]]:
+    def _wounds_heal(self) -> bool:
+        if not isinstance(self.nemesis, DiskNemesis) or self.nemesis.wounds.wounded is None:
+            return True
+        wounds, wounded = self.nemesis.wounds, self.nemesis.wounds.wounded
+        what = f"{wounded.host.name} is whole again"
+        return self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded))
+
+    def _audited(self) -> list[tuple[str, int]]:
+        """The partitions of the audited topics, as the newest image has them."""
+        images = [node.broker.image for node in self.nodes if node.takes_part and node.broker is not None]
+        newest = max(images, key=lambda image: image.version, default=None)
+        topics = [] if newest is None else [topic for name in AUDITED if (topic := newest.topic(name)) is not None]
+        return [(topic.name, partition.partition) for topic in topics for partition in topic.partitions]
+
+    def _copies(self, topic: str, index: int) -> list[tuple[str, Partition, int]]:
         return [
-            (node.host.name, hosted)
+            (node.host.name, hosted, node.config.node_id)
             for node in self.nodes
-            if node.broker is not None and (hosted := node.broker.host.partitions.get((TOPIC, partition)))
+            if node.broker is not None and (hosted := node.broker.host.partitions.get((topic, index)))
         ]
 
     def _come_into_sync(self) -> bool:
@@ -102,38 +142,55 @@ class ThreeNodes(Scenario):
         return self._reaches(IN_SYNC_S_MAX, self._all_in_sync, "all replicas are in sync", self._who_lags)
 
     def _records_held(self) -> int:
-        partitions = range(self.workload.settings.partitions)
-        return sum(hosted.log_end_offset for partition in partitions for _, hosted in self._copies(partition))
+        return sum(hosted.log_end_offset for key in self._audited() for _, hosted, _ in self._copies(*key))
 
     def _all_in_sync(self) -> bool:
-        return all(self._is_in_sync(partition) for partition in range(self.workload.settings.partitions))
+        return all(self._is_in_sync(*key) for key in self._audited())
 
-    def _is_in_sync(self, partition: int) -> bool:
-        copies = [hosted for _, hosted in self._copies(partition)]
-        leaders = [hosted for hosted in copies if hosted.leader is not None]
-        if len(copies) < REPLICAS or len(leaders) != 1:
+    def _is_in_sync(self, topic: str, index: int) -> bool:
+        copies = self._copies(topic, index)
+        leaders = [hosted for _, hosted, _ in copies if hosted.leader is not None]
+        if len(leaders) != 1:
             return False
-        end = leaders[0].log_end_offset
-        return len(leaders[0].in_sync_replicas) == REPLICAS and all(
-            hosted.log_end_offset == hosted.high_watermark == end for hosted in copies
+        replicas, end = sorted(leaders[0].replicas), leaders[0].log_end_offset
+        return (
+            len(replicas) >= REPLICAS
+            and sorted(leaders[0].in_sync_replicas) == replicas == sorted(node_id for *_, node_id in copies)
+            and all(hosted.log_end_offset == hosted.high_watermark == end for _, hosted, _ in copies)
         )
 
     def _who_lags(self) -> str:
         return "; ".join(
-            f"{TOPIC}-{partition} at {name}: epoch {hosted.leader_epoch}, watermark {hosted.high_watermark} of "
-            f"{hosted.log_end_offset}, in sync {hosted.in_sync_replicas}"
-            for partition in range(self.workload.settings.partitions)
-            if not self._is_in_sync(partition)
-            for name, hosted in self._copies(partition)
+            f"{topic}-{index} at {name}: epoch {hosted.leader_epoch}, watermark {hosted.high_watermark} of "
+            f"{hosted.log_end_offset}, in sync {hosted.in_sync_replicas} of {hosted.replicas}"
+            for topic, index in self._audited()
+            if not self._is_in_sync(topic, index)
+            for name, hosted, _ in self._copies(topic, index)
         )
 
 
-def _content(hosted: Partition) -> bytes:
+def _batches(hosted: Partition) -> Iterator[memoryview]:
     """All its batches: a read ends with a segment, and each replica has segments of its own."""
-    content = bytearray()
     position, end = hosted.log_start_offset, hosted.log_end_offset
     while position < end:
         data = memoryview(bytes(hosted.log.read_job(position, 1 << 30, end)()))
-        content += data
+        if not len(data):
+            return
+        yield data
         position = check_batches(data, len(data), from_producer=False)[-1][1].next_offset
-    return bytes(content)
+
+
+def _content(hosted: Partition) -> bytes:
+    return b"".join(_batches(hosted))
+
+
+def _last_values(hosted: Partition) -> dict[bytes | None, tuple[int, bytes]]:
+    """Of each key the last record and its offset, as compaction leaves it at last: deleted keys are gone by then."""
+    last: dict[bytes | None, tuple[int, bytes]] = {}
+    for data in _batches(hosted):
+        for at, _ in check_batches(data, len(data), from_producer=False):
+            for record in decode_batch(data, at):
+                last.pop(record.key, None)
+                if record.value is not None:
+                    last[record.key] = (record.offset, bytes(record.value))
+    return last

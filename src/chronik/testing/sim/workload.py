@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
+from chronik.client.cluster import Deadline
 from chronik.client.topics import Topics
 from chronik.testing.sim.churn import TopicChurn
-from chronik.testing.sim.client import SimClient
+from chronik.testing.sim.client import REQUEST_TIMEOUT_S, SimClient
 from chronik.testing.sim.consumer import FinalReader, SimConsumer
 from chronik.testing.sim.history import History
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.keyed import KeyedWriter
-from chronik.testing.sim.member import SimMember
+from chronik.testing.sim.member import MemberSettings, SimMember
 from chronik.testing.sim.mover import SimMover
 from chronik.testing.sim.observer import SimObserver
+from chronik.testing.sim.outsider import FinalOutsider, SimLedger, SimOutsider
 from chronik.testing.sim.producer import ProducerSettings, SimProducer
 from chronik.testing.sim.world import World
+from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 ACKS_ALL = -1
@@ -30,10 +34,14 @@ class WorkloadSettings:
     replication_factor: int
     topic_configs: dict[str, str]
     producers: tuple[ProducerSettings, ...]
-    members: int
+    members: tuple[MemberSettings, ...]
+    has_outsiders: bool
+    """Whether some commit beside the group, and ask every node what is committed."""
     has_keyed_topic: bool
     has_churned_topic: bool
     has_mover: bool
+    assignments: tuple[tuple[int, ...], ...] = ()
+    """The replicas of each partition of the topic; empty where the cluster places them."""
 
     @staticmethod
     def drawn(random: Random, replication_factor: int, min_insync_replicas: int | None = None) -> WorkloadSettings:
@@ -50,11 +58,25 @@ class WorkloadSettings:
                 **({} if is_alone else {"min.insync.replicas": str(min_insync_replicas or random.choice((1, 2, 2)))}),
             },
             producers=tuple(producers),
-            members=random.randint(0, 2),
+            members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(0, 3))),
+            has_outsiders=random.random() < 0.5,
             has_keyed_topic=random.random() < 0.4,
             has_churned_topic=random.random() < 0.4,
             has_mover=not is_alone and random.random() < 0.4,
         )
+
+    def of_groups(self, random: Random) -> WorkloadSettings:
+        """The same with little of anything but groups: for runs that last long."""
+        return replace(
+            self.unhurried(),
+            members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(2, 4))),
+            has_outsiders=True,
+        )
+
+    def unhurried(self) -> WorkloadSettings:
+        """The same with one producer, which has time: for runs that last long."""
+        producer = replace(self.producers[0], pause_s=0.4)
+        return replace(self, producers=(producer,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
 
 
 def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSettings:
@@ -85,12 +107,37 @@ class TopicMaker(SimClient):
     async def _create(self) -> None:
         settings = self._settings
         try:
-            await Topics(self.cluster).create(
-                TOPIC, settings.partitions, settings.replication_factor, settings.topic_configs
-            )
+            if settings.assignments:
+                await self._place()
+            else:
+                await Topics(self.cluster).create(
+                    TOPIC, settings.partitions, settings.replication_factor, settings.topic_configs
+                )
         except KafkaError as error:
             if error.code is not ErrorCode.topic_already_exists:
                 raise
+
+    async def _place(self) -> None:
+        """With each replica where the settings have it."""
+        settings = self._settings
+        topic = {
+            "name": TOPIC,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": [
+                {"partition_index": index, "broker_ids": list(replicas)}
+                for index, replicas in enumerate(settings.assignments)
+            ],
+            "configs": [{"name": name, "value": value} for name, value in settings.topic_configs.items()],
+        }
+        connection = await self.cluster.any_connection(Deadline(REQUEST_TIMEOUT_S))
+        values = {"topics": [topic], "timeout": 1000, "validate_only": False}
+        response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=REQUEST_TIMEOUT_S)
+        code = ErrorCode(response.topics[0].error_code)
+        if code is not ErrorCode.none:
+            # Placed on a broker that is not registered yet: it soon is.
+            is_early = code is ErrorCode.invalid_replica_assignment
+            raise KafkaError(ErrorCode.leader_not_available if is_early else code, f"topic {TOPIC}")
 
 
 class Workload:
@@ -103,12 +150,14 @@ class Workload:
         hosts: list[Host],
         bootstrap: list[tuple[str, int]],
         settings: WorkloadSettings,
+        operators: Sequence[SimClient] = (),
     ) -> None:
+        """`operators` are started with the other clients, whatever they do."""
         self.settings = settings
         self.history = history
         self.hosts = hosts
         self.producers: list[SimProducer] = []
-        self.others: list[SimClient] = []
+        self.others: list[SimClient] = list(operators)
         self._world = world
         self._bootstrap = bootstrap
         self._random = world.random("workload")
@@ -130,15 +179,19 @@ class Workload:
             self.others.append(
                 SimConsumer(f"c{partition}", *shared, TOPIC, partition, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
             )
-        for number in range(settings.members):
-            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions))
+        for number, member in enumerate(settings.members):
+            self.others.append(SimMember(f"m{number}", *shared, GROUP, TOPIC, settings.partitions, member))
+        if settings.has_outsiders:
+            self.others.append(SimLedger("l0", *shared, TOPIC, settings.partitions))
+            self.others.append(SimOutsider("q0", *shared, TOPIC, settings.partitions))
         self.others.append(SimObserver("o0", *shared, TOPIC, settings.partitions, random.choice((10e-3, 50e-3))))
         if settings.has_keyed_topic:
             self.others.append(KeyedWriter("k0", *shared, settings.replication_factor))
         if settings.has_churned_topic:
             self.others.append(TopicChurn("t0", *shared, settings.replication_factor))
         if settings.has_mover:
-            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, settings.replication_factor))
+            replicas, nodes = settings.replication_factor, len(self._bootstrap)
+            self.others.append(SimMover("a0", *shared, TOPIC, settings.partitions, nodes, replicas))
         for client in (*self.producers, *self.others):
             self._start(client)
 
@@ -147,6 +200,9 @@ class Workload:
             FinalReader(f"{run}-{partition}", self._world, self.history, self._bootstrap, TOPIC, partition)
             for partition in range(self.settings.partitions)
         ]
+        readers.append(
+            FinalOutsider(f"{run}-offsets", self._world, self.history, self._bootstrap, TOPIC, self.settings.partitions)
+        )
         for reader in readers:
             self._start(reader)
         return readers

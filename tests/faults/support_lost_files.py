@@ -1,0 +1,144 @@
+"""Files of one node that are lost, broken or from an old copy, most often together with a kill of all nodes.
+
+Two replicas are whole each time, and that is enough: nothing is lost, and nobody has to help. The hurt replica may be,
+for a while, the only one of its partition that is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.support_recorder import named
+from tests.cluster.support_workload import Workload
+from tests.faults.support_stage import Stage
+from tests.support.eventually import eventually
+
+from chronik.wire.batch import read_batch_header
+
+SEGMENTS_TIMEOUT_S = 60.0
+FIRST_READY_S = 20.0
+CLOSED_SEGMENTS = 2
+"""Damage to one before the last lies surely below what the node knows to be durable."""
+WRECKED_BYTES = 64
+STALE_BY_RECORDS = 200
+NOT_DATA = frozenset(["node.toml", "node.log", "node.pid", "ballast", "lock"])
+"""Of a node's folder: settings, log and process of the node as it is now, and what fills its disk."""
+
+
+@contextmanager
+def lost_log(stage: Stage, workload: Workload) -> Iterator[None]:
+    """All nodes die; when they come back, the folder of one replica is gone."""
+    victim, log = _replica(stage, workload)
+    _kill_all(stage)
+    shutil.rmtree(log)
+    stage.note(f"{log.name} removed on {victim}, all killed")
+    yield
+    _bring_back(stage, victim, log, is_first=stage.chance.random() < 0.5)
+
+
+@contextmanager
+def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
+    """All nodes die; one replica has a segment that is broken in the middle of a batch, and comes back first."""
+    victim, log = _replica(stage, workload)
+    segment = stage.chance.choice(_closed(log)[:-1])
+    _kill_all(stage)
+    data = bytearray(segment.read_bytes())
+    inside = stage.chance.randrange(1, read_batch_header(data, 0).size_bytes)
+    if stage.chance.random() < 0.5:
+        del data[inside:]
+        how = f"cut to {inside} bytes"
+    else:
+        data[inside : inside + WRECKED_BYTES] = stage.chance.randbytes(WRECKED_BYTES)
+        how = f"wrecked from byte {inside} on"
+    segment.write_bytes(data)
+    stage.note(f"{log.name}/{segment.name} on {victim} {how}, all killed, {victim} returns first")
+    yield
+    _bring_back(stage, victim, log, is_first=True)
+
+
+@contextmanager
+def stale_folder(stage: Stage, workload: Workload) -> Iterator[None]:
+    """A node's data folder is put back to a copy that was made before its last run; the others may die with it."""
+    victim, log = _replica(stage, workload)
+    copy = stage.folder / f"copy-of-{victim}"
+    is_clean = stage.chance.random() < 0.5
+    (stage.nodes.stop if is_clean else stage.nodes.kill)(victim)
+    _copy_data(Path(stage.nodes.node(victim).folder), copy)
+    stage.nodes.start(victim)
+    stage.nodes.wait_in_sync()
+    workload.proceed(STALE_BY_RECORDS)
+    stage.nodes.wait_in_sync()
+    with_all = stage.chance.random() < 0.7
+    if with_all:
+        _kill_all(stage)
+    else:
+        stage.nodes.kill(victim)
+    _copy_data(copy, Path(stage.nodes.node(victim).folder))
+    shutil.rmtree(copy)
+    told = f"copy from a {'clean stop' if is_clean else 'kill'}, {'all' if with_all else 'only it'} killed"
+    stage.note(f"{victim} back to an older folder ({told})")
+    yield
+    _bring_back(stage, victim, log, is_first=with_all)
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    """The data folder without what belongs to the machine; whatever else was in the target goes."""
+    target.mkdir(exist_ok=True)
+    for old in target.iterdir():
+        if old.name in NOT_DATA:
+            continue
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+    for found in source.iterdir():
+        if found.name in NOT_DATA:
+            continue
+        if found.is_dir():
+            shutil.copytree(found, target / found.name)
+        else:
+            shutil.copy2(found, target / found.name)
+
+
+def _kill_all(stage: Stage) -> None:
+    for node_id in stage.running:
+        stage.nodes.kill(node_id)
+
+
+def _bring_back(stage: Stage, victim: int, log: Path, *, is_first: bool) -> None:
+    """All nodes. With `is_first`, the hurt replica is for a while the only one of its partition that is back."""
+    down = [node.id for node in stage.nodes.local.nodes if node.process.state is None]
+    late: list[int] = []
+    if is_first:
+        late = [node_id for node_id in down if node_id != victim and _has_log(stage, node_id, log)]
+    for node_id in down:
+        if node_id not in late:
+            stage.bring_back(node_id)
+    if late:
+        with contextlib.suppress(AssertionError):  # without the others it may not get far
+            eventually(lambda: stage.nodes.node(victim).is_ready, FIRST_READY_S, f"node {victim} is ready")
+        stage.hold()
+    for node_id in late:
+        stage.bring_back(node_id)
+
+
+def _has_log(stage: Stage, node_id: int, log: Path) -> bool:
+    return (Path(stage.nodes.node(node_id).folder) / "logs" / log.name).is_dir()
+
+
+def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
+    """A partition's folder on some node, with closed segments; all replicas are in sync."""
+    stage.nodes.wait_in_sync()
+    partition = stage.chance.choice(workload.partitions)
+    victim = stage.chance.choice(stage.nodes.partitions(workload.topic)[partition].replicas)
+    log = Path(stage.nodes.node(victim).folder) / "logs" / named(workload.topic, partition)
+    eventually(lambda: len(_closed(log)) >= CLOSED_SEGMENTS, SEGMENTS_TIMEOUT_S, "there are closed segments")
+    return victim, log
+
+
+def _closed(log: Path) -> list[Path]:
+    return sorted(log.glob("*.log"))[:-1]
