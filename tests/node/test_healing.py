@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -93,8 +92,7 @@ def contents(node: Node) -> bytes:
 
 
 def housekeeping(node: Node, wall_ms: Callable[[], int] = lambda: 1) -> Housekeeping:
-    env = dataclasses.replace(node.env, wall_ms=wall_ms)
-    return Housekeeping(node.loop, env, node.config, node.host, silent_logger())
+    return Housekeeping(node.loop, node.env, wall_ms, node.config, node.host, silent_logger())
 
 
 async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
