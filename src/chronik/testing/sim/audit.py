@@ -4,8 +4,8 @@
 - What one replica has below its watermark, every replica has there, for ever: the same batches.
 - Whoever leads by the newest epoch has all that was ever below a watermark.
 
-So for the topics of clients and for those of the cluster itself. Of what a replica has compacted nothing can be said
-batch by batch: each does so in its own time.
+So for the topics of clients and for those of the cluster itself. Replicas compact in their own time: of a batch in a
+compacted topic only its offsets and its epoch are compared, if it is there.
 
 It looks at the nodes from outside every few milliseconds; nothing in the nodes depends on it.
 """
@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 class CommittedLog:
     """One partition: the batches that were below a watermark once.
 
-    Invariant: they have no gap from 0 to `end`, except where the first to have one had compacted it already.
+    Invariant: they have no gap from 0 to `end`, except in a compacted topic.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Auditor:
         """From where the last look at this process's copy ended, up to its watermark."""
         key = (node.host.process, hosted.topic, hosted.index)
         end = min(hosted.high_watermark, hosted.log_end_offset)
-        position = max(self._checked.get(key, hosted.log_start_offset), hosted.log._cleaned_upto)
+        position = self._checked.get(key, hosted.log_start_offset)
         is_compacted = hosted.log.config.cleanup_compact
         while position < end:
             try:
@@ -107,7 +107,7 @@ class Auditor:
                     self._world.violated(f"{node.host.name} cannot read {hosted.topic}-{hosted.index}: {error}")
                 return
             for _, batch in batches:
-                is_same = batch.next_offset, batch.partition_leader_epoch, batch.crc
+                is_same = batch.next_offset, batch.partition_leader_epoch, 0 if is_compacted else batch.crc
                 known = log.batches.get(batch.base_offset, is_same if is_compacted else None)
                 if batch.base_offset < log.end and known != is_same:
                     self._world.violated(
