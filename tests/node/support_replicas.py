@@ -212,7 +212,7 @@ class Node:
         links = ClusterLinks(
             self._connect,
             lambda *proposal: self._cluster.propose_isr(self.id, *proposal),
-            lambda reports: self._cluster.report_replicas(self.id, reports),
+            lambda reports, _: self._cluster.report_replicas(self.id, reports),
             lambda: self.has_lease,
         )
         self.host = PartitionHost(

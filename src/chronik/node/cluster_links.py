@@ -29,7 +29,7 @@ class ClusterLinks:
 
     connect: Callable[[int], Awaitable[Connection]]
     propose_isr: ProposeIsr
-    report_replicas: Callable[[tuple[ReplicaReport, ...]], Awaitable[ReportedResult]]
+    report_replicas: Callable[[tuple[ReplicaReport, ...], bool], Awaitable[ReportedResult]]
     lease_is_valid: Callable[[], bool]
 
 
@@ -45,7 +45,7 @@ def _always() -> bool:
     return True
 
 
-async def _keep_all(reports: tuple[ReplicaReport, ...]) -> ReportedResult:
+async def _keep_all(reports: tuple[ReplicaReport, ...], waits_for_image: bool) -> ReportedResult:
     return ReportedResult(("this node is alone",) * len(reports))
 
 

@@ -350,10 +350,10 @@ class ClusterMember:
         )
         await self.client.call(call, PROPOSAL_TIMEOUT_S)
 
-    async def report_replicas(self, reports: tuple[ReplicaReport, ...]) -> ReportedResult:
+    async def report_replicas(self, reports: tuple[ReplicaReport, ...], waits_for_image: bool) -> ReportedResult:
         """Returns when the controller has committed what follows from the reports."""
         call = ReportReplicasCall(self._config.node_id, self.session.broker_epoch, reports)
-        result = await self.client.call(call, PROPOSAL_TIMEOUT_S)
+        result = await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=waits_for_image)
         assert isinstance(result, ReportedResult)
         return result
 

@@ -91,13 +91,13 @@ class Partition(PartitionState):
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Append what the leader sent, as it is."""
         self.log.append_as_follower(records, batches, now_ms)
-        if self._counts_unsynced:
+        if self.counts_unsynced:
             self._counted_as_follower()
         else:
             self._syncer.request(self)
 
     def _appended(self, size_bytes: int) -> None:
-        if self._counts_unsynced:
+        if self.counts_unsynced:
             self._counted(self.log.log_end_offset, size_bytes, "append")
         else:
             self._syncer.request(self)
@@ -159,7 +159,7 @@ class Partition(PartitionState):
     def synced(self, job: SyncJob) -> None:
         self.log.synced(job)
         self.jobs.end()
-        if self.is_closed or self._counts_unsynced:
+        if self.is_closed or self.counts_unsynced:
             return
         before = self.role.high_watermark
         end = self.log.synced_end_offset
@@ -174,7 +174,7 @@ class Partition(PartitionState):
 
     def stalled(self) -> None:
         """A sync does not end. Whoever waits hears that the outcome is unknown, and another replica should lead."""
-        if self.is_closed or self._counts_unsynced:
+        if self.is_closed or self.counts_unsynced:
             return
         self.log.stall()
         self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
@@ -195,7 +195,7 @@ class Partition(PartitionState):
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def is_written(self, end_offset: int) -> bool:
-        return self._counts_unsynced or self.log.synced_end_offset >= end_offset
+        return self.counts_unsynced or self.log.synced_end_offset >= end_offset
 
     def when_written(self, end_offset: int, waiter: Waiter) -> None:
         """Call back when this node's copy counts up to `end_offset` (acks=1): at once, if it does already."""

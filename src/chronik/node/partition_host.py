@@ -131,6 +131,7 @@ class PartitionHost:
             loop, config.node_id, self.partitions.values, links.report_replicas, self._loss_reported, self._log
         )
         self.replication.leader_lacks = self.reports.leader_lacks
+        self.replication.may_have_lost = self.reports.may_have_lost
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}

@@ -115,7 +115,7 @@ class PartitionState:
         """While it is healed: it does not lead, and names no position that others could rely on."""
         self._appender: PartitionLeader | None = None
         self._next_image: PartitionImage | None = None
-        self._counts_unsynced = counts_unsynced
+        self.counts_unsynced = counts_unsynced
         self._replicating = replicating
         self._env = env
         self._syncer = syncer
@@ -149,7 +149,7 @@ class PartitionState:
     @property
     def counted_end_offset(self) -> int:
         """Below this, this node's copy counts as written."""
-        return self.log.log_end_offset if self._counts_unsynced else self.log.synced_end_offset
+        return self.log.log_end_offset if self.counts_unsynced else self.log.synced_end_offset
 
     def fetch_position(self) -> tuple[int, int] | None:
         """Where this node's copy goes on, and the epoch of the record before; None while it must not ask.

@@ -7,13 +7,14 @@ lead. Until then the proof of the loss stays on disk, so that a crash in between
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.calls import UNKNOWN_EPOCH, ReplicaReport, ReportedResult
+from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.metadata.elections import Loss
 from chronik.metadata.image import NO_LEADER
 from chronik.observe.logging import Logger
@@ -26,8 +27,11 @@ REPORT_INTERVAL_S = 1.0
 REPORTS_PER_CALL_MAX = 1_000
 WAITING_LOGGED_S = 5.0
 
-Report: TypeAlias = Callable[[tuple[ReplicaReport, ...]], Awaitable[ReportedResult]]
-"""Returns when the controller has committed what follows from the reports; KafkaError where it has not."""
+Report: TypeAlias = Callable[[tuple[ReplicaReport, ...], bool], Awaitable[ReportedResult]]
+"""Returns when the controller has committed what follows from the reports; KafkaError where it has not.
+
+The flag: not before this node's image has it too. A node whose disk takes no writes would wait for that in vain.
+"""
 OnReported: TypeAlias = Callable[[ReplicaReport, str], None]
 """A loss is known to the controller; the text says why the replica stays in sync all the same, if it does."""
 
@@ -51,6 +55,9 @@ class ReplicaReports:
         self._on_reported = on_reported
         self._log = log
         self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
+        self._urgent: dict[tuple[UUID, int], ReplicaReport] = {}
+        """Of logs that are open: nothing here waits for the outcome."""
+        self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -61,17 +68,27 @@ class ReplicaReports:
             self._task.cancel()
 
     def add(self, report: ReplicaReport) -> None:
-        """The next call to the controller carries it."""
+        """The next call to the controller carries it; `on_reported` follows."""
         self._pending[report.topic_id, report.partition] = report
+        self._added.set()
+
+    def _add_urgent(self, report: ReplicaReport) -> None:
+        self._urgent[report.topic_id, report.partition] = report
+        self._added.set()
+
+    def may_have_lost(self, partition: Partition, reason: str) -> None:
+        """What this replica acknowledged may be gone."""
+        self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
         """The leader that this replica follows lost records."""
         report = report_of(partition, Loss.CERTAIN, reason)
-        self.add(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
+        self._add_urgent(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
 
     def forget(self, topic_id: UUID, index: int) -> None:
         """The replica is not this node's any more."""
         self._pending.pop((topic_id, index), None)
+        self._urgent.pop((topic_id, index), None)
 
     async def spoiled(self, partition: Partition, reason: str) -> None:
         """Damage was found in an open log. Returns once this node's replica is neither in sync nor eligible to lead.
@@ -79,7 +96,7 @@ class ReplicaReports:
         A new leader epoch has begun then: what the replica's earlier fetches showed of its log counts no more.
         KafkaError if the replica stays, since no other could lead, or if the controller did not answer.
         """
-        (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),))).refusals
+        (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),), False)).refusals
         if refusal:
             raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
 
@@ -97,8 +114,12 @@ class ReplicaReports:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(REPORT_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_INTERVAL_S):
+                    await self._added.wait()
+            self._added.clear()
             try:
+                await self._send_urgent()
                 await self._send_losses()
                 await self._send_lengths()
             except KafkaError as error:
@@ -106,15 +127,25 @@ class ReplicaReports:
             except Exception:
                 self._log.exception("replicas_not_reported")
 
+    async def _send_urgent(self) -> None:
+        while self._urgent:
+            reports = tuple(self._urgent.values())[:REPORTS_PER_CALL_MAX]
+            await self._report(reports, False)
+            for report in reports:
+                key = report.topic_id, report.partition
+                if self._urgent.get(key) is report:
+                    del self._urgent[key]
+                self._log.warning("loss_reported", partition=report.partition, reason=report.reason)
+
     async def _send_losses(self) -> None:
         while self._pending:
             reports = tuple(self._pending.values())[:REPORTS_PER_CALL_MAX]
-            result = await self._report(reports)
+            result = await self._report(reports, True)
             for report, refusal in zip(reports, result.refusals, strict=True):
-                if self._pending.get((report.topic_id, report.partition)) is report:
-                    self.forget(report.topic_id, report.partition)
-                    if report.leader_epoch == UNKNOWN_EPOCH:
-                        self._on_reported(report, refusal)
+                key = report.topic_id, report.partition
+                if self._pending.get(key) is report:
+                    del self._pending[key]
+                    self._on_reported(report, refusal)
 
     async def _send_lengths(self) -> None:
         """Where only unproven replicas are left, the controller elects the longest log."""
@@ -124,7 +155,7 @@ class ReplicaReports:
             if (image := partition.image) is not None and image.leader == NO_LEADER and self._node_id in image.unproven
         ]
         for at in range(0, len(reports), REPORTS_PER_CALL_MAX):
-            await self._report(tuple(reports[at : at + REPORTS_PER_CALL_MAX]))
+            await self._report(tuple(reports[at : at + REPORTS_PER_CALL_MAX]), False)
 
 
 def report_of(partition: Partition, loss: Loss | None = None, reason: str = "") -> ReplicaReport:

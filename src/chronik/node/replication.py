@@ -59,6 +59,8 @@ class Replication:
         self.lease_is_valid = links.lease_is_valid
         self.leader_lacks: Callable[[Partition, str], None] = lambda *found: None
         """Called when a leader lacks committed records that this node has; set by what reports it."""
+        self.may_have_lost: Callable[[Partition, str], None] = lambda *found: None
+        """Called when acknowledged records may be gone from the page cache; set by what reports it."""
         self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
         """Called when damage was found in a partition's log; set by what heals it."""
         self._loop = loop
@@ -289,6 +291,9 @@ class Replication:
 
     def sync_failed(self, partition: Partition) -> None:
         self._run(self._distrust_page_cache())
+        if partition.counts_unsynced:
+            # The disk may refuse that note too, so the controller has to know.
+            self.may_have_lost(partition, "a sync failed")
         self.log_failed(partition)
 
     def cannot_lead(self, partition: Partition) -> None:
