@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ from tests.support.eventually import eventually
 from tests.support.handshake import NONCE, NotProven, Stranger, proven_connection
 from tests.support.node import Node
 
+from chronik.cli.local_cluster import free_port
 from chronik.metadata.calls import HeartbeatCall
 from chronik.node.cluster_secret import SECRET_NAME, ClusterSecret
+from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.internal_api import VERSION, CallReply, Hello, InternalKey, decode_call_reply, encode
 from chronik.node.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS
 from chronik.wire.api import ApiKey
@@ -148,6 +151,19 @@ def test_a_standalone_node_keeps_its_secret_to_itself(node: Node, start_stray: S
     assert secret not in ended.output
     path.chmod(0o600)
     node.start()
+
+
+@pytest.mark.timeout(60)
+def test_a_node_alone_that_is_opened_to_clients_is_not_opened_to_nodes(start_stray: StartStray) -> None:
+    kafka = free_port(1)
+    listen = {"kafka": f"0.0.0.0:{kafka}"}
+    started = start_stray({"listen": listen, "advertise": {"kafka": f"127.0.0.1:{kafka}"}})
+    eventually(lambda: started.is_ready or started.has_ended, OUTCOME_TIMEOUT_S, "it is ready")
+    # Any address of 127.0.0.0/8 is this machine; only a listener on all of them answers at this one.
+    socket.create_connection(("127.0.0.2", kafka), timeout=5).close()
+    socket.create_connection(("127.0.0.1", kafka - INTERNAL_PORT_BELOW_KAFKA), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", kafka - INTERNAL_PORT_BELOW_KAFKA), timeout=5)
 
 
 @pytest.mark.timeout(180)

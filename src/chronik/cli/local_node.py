@@ -3,7 +3,7 @@
 DIR/node-N/node.toml     settings, written by `chronik cluster`, read by `chronik start --config`
 DIR/node-N/node.log      JSON lines
 DIR/node-N/node.pid      the process's number, in decimal
-DIR/node-N/cluster-secret  what the nodes of the cluster prove to each other, for this user's eyes only
+DIR/node-N/cluster-secret  what the nodes of the cluster prove to each other; only this user may read it
 DIR/node-N/...           the node's data folder
 """
 

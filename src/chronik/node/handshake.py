@@ -13,8 +13,8 @@ incarnations, the cluster id, the node that is wanted, the purpose and the calle
 rule out replays, and the role rules out reflections: a proof is good for one direction of one connection. The caller
 proves first, so a stranger gets nothing from a node that it could try secrets on.
 
-This shows who opened the connection. It does not protect what follows on it: whoever can change packets on the way can
-take over a connection after its proof.
+This shows that a node of the cluster opened the connection, under the id that it says. It does not protect what
+follows: whoever can change packets on the way can take over a connection after its proof.
 """
 
 from __future__ import annotations
