@@ -360,10 +360,11 @@ class Log(LogWriter):
         name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
         paths = files_from(self.disk, self.folder, base_offset, end)
         self._segments.remove(at, self.segment_count)
+        self._active = None
+        self.log_end_offset = end
+        self._cleaned_upto = min(self._cleaned_upto, end)
         try:
             folders = [set_aside(self.disk, data_path, paths, name, now_ms)]
-            self.log_end_offset = end
-            self._cleaned_upto = min(self._cleaned_upto, end)
             self._syncs.truncated(end)
             self._active = self._segments.begin(end)
             self.disk.sync_dir(self.folder)
