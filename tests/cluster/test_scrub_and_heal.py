@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import StartNodes
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_elections import elect
 from tests.cluster.support_faults import PROGRESS
 from tests.cluster.support_recorder import named
 from tests.cluster.support_watch import OffsetWatch
@@ -132,6 +133,34 @@ def test_a_leaders_and_a_followers_replica_are_healed_while_records_flow(
     for node_id in nodes.ids:
         assert metric(nodes.node(node_id), "chronik_replicas_healing") == 0
         assert metric(nodes.node(node_id), "chronik_scrubbed_bytes_total") > 0
+    all_replicas_agree(nodes, workload.recorder.acknowledged())
+    nodes.no_surprises()
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(
+    ("damage", "how"), [(delete, "recovery"), (cut_at_a_batch_border, "recovery"), (flip_a_bit, "read")]
+)
+def test_without_a_scrubber_a_start_or_a_reader_finds_it(
+    damage: Callable[[Path], None], how: str, start_nodes: StartNodes, tmp_path: Path
+) -> None:
+    nodes = start_nodes(scrub_interval_ms=0)
+    topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
+    with OffsetWatch(nodes, topic, [0]), Workload(nodes, topic, 1) as workload:
+        workload.proceed(PROGRESS)
+        victim = next(node_id for node_id in nodes.ids if node_id != nodes.leader(topic))
+        segment = closed_segment(log_folder(nodes, victim, topic, 0))
+        nodes.kill(victim)
+        damage(segment)
+        nodes.start(victim)
+        if how == "read":
+            nodes.wait_in_sync()
+            elect(nodes, topic, {0: victim})
+            workload.read_again()
+        assert wait_until_healed(nodes, victim, 0)["how"] == how
+        workload.proceed(PROGRESS)
+        nodes.wait_in_sync()
+        workload.finish(tmp_path / "history.jsonl")
     all_replicas_agree(nodes, workload.recorder.acknowledged())
     nodes.no_surprises()
 

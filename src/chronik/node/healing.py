@@ -1,7 +1,7 @@
 """Healing: a replica that found damage in its log becomes whole again from another replica, without an operator.
 
 1. It has another replica lead, if it leads; and it reports to the controller that it lost records. From the commit of
-   that report on it is neither in sync nor eligible, so that nobody relies on what it has.
+   that report on it is neither in sync nor eligible, so that no record depends on it.
 2. It moves the damaged segment and all later ones to `set-aside/`: its log ends before the damage.
 3. It fetches what is missing from its leader, as any replica that is behind, and joins the ISR by the usual rule.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from chronik.node.replication import Replication
 
 DAMAGES_KEPT_MAX = 100
-OFFSETS_TOLD_MAX = 100
+OFFSETS_LOGGED_MAX = 100
 RETRY_S = 2.0
 POLL_S = 0.05
 HAND_OVER_S = 1.5
@@ -50,7 +50,7 @@ DamageState: TypeAlias = Literal["waiting", "fetching", "healed"]
 
 @dataclass(slots=True)
 class Damage:
-    """Damage that was found in the log of one replica, and what became of it."""
+    """Damage that was found in the log of one replica, and the outcome."""
 
     topic: str
     partition: int
@@ -64,8 +64,8 @@ class Damage:
     set_aside: tuple[str, ...] = ()
     """Folders with the damaged segments; until they have been removed after their retention."""
     healed_ms: int | None = None
-    told: set[int] = field(default_factory=set)
-    """The offsets at which it was met, as far as the node's log names them."""
+    logged: set[int] = field(default_factory=set)
+    """The offsets at which it was found, as far as the node has logged them."""
 
 
 class Lost(NamedTuple):
@@ -128,7 +128,7 @@ class Healing:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def found(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
-        """A batch at or behind `offset` is not what was written, or is missing."""
+        """A batch at or after `offset` is not what was written, or is missing."""
         if partition.is_closed:
             # Its files are on their way out.
             return
@@ -141,11 +141,11 @@ class Healing:
             self._count()
             self._run(self._heal(partition, damage))
         damage.offset = min(damage.offset, offset)
-        if offset not in damage.told and len(damage.told) < OFFSETS_TOLD_MAX:
-            # Once for each: readers may come back to it for ever.
-            damage.told.add(offset)
+        if offset not in damage.logged and len(damage.logged) < OFFSETS_LOGGED_MAX:
+            # Once for each offset: readers may return to it for ever.
+            damage.logged.add(offset)
             self._metrics.damages_found[how] += 1
-            if how != "recovery":  # there, the line of the recovery says more
+            if how != "recovery":  # the host has logged the recovery's whole report
                 self._log.error(
                     "log_damaged",
                     topic=partition.topic,

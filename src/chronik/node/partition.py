@@ -184,7 +184,7 @@ class Partition(PartitionState):
         self.log.resume()
 
     def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
-        """What was written at or behind `offset` is bad or missing. Whether a reader should ask again elsewhere.
+        """What was written at or after `offset` is bad or missing. Returns whether another replica can serve readers.
 
         If no other replica can lead, readers get what there is, and those that check CRCs notice.
         """
@@ -487,7 +487,7 @@ class Partition(PartitionState):
     ) -> None:
         """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts.
 
-        `lost` says where that begins for each producer. `error`: it may count, and this is what its producers get.
+        `lost` is where that begins for each producer. `error`: it may count elsewhere, and its producers get this.
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False

@@ -64,7 +64,7 @@ class Replicating(Protocol):
         """The metadata has this node lead the partition, with a log that had failed before."""
 
     def damaged(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
-        """What was written at or behind `offset` is not there any more: the replica has to be healed."""
+        """What was written at or after `offset` is bad or missing: the replica has to be healed."""
 
 
 class PartitionState:

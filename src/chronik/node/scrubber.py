@@ -73,28 +73,33 @@ class Scrubber:
         self._s_per_byte = self._interval_s / max(1, total_bytes)
         for partition in partitions:
             for base_offset in partition.log.closed_segments():
-                try:
-                    await self._segment(partition, base_offset)
-                except OSError as error:
-                    self._log.error(
-                        "scrub_failed",
-                        topic=partition.topic,
-                        partition=partition.index,
-                        segment=base_offset,
-                        error=repr(error),
-                    )
+                await self._segment(partition, base_offset)
 
     async def _segment(self, partition: Partition, base_offset: int) -> None:
         scrub = partition.log.scrub(base_offset)
-        while scrub is not None and not scrub.is_done and self._may_go_on(partition, scrub):
+        is_readable = True
+        while scrub is not None and is_readable and not scrub.is_done and self._may_go_on(partition, scrub):
             began_s, before = self._loop.time(), scrub.position
             with partition.jobs.running():
-                await self._loop.run_in_executor(self._env.executor, scrub.step)
-                if scrub.is_done and partition.log.has_scrubbed(scrub):
-                    await self._judge(partition, scrub)
+                is_readable = await self._step(partition, scrub)
             took_s, read_bytes = self._loop.time() - began_s, scrub.position - before
             self._metrics.scrubbed_bytes += read_bytes
             await asyncio.sleep(max(took_s * (1 / DISK_TIME_SHARE_MAX - 1), read_bytes * self._s_per_byte - took_s))
+
+    async def _step(self, partition: Partition, scrub: SegmentScrub) -> bool:
+        """Whether the next piece could be read, or the segment be judged."""
+        where = {"topic": partition.topic, "partition": partition.index, "segment": scrub.segment.base_offset}
+        try:
+            await self._loop.run_in_executor(self._env.executor, scrub.step)
+            if scrub.is_done and partition.log.has_scrubbed(scrub):
+                await self._judge(partition, scrub)
+        except OSError as error:
+            self._log.error("scrub_failed", **where, error=repr(error))
+            return False
+        except Exception:
+            self._log.exception("scrub_failed", **where)
+            return False
+        return True
 
     def _may_go_on(self, partition: Partition, scrub: SegmentScrub) -> bool:
         """Whether the segment is still there, with no truncation on its way; then a job of the log has begun."""

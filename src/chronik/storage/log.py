@@ -324,7 +324,7 @@ class Log(LogWriter):
         return at + 1 < len(segments) and segments[at] is scrub.segment
 
     def rebuild_indexes_job(self, scrub: SegmentScrub) -> Callable[[], LogSegment]:
-        """For a thread: both indexes of a scrubbed segment anew; then call `indexes_rebuilt` with its result.
+        """For a thread: rebuild both indexes of a scrubbed segment; then call `indexes_rebuilt` with its result.
 
         Readers may come meanwhile: they check each entry that they use.
         """
@@ -348,9 +348,9 @@ class Log(LogWriter):
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
         """Move the segment that should hold `offset` and all later ones to `set-aside/`; the log ends before them.
 
-        Returns the folders that were made: none if there is nothing at or behind `offset`. Durable when it returns. A
+        Returns the folders that were made: none if there is nothing at or after `offset`. Durable when it returns. A
         log that was read-only because of its damage can be appended to again. Blocks, with no job running. An OSError
-        leaves the log read-only: half done, only opening it anew can tell what is there.
+        leaves the log read-only, since it is half done; the next start recovers it.
         """
         at = self._segments.index_of(offset)
         if not self._segments.all or (offset >= self.log_end_offset and not self.is_broken):
@@ -360,10 +360,11 @@ class Log(LogWriter):
         name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
         paths = files_from(self.disk, self.folder, base_offset, end)
         self._segments.remove(at, self.segment_count)
+        self._active = None
+        self.log_end_offset = end
+        self._cleaned_upto = min(self._cleaned_upto, end)
         try:
             folders = [set_aside(self.disk, data_path, paths, name, now_ms)]
-            self.log_end_offset = end
-            self._cleaned_upto = min(self._cleaned_upto, end)
             self._syncs.truncated(end)
             self._active = self._segments.begin(end)
             self.disk.sync_dir(self.folder)

@@ -26,7 +26,7 @@ class ScannedBatch(NamedTuple):
 def scan_batches(file: File, at: int, end: int, *, once: bool = False) -> Iterator[ScannedBatch]:
     """Every whole batch from `at` on, until the first that is none; READ_BYTES, or one larger batch, at a time.
 
-    `once`: nobody will read it again soon (`File.pread_once`).
+    `once`: it will not be read again soon (`File.pread_once`).
     """
     pread = file.pread_once if once else file.pread
     data = memoryview(b"")

@@ -28,8 +28,8 @@ PIECE_BYTES: Final = READ_BYTES
 class SegmentScrub:
     """One closed segment, read piece by piece: `step` until `is_done`.
 
-    `step` is for a thread and touches files only. It opens the file anew each time, so that a file that was deleted is
-    missed, and no file is held open between steps. What it found counts only while the log still has the segment.
+    `step` is for a thread and touches files only. It opens the file each time, so that it notices a deleted
+    file and holds none open between steps. Its result is valid only while the log still has the segment.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SegmentScrub:
         self._time_entries = _Entries(TIME_ENTRY)
 
     def step(self) -> None:
-        """Read and check the next piece. An OSError says nothing about the segment, unless the device cannot read."""
+        """Read and check the next piece. An OSError is no damage, unless the device cannot read (EIO)."""
         try:
             if self.position == 0:
                 self._offset_entries.load(self._disk, self.segment.offset_index.path)
@@ -66,7 +66,7 @@ class SegmentScrub:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            self._found(f"the device cannot read it behind byte {self.position}")
+            self._found(f"the device cannot read it after byte {self.position}")
         finally:
             file.close()
 
@@ -121,7 +121,7 @@ class SegmentScrub:
 class _Entries:
     """An index's entries, compared with the batches as these pass by in order.
 
-    Of both indexes, the second column says which batch an entry is about: by its position, or by its last offset.
+    Of both indexes, the second column names the batch that an entry is about: by its position, or by its last offset.
     """
 
     __slots__ = ("_entries", "_is_wrong", "_layout")

@@ -60,7 +60,7 @@ class LogWriter:
         """A sync failed, or durable data is damaged: only opening the log anew can help."""
         self.read_only_reason = "durable data is damaged" if loaded.is_broken else ""
         self.is_broken = loaded.is_broken
-        """The folder has segments behind the log's end, which cannot be reached: see `Log.set_aside_from`."""
+        """The folder has segments after the log's end, which cannot be reached: see `Log.set_aside_from`."""
         self._segments = Segments(disk, folder, loaded.segments)
         self._active: LogSegment | None = self._segments.active
         self._tail = Tail()

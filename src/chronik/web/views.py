@@ -66,7 +66,7 @@ def cluster_view(
 
 
 def damages_view(node: ServedNode, topic: str | None = None) -> list[dict[str, Any]]:
-    """Damage that was found in logs of this node since its start, the newest first, and what became of it."""
+    """Damage that was found in logs of this node since its start, the newest first, and the outcome."""
     return [
         {
             "topic": damage.topic,

@@ -347,7 +347,7 @@ class PendingFetch:
                     else:
                         read.response.records = outcome
                 elif is_damage(outcome):
-                    # Say, a chain of batches that is broken: this replica cannot reach what was written there.
+                    # For example a broken chain of batches: this replica cannot reach what was written there.
                     is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
                     code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
                     read.response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
