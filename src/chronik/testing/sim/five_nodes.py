@@ -28,7 +28,7 @@ class FiveNodes(ThreeNodes):
 
     name: ClassVar[str] = "five-nodes"
     node_count: ClassVar[int] = 5
-    busy_range_s: ClassVar[tuple[float, float]] = (2.5, 5.0)
+    busy_range_s: ClassVar[tuple[float, float]] = (2.0, 4.0)
 
     def build(self) -> None:
         drawn = self.world.random("five-nodes")

@@ -80,7 +80,10 @@ class Scenario:
         self.absent.clear()
         if not self._reaches(MENDED_S_MAX, self._all_ready, "all nodes are ready again"):
             return
-        if not self._clients_end() or not self._is_all_there("final"):
+        # Operators are clients too, and may have stopped a node last.
+        if not self._clients_end() or not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready at the end"):
+            return
+        if not self._is_all_there("final"):
             return
         self.check_at_rest()
         if self.world.violation is not None:

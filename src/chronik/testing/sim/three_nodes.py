@@ -124,7 +124,7 @@ class ThreeNodes(Scenario):
         return [
             (node.host.name, hosted, node.config.node_id)
             for node in self.nodes
-            if node.broker is not None and (hosted := node.broker.host.partitions.get((topic, index)))
+            if node.is_ready and node.broker is not None and (hosted := node.broker.host.partitions.get((topic, index)))
         ]
 
     def _come_into_sync(self) -> bool:
