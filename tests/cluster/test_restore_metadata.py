@@ -110,10 +110,7 @@ def test_a_cluster_without_metadata_returns_with_all_records_offsets_and_produce
     partitions = nodes.partitions(wide)
     assert sorted(partitions) == [0, 1, 2, 3, 4]
     assert all(state.epoch > epochs[index] for index, state in partitions.items())
-    eventually(
-        lambda: len({state.leader for state in nodes.partitions(wide).values()}) == len(nodes.ids),
-        what="leaders are spread",
-    )
+    assert len({state.replicas[0] for state in partitions.values()}) == len(nodes.ids), "preferred leaders are spread"
     check_whole_again(nodes, topic, RECORDS + 500)
     for node_id in nodes.ids:
         assert not (Path(nodes.node(node_id).folder) / "set-aside").exists(), "every log belongs to a topic"

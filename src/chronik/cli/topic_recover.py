@@ -38,12 +38,12 @@ def recover_partition(
         loss = _text(loss_if_leading(chosen, logs))
         if not accept_loss:
             raise CliError(
-                f"nothing was changed: {loss} records of {name} are lost if node {node_id} leads; pass --accept-loss "
-                "to continue, or start the replicas that are down first",
+                f"nothing was changed: {loss} records that other replicas of {name} have are lost if node {node_id} "
+                "leads; start replicas that are down first, or pass --accept-loss to continue",
                 CHECK_FAILED,
             )
         if sys.stdin.isatty() and not typer.confirm(
-            f"Have node {node_id} lead {name}, and lose {loss} records for good?", err=True
+            f"Have node {node_id} lead {name}, and lose {loss} records that other replicas have?", err=True
         ):
             raise CliError("nothing was changed", CHECK_FAILED)
         elected = with_cluster(bootstrap, lambda cluster: _lead(cluster, topic, layout, node_id))
