@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -163,12 +164,13 @@ class Workload:
             assert max(behind.values()) <= 0, f"the group is behind: {behind}"
         return True
 
-    def longest_gap_ms(self, from_s: float = 0.0) -> float:
+    def longest_gap_ms(self, from_s: float = 0.0, partitions: Sequence[int] | None = None) -> float:
         """The longest time without an acknowledgement of a partition, since `from_s` of the recorder's clock."""
-        last = {named(self.topic, partition): from_s for partition in self.partitions}
+        watched = self.partitions if partitions is None else partitions
+        last = {named(self.topic, partition): from_s for partition in watched}
         longest_s = 0.0
         for operation in self.recorder.operations:
-            if isinstance(operation, SendAcknowledged) and operation.at_s >= from_s:
+            if isinstance(operation, SendAcknowledged) and operation.at_s >= from_s and operation.partition in last:
                 longest_s = max(longest_s, operation.at_s - last[operation.partition])
                 last[operation.partition] = operation.at_s
         return longest_s * 1000
