@@ -7,13 +7,15 @@ elsewhere; and afterwards it takes part again by itself.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import nodes_of
+from tests.cluster.conftest import FAILED, nodes_of
 from tests.cluster.support_disks import SickNodes
 from tests.cluster.support_faults import PROGRESS
+from tests.cluster.support_soak import SoakResults
 from tests.cluster.support_watch import OffsetWatch
 from tests.cluster.support_workload import Workload, all_replicas_agree
 from tests.support.eventually import eventually
@@ -50,6 +52,12 @@ def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
         view = nodes.node(node_id).cluster_view()
         assert view is not None and view["controller"] not in (sick, None), f"node {node_id}: {view}"
     return True
+
+
+def alive(nodes: SickNodes, node_id: int) -> list[int]:
+    """The nodes that this one takes for alive."""
+    view = nodes.node(node_id).cluster_view()
+    return [] if view is None else [known["id"] for known in view["nodes"] if known["state"] == "alive"]
 
 
 @pytest.mark.timeout(300)
@@ -89,6 +97,7 @@ def test_leaders_do_not_wait_for_a_follower_whose_disk_is_sick(
         now = nodes.partitions(topic, before.leader)[0]
         assert (now.leader, now.epoch) == (before.leader, before.epoch), "nobody else has to lead"
         assert sick not in now.isr
+        eventually(lambda: sick not in alive(nodes, before.leader), 30, "it is fenced")
         nodes.cure(sick)
         nodes.wait_in_sync()
         workload.finish(tmp_path / "history.jsonl")
@@ -116,3 +125,44 @@ def test_a_node_whose_disk_hangs_ends_when_it_is_told_to_and_recovers_at_its_nex
         workload.finish(tmp_path / "history.jsonl")
     all_replicas_agree(nodes, workload.recorder.acknowledged())
     nodes.no_surprises()
+
+
+SICK_S = 12.0
+ELSEWHERE_MS_MAX = 3_000.0
+OWN_MS_MAX = 10_000.0
+
+
+@pytest.fixture
+def results(request: pytest.FixtureRequest) -> Iterator[SoakResults]:
+    found = SoakResults(request.node.name)
+    yield found
+    found.write(passed=not request.node.stash.get(FAILED, False))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
+@pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
+def test_how_long_nothing_is_acknowledged(
+    sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, results: SoakResults, tmp_path: Path
+) -> None:
+    topic = nodes.new_topic(2 * PARTITIONS)
+    with Workload(nodes, topic, 2 * PARTITIONS) as workload:
+        workload.proceed(PROGRESS)
+        nodes.wait_in_sync()
+        sick = chosen(nodes, topic)
+        leaders = {partition: state.leader for partition, state in nodes.partitions(topic).items()}
+        from_s = workload.recorder.now_s()
+        sicken(nodes, sick)
+        time.sleep(SICK_S)  # the fault itself takes its time: nothing to wait for
+        nodes.cure(sick)
+        workload.proceed(PROGRESS)
+        nodes.wait_in_sync()
+        results.history(workload.finish(tmp_path / "history.jsonl"))
+    fault = f"{sicken.__name__} {chosen.__name__}'s disk"
+    results.fault(fault)
+    results.unavailable(fault, workload.longest_gap_ms(from_s))
+    for where, ms_max in (("elsewhere", ELSEWHERE_MS_MAX), ("its own", OWN_MS_MAX)):
+        partitions = [each for each, leader in leaders.items() if (leader == sick) == (where == "its own")]
+        gap_ms = workload.longest_gap_ms(from_s, partitions)
+        results.measure(f"{fault}, longest without an acknowledgement, {where}", gap_ms, "ms", ms_max)

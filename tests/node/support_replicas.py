@@ -53,6 +53,7 @@ from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder
+from chronik.storage.slow_disk import HANG, SlowDisk
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -193,7 +194,9 @@ class Node:
         self.metrics = Metrics()
         self.loop = asyncio.get_running_loop()
         self.executor = ThreadPoolExecutor(2)
-        self.env = Environment(disk=RealDisk(), random=Random(node_id), executor=self.executor, wall_ms=lambda: 1)
+        self._switch = path.with_suffix(".disk")
+        disk = RealDisk() if cluster.disk_timeout_ms is None else SlowDisk(syncs=str(self._switch))
+        self.env = Environment(disk=disk, random=Random(node_id), executor=self.executor, wall_ms=lambda: 1)
         self.traces = TraceRing(node_id, 1000, self.env.wall_ms, self.metrics)
         self.config = NodeConfig(node_id=node_id, durability=cast(Any, durability), replica_lag_ms_max=cluster.lag_ms)
         self.wires: list[Wire] = []
@@ -208,7 +211,9 @@ class Node:
         self.metadata.image = image
         self.folder = DataFolder.open(self.env.disk, str(self._path), self.id, "cluster")
         log = silent_logger()
-        syncer = Syncer(self.loop, self.env, self.metrics, DiskWatch(self.loop, 5_000, log))
+        watch = DiskWatch(self.loop, self._cluster.disk_timeout_ms or self.config.disk_timeout_ms, log)
+        is_vital = self.config.durability == "synced"
+        syncer = Syncer(self.loop, self.env, self.metrics, watch, is_vital=is_vital)
         links = ClusterLinks(
             self._connect,
             lambda *proposal: self._cluster.propose_isr(self.id, *proposal),
@@ -334,11 +339,19 @@ class Node:
         self.partition.when_committed(end_offset, answered)
         return done
 
+    def hang(self) -> None:
+        """Nothing that a thread writes ends from now on."""
+        self._switch.write_text(HANG)
+
+    def cure(self) -> None:
+        self._switch.unlink(missing_ok=True)
+
     def contents(self) -> bytes:
         log = self.partition.log
         return bytes(log.read_job(log.log_start_offset, 1 << 30, log.log_end_offset)())
 
     async def stop(self, *, cleanly: bool = True) -> None:
+        self.cure()
         for wire in self.wires:
             wire.close()
         await self.healing.close()
@@ -364,9 +377,12 @@ class Cluster:
         configs: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
         lag_ms: int = 600_000,
+        disk_timeout_ms: int | None = None,
     ) -> None:
+        """With a `disk_timeout_ms`, the nodes' disks can be made to hang."""
         self.path = path
         self.lag_ms = lag_ms
+        self.disk_timeout_ms = disk_timeout_ms
         self.nodes: dict[int, Node] = {}
         self.image = ClusterImage()
         self.proposals: list[tuple[int, IsrMembers, int]] = []

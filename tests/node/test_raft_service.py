@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from tests.raft.harness import founded, store_id, stored_log
 
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
@@ -20,10 +22,20 @@ from chronik.node.raft_service import RaftService
 from chronik.node.raft_store import MemoryRaftStore
 from chronik.node.sqlite_file import StoreError
 from chronik.observe.logging import silent_logger
-from chronik.raft.entries import Entry, EntryKind, Snapshot
-from chronik.raft.messages import Message, VoteReply, VoteRequest, decode_message, encode_message
+from chronik.raft.entries import Entry, EntryKind, Snapshot, StoredState
+from chronik.raft.messages import (
+    AppendReply,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+    decode_message,
+    encode_message,
+)
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Persist, ProposalId
+from chronik.raft.ready import Persist, ProposalId, RoleKind
 from chronik.raft.settings import RaftSettings
 from chronik.storage.disk import RealDisk
 
@@ -35,20 +47,24 @@ OWN, OTHER = UUID(int=1), UUID(int=2)
 class GatedStore(MemoryRaftStore):
     """A store whose writes wait for the test, or fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: StoredState | None = None) -> None:
         super().__init__(OWN)
+        self.stored = stored or self.stored
         self.gate = threading.Event()
         self.gate.set()
         self.failures = 0
+        self.cause: OSError | None = None
+        self.begun = 0
         self.writes = 0
         self.is_closed = False
 
     def persist(self, persist: Persist) -> None:
+        self.begun += 1
         assert self.gate.wait(10)
         assert not self.is_closed, "a write after the store was closed"
         if self.failures:
             self.failures -= 1
-            raise StoreError("no space")
+            raise StoreError("no space") from self.cause
         super().persist(persist)
         self.writes += 1
 
@@ -89,9 +105,9 @@ class Machine:
 
 
 class Scene:
-    def __init__(self, executor: ThreadPoolExecutor, founders: tuple[int, ...]) -> None:
+    def __init__(self, executor: ThreadPoolExecutor, founders: tuple[int, ...], stored: StoredState | None) -> None:
         loop = asyncio.get_running_loop()
-        self.store = GatedStore()
+        self.store = GatedStore(stored)
         self.peers = FakePeers()
         self.machine = Machine()
         env = Environment(RealDisk(), Random(1), executor, lambda: 0)
@@ -132,13 +148,17 @@ def play(
     executor: ThreadPoolExecutor,
     story: Callable[[Scene], Coroutine[Any, Any, None]],
     founders: tuple[int, ...] = (1,),
+    *,
+    stored: StoredState | None = None,
+    closes: bool = True,
 ) -> None:
     async def run() -> None:
-        scene = Scene(executor, founders)
+        scene = Scene(executor, founders, stored)
         await story(scene)
         scene.store.gate.set()
-        await scene.raft.close()
-        assert scene.store.is_closed
+        if closes:
+            await scene.raft.close()
+            assert scene.store.is_closed
 
     asyncio.run(run())
 
@@ -242,3 +262,126 @@ def test_a_state_machine_that_cannot_go_on_stops_the_node(executor: ThreadPoolEx
         assert "future" in str(scene.fatal[0])
 
     play(executor, story)
+
+
+# A store that hangs
+
+THREE = founded((1, 2, 3))
+
+
+def vote_for(scene: Scene, *, is_pre_vote: bool) -> bool:
+    """Node 2 grants what was asked of it; whether that was anything."""
+    asked = [
+        message
+        for message in scene.peers.sent
+        if isinstance(message.body, VoteRequest) and message.target == 2 and message.body.is_pre_vote == is_pre_vote
+    ]
+    if asked:
+        vote = Message(2, store_id(2), 1, store_id(1), asked[-1].term, VoteReply(True, is_pre_vote))
+        scene.raft.received(2, encode_message(vote))
+    return bool(asked)
+
+
+async def lead(scene: Scene) -> None:
+    """Node 2 votes for node 1, and from there on takes all that it is sent, heartbeats included."""
+    await scene.until(lambda: vote_for(scene, is_pre_vote=True))
+    await scene.until(lambda: vote_for(scene, is_pre_vote=False))
+    await scene.until(lambda: scene.raft.node.is_leader)
+
+
+def answer_all(scene: Scene, *peers: int) -> bool:
+    """The peers have made durable all that the leader has, and heard its last heartbeat."""
+    node = scene.raft.node
+    rounds = [message.body.round for message in scene.peers.sent if isinstance(message.body, Heartbeat)]
+    for peer in peers:
+        for body in (AppendReply(node.last_index), HeartbeatReply(rounds[-1])):
+            scene.raft.received(peer, encode_message(Message(peer, store_id(peer), 1, store_id(1), node.term, body)))
+    return True
+
+
+def test_a_leader_whose_write_hangs_makes_way_and_does_not_write_again_on_top_of_it(
+    executor: ThreadPoolExecutor,
+) -> None:
+    async def story(scene: Scene) -> None:
+        await lead(scene)
+        await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
+        scene.store.gate.clear()
+        proposal = scene.raft.propose(b"x")
+        assert isinstance(proposal, ProposalId)
+        writes = scene.store.begun
+        # The others have it: it is agreed on, though not applied here.
+        await scene.until(lambda: answer_all(scene, 2, 3) and scene.raft.node.commit_index == proposal.index)
+        assert scene.raft.write_error is None
+        while scene.raft.write_error is None:
+            assert scene.raft.node.is_leader
+            answer_all(scene, 2, 3)
+            await asyncio.sleep(0.01)
+        assert scene.disk.is_stuck
+        assert not scene.raft.node.is_leader
+        assert [message.target for message in scene.peers.sent if isinstance(message.body, TimeoutNow)] == [2]
+        await asyncio.sleep(10 * SETTINGS.election_timeout_ms / 1000)
+        assert scene.raft.node.role is RoleKind.FOLLOWER, "it does not campaign while its store hangs"
+        assert scene.store.begun == writes + 1
+        assert scene.machine.applied == []
+        scene.store.gate.set()
+        await scene.until(lambda: scene.machine.applied == [b"x"])
+        assert (scene.raft.write_error, scene.machine.recovered) == (None, 1)
+        assert not scene.disk.is_stuck
+        await scene.until(lambda: scene.raft.node.role is not RoleKind.FOLLOWER)
+
+    play(executor, story, stored=stored_log(1, [1], THREE))
+
+
+def test_a_leader_whose_writes_fail_makes_way(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await lead(scene)
+        await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
+        scene.store.failures = 1_000
+        scene.raft.propose(b"x")
+        await scene.until(lambda: scene.raft.write_error is not None)
+        await scene.until(lambda: answer_all(scene, 2, 3) and not scene.raft.node.is_leader)
+        scene.store.failures = 0
+        await scene.until(lambda: scene.machine.applied == [b"x"])
+
+    play(executor, story, stored=stored_log(1, [1], THREE))
+
+
+def test_writes_that_fail_for_long_mean_that_the_node_cannot_write_unless_the_disk_is_full(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronik.node.raft_service.WRITE_RETRY_S", 0.05)
+
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        scene.store.cause = OSError(errno.ENOSPC, "no space left on device")
+        scene.store.failures = 1_000
+        scene.raft.propose(b"x")
+        await asyncio.sleep(2 * DISK_TIMEOUT_MS / 1000)
+        assert scene.raft.write_error is not None
+        assert not scene.disk.is_stuck
+        scene.store.failures = 0
+        await scene.until(lambda: scene.raft.write_error is None)
+        scene.store.cause = OSError(errno.EIO, "device")
+        scene.store.failures = 1_000
+        scene.raft.propose(b"y")
+        await scene.until(lambda: scene.disk.is_stuck)
+        scene.store.failures = 0
+        await scene.until(lambda: not scene.disk.is_stuck)
+
+    play(executor, story)
+
+
+def test_closing_does_not_wait_for_a_write_that_hangs(executor: ThreadPoolExecutor) -> None:
+    async def story(scene: Scene) -> None:
+        await scene.until(lambda: scene.raft.node.is_leader)
+        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        scene.store.gate.clear()
+        begun = scene.store.begun
+        scene.raft.propose(b"x")
+        await scene.until(lambda: scene.store.begun > begun)
+        async with asyncio.timeout(5 * DISK_TIMEOUT_MS / 1000):
+            await scene.raft.close()
+        assert not scene.store.is_closed, "a thread still writes to it"
+
+    play(executor, story, closes=False)

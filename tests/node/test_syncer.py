@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, cast
 
+import pytest
+
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.syncer import Syncer
@@ -23,6 +25,7 @@ class FakeJob:
 
     def run(self) -> None:
         self.log.syncs += 1
+        threading.Event().wait(self.log.sync_s)
         if not self.log.may_sync.wait(timeout=10):
             raise TimeoutError
         if self.log.error is not None:
@@ -35,6 +38,7 @@ class FakeLog:
         self.synced_end = 0
         self.syncs = 0
         self.error: OSError | None = None
+        self.sync_s = 0.0
         self.may_sync = threading.Event()
         self.may_sync.set()
 
@@ -159,5 +163,64 @@ def test_many_files_are_shared_out_and_told_as_they_are_done() -> None:
         await syncer.settled()
         assert [partition.log.syncs for partition in partitions] == [1] * 10
         assert [partition.log.synced_end for partition in partitions] == [1] * 10
+
+    run(scenario)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_sync_that_hangs_is_waited_for_by_nobody_and_no_other_starts_on_top_of_it() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        hung, dirty, late = FakePartition(), FakePartition(), FakePartition()
+        hung.log.may_sync.clear()
+        append(syncer, hung)
+        await until(lambda: hung.log.syncs)
+        append(syncer, dirty)
+        with pytest.raises(TimeoutError, match="does not answer"):
+            await syncer.settled()
+        assert syncer.disk.is_stuck
+        assert (hung.is_stalled, dirty.is_stalled) == (True, True), "one waits for its sync, one for its turn"
+        append(syncer, late)
+        await until(lambda: late.is_stalled)
+        with pytest.raises(TimeoutError, match="does not answer"):
+            await syncer.settled()
+        assert (hung.log.syncs, dirty.log.syncs, late.log.syncs) == (1, 0, 0)
+        hung.log.may_sync.set()
+        await until(lambda: late.log.synced_end)
+        assert not syncer.disk.is_stuck
+        assert not (hung.is_stalled or dirty.is_stalled or late.is_stalled)
+        assert [each.log.synced_end for each in (hung, dirty, late)] == [1, 1, 1]
+        await syncer.settled()
+
+    run(scenario)
+
+
+def test_a_sync_that_hangs_and_then_fails_is_told_so() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        hung = FakePartition()
+        hung.log.may_sync.clear()
+        hung.log.error = OSError(5, "device")
+        append(syncer, hung)
+        await until(lambda: hung.is_stalled)
+        hung.log.may_sync.set()
+        await until(lambda: hung.failed)
+        assert not hung.is_stalled
+        assert (hung.done, hung.log.synced_end) == (0, 0)
+
+    run(scenario)
+
+
+def test_many_files_on_a_slow_disk_are_not_taken_for_a_disk_that_hangs() -> None:
+    async def scenario(syncer: Syncer) -> None:
+        partitions = [FakePartition() for _ in range(16)]
+        for partition in partitions:
+            partition.log.sync_s = DISK_TIMEOUT_MS / 2000
+            append(syncer, partition)
+        await syncer.settled()
+        assert [partition.log.synced_end for partition in partitions] == [1] * 16
 
     run(scenario)

@@ -1,0 +1,119 @@
+"""The watch over writes: one that hangs is late, several in one thread are not while each ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from chronik.node.disk_watch import CHECKS, DiskWatch
+from chronik.observe.logging import silent_logger
+
+TIMEOUT_MS = 200
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.watch = DiskWatch(asyncio.get_running_loop(), TIMEOUT_MS, silent_logger())
+        self.changes: list[bool] = []
+        self.watch.subscribe(lambda: self.changes.append(self.watch.is_stuck))
+        self.late: list[str] = []
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+def play(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        await story(Scene())
+
+    asyncio.run(run())
+
+
+def test_a_write_that_does_not_end_makes_the_disk_stuck_until_it_does() -> None:
+    async def story(scene: Scene) -> None:
+        hung = scene.watch.begin(lambda: scene.late.append("hung"))
+        scene.watch.begin(lambda: scene.late.append("quick")).end()
+        await scene.until(lambda: scene.watch.is_stuck)
+        assert scene.late == ["hung"]
+        hung.end()
+        hung.end()
+        assert not scene.watch.is_stuck
+        assert scene.changes == [True, False]
+
+    play(story)
+
+
+def test_the_disk_is_stuck_until_the_last_late_write_has_ended() -> None:
+    async def story(scene: Scene) -> None:
+        first, second = (scene.watch.begin(lambda: None) for _ in range(2))
+        await scene.until(lambda: first.is_late and second.is_late)
+        first.end()
+        assert scene.watch.is_stuck
+        second.end()
+        assert scene.changes == [True, False]
+
+    play(story)
+
+
+def test_a_thread_with_many_writes_is_not_late_while_each_of_them_ends() -> None:
+    async def story(scene: Scene) -> None:
+        many = scene.watch.begin(lambda: scene.late.append("many"))
+        for _ in range(4):
+            await asyncio.sleep(TIMEOUT_MS / 2000)
+            many.advance()
+        assert not scene.late
+        await scene.until(lambda: scene.late == ["many"])
+        many.end()
+
+    play(story)
+
+
+def test_a_write_that_nothing_waits_for_may_be_late_without_the_disk_being_stuck() -> None:
+    async def story(scene: Scene) -> None:
+        write = scene.watch.begin(lambda: scene.late.append("background"), is_vital=False)
+        await scene.until(lambda: scene.late)
+        assert not scene.watch.is_stuck
+        write.end()
+        assert scene.changes == []
+
+    play(story)
+
+
+def test_time_in_which_the_loop_did_not_run_is_not_held_against_the_disk() -> None:
+    async def story(scene: Scene) -> None:
+        write = scene.watch.begin(lambda: scene.late.append("held up"))
+        for _ in range(CHECKS // 2):
+            # As a process that is stopped and continued: its timers are all due at once.
+            scene.watch._check()
+        assert not scene.late
+        write.end()
+
+    play(story)
+
+
+def test_a_job_is_waited_for_as_long_as_the_disk_may_take_and_not_at_all_while_it_is_stuck() -> None:
+    async def story(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[int] = loop.create_future()
+        loop.call_later(TIMEOUT_MS / 4000, done.set_result, 7)
+        assert await scene.watch.wait(done) == 7
+        never: asyncio.Future[int] = loop.create_future()
+        with pytest.raises(TimeoutError, match="does not answer"):
+            await scene.watch.wait(never)
+        hung = scene.watch.begin(lambda: None)
+        await scene.until(lambda: scene.watch.is_stuck)
+        assert scene.watch.patience_s == 0
+        with pytest.raises(TimeoutError, match="does not answer"):
+            await scene.watch.wait(never)
+        hung.end()
+        failed: asyncio.Future[int] = loop.create_future()
+        failed.set_exception(OSError(5, "device"))
+        with pytest.raises(OSError, match="device"):
+            await scene.watch.wait(failed)
+
+    play(story)
