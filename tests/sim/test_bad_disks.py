@@ -1,0 +1,29 @@
+"""Three nodes on bad disks: as long as the files of one in-sync replica are whole, nothing is lost and nobody helps."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sim.fresh import fresh_seeds
+
+from chronik.testing.sim import Report, run_seed
+from chronik.testing.sim.bad_disks import BadDisks
+
+KNOWN = range(10)
+FRESH = 10
+
+
+def check(report: Report) -> None:
+    if report.violation is not None:
+        pytest.fail(report.failure(), pytrace=False)
+
+
+@pytest.mark.parametrize("seed", KNOWN)
+def test_nothing_acknowledged_is_lost(seed: int) -> None:
+    report = run_seed(seed, BadDisks.name)
+    check(report)
+    assert report.counts["acknowledged"] > 0 and report.counts["read"] > 0
+
+
+@pytest.mark.parametrize("seed", fresh_seeds(BadDisks.name, FRESH))
+def test_nothing_acknowledged_is_lost_with_fresh_seeds(seed: int) -> None:
+    check(run_seed(seed, BadDisks.name))
