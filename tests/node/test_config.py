@@ -106,6 +106,12 @@ def test_variables_of_others_are_left_alone() -> None:
     assert load(env={"CHRONIK_SERVICE_HOST": "10.0.0.1", "PATH": "x"}) == NodeConfig()
 
 
+def test_a_disk_timeout_that_a_busy_disk_would_exceed_is_refused() -> None:
+    assert load(env={"CHRONIK_DISK_TIMEOUT_MS": "700"}).disk_timeout_ms == 700
+    with pytest.raises(ConfigError, match="disk_timeout_ms = 100 is too small"):
+        load(env={"CHRONIK_DISK_TIMEOUT_MS": "100"})
+
+
 def test_a_wildcard_bind_needs_an_advertised_address() -> None:
     for wildcard in ("0.0.0.0:9092", "[::]:9092"):
         with pytest.raises(ConfigError, match="--advertise HOST:9092"):

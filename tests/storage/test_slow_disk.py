@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 
 import pytest
 
@@ -66,3 +66,41 @@ def test_syncs_of_segments_are_slow_while_their_switch_is_there(
     assert waits == [1.5]
     segment.close()
     index.close()
+
+
+def test_what_threads_write_hangs_until_the_switch_is_gone(tmp_path: Path) -> None:
+    switch = tmp_path / "sick"
+    disk = SlowDisk(syncs=str(switch))
+    segment = disk.open(str(tmp_path / "0.log"), create=True)
+    index = disk.open(str(tmp_path / "0.index"), create=True)
+    switch.write_text("hang")
+    segment.pwrite(b"abc", 0)
+    with ThreadPoolExecutor(8) as executor:
+        hung = [
+            executor.submit(segment.pwrite, b"def", 3),
+            executor.submit(segment.datasync),
+            executor.submit(index.datasync),
+            executor.submit(index.truncate, 0),
+            executor.submit(index.allocate, 10),
+            executor.submit(disk.rename, str(tmp_path / "0.index"), str(tmp_path / "1.index")),
+            executor.submit(disk.sync_dir, str(tmp_path)),
+        ]
+        assert executor.submit(segment.pread, 0, 6).result() == b"abc", "reads do not hang"
+        assert not any(each.done() for each in hung)
+        switch.unlink()
+        for each in hung:
+            each.result(timeout=10)
+    assert segment.pread(0, 6) == b"abcdef"
+    segment.close()
+    index.close()
+
+
+def test_a_frozen_disk_holds_up_the_loop_too(tmp_path: Path) -> None:
+    switch = tmp_path / "sick"
+    disk = SlowDisk(syncs=str(switch))
+    segment = disk.open(str(tmp_path / "0.log"), create=True)
+    switch.write_text("freeze")
+    Timer(0.1, switch.unlink).start()
+    segment.pwrite(b"abc", 0)
+    assert not switch.exists()
+    segment.close()
