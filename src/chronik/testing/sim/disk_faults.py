@@ -15,7 +15,7 @@ from chronik.testing.sim.disk import SYNCS, WRITES
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode
-from chronik.testing.sim.tree import FileNode
+from chronik.testing.sim.tree import FileNode, FolderNode
 from chronik.testing.sim.world import World
 from chronik.testing.sim.wounds import Wounds
 
@@ -26,6 +26,8 @@ ALL_SHARE = 0.6
 FIRST_S = (0.5, 3.0)
 """How much later the others start where the hurt node is to come first."""
 COPIES_KEPT = 3
+WOUND_AGAIN_S = 0.3
+WOUND_TRIES = 8
 WITHOUT_STORES_S = (2.0, 5.0)
 SICK_FROM_S = (0.5, 2.0)
 SICK_S = 18.0
@@ -50,16 +52,13 @@ class DiskNemesis(ClusterNemesis):
         self.wounds = Wounds(world, nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
         """The Raft stores that nodes have to do without."""
+        self._is_waiting = False
+        """Whether somebody's files are to be hurt as soon as that may be: nothing else happens until then."""
 
     def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
         return {
             **super()._faults_by_name(),
-            "lose_log": partial(self._hurt_a_log, "lose_log"),
-            "shorten": partial(self._hurt_a_log, "shorten"),
-            "damage": partial(self._hurt_a_log, "damage"),
-            "roll_back": self._roll_back,
-            "lose_store": partial(self._begin_anew, "lose_store"),
-            "lose_node": partial(self._begin_anew, "lose_node"),
+            **{kind: partial(self._wound, kind) for kind in WOUNDS},
             "lose_all_stores": self._lose_all_stores,
             "fail_disk": self._fail_disk,
             "hang_disk": self._hang_disk,
@@ -73,17 +72,39 @@ class DiskNemesis(ClusterNemesis):
 
     def _strike(self) -> None:
         # Whether nodes found a cluster without their stores shows only if they are left alone.
-        if not self._stores:
+        if not self._stores and not self._is_waiting:
             super()._strike()
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _hurt_a_log(self, kind: str, node: SimNode) -> None:
-        victim = self._one_to_hurt(node)
+    def _wound(self, kind: str, node: SimNode, tries: int = WOUND_TRIES) -> None:
+        """Hurts the files of this node, or of another that can be done without; waits a while for one of them."""
+        victim = None if self._is_over else self._one_to_hurt(kind, node)
+        self._is_waiting = victim is None and tries > 0 and not self._is_over
         if victim is None:
-            self._kill_instead(kind, node)
-            return
-        node = victim
+            if not self._is_waiting:
+                self.counts[kind] -= 1
+                return
+            if kind == "roll_back" and node.is_ready and not node.copies:
+                self._kill(node)  # before its next start its folder is copied
+            self._world.after(WOUND_AGAIN_S, self._wound, kind, node, tries - 1)
+        elif kind == "roll_back":
+            self._roll_back(victim)
+        elif kind in ("lose_store", "lose_node"):
+            self._begin_anew(kind, victim)
+        else:
+            self._hurt_a_log(kind, victim)
+
+    def _one_to_hurt(self, kind: str, node: SimNode) -> SimNode | None:
+        others = self._random.sample(self._nodes, len(self._nodes))
+        return next((each for each in (node, *others) if self._may_hurt(kind, each)), None)
+
+    def _may_hurt(self, kind: str, node: SimNode) -> bool:
+        if not self._may_lose(node) or not self.wounds.may_hurt(node):
+            return False
+        return kind != "roll_back" or (bool(_older_copies(node)) and self._others_remember(node))
+
+    def _hurt_a_log(self, kind: str, node: SimNode) -> None:
         down = self._take_down(node)
         files = self.wounds.files(node)
         exposed = files.exposed()
@@ -102,13 +123,9 @@ class DiskNemesis(ClusterNemesis):
         self._bring_up(node, down)
 
     def _roll_back(self, node: SimNode) -> None:
-        """To what it was before an earlier run of the node, if there is a copy of that."""
-        copies = [copy for starts, copy in node.copies if starts < node.starts]
-        if not copies or not self._may_hurt(node) or not self._others_remember(node):
-            self._kill_instead("roll_back", node)
-            return
+        """To what it was before an earlier run of the node."""
         down = self._take_down(node)
-        self.wounds.files(node).put_back(self._random.choice(copies))
+        self.wounds.files(node).put_back(self._random.choice(_older_copies(node)))
         self._world.note(f"{node.host.name} has its data folder from an earlier time")
         self.wounds.hurt(node)
         self._bring_up(node, down)
@@ -134,19 +151,15 @@ class DiskNemesis(ClusterNemesis):
 
     def _begin_anew(self, kind: str, node: SimNode) -> None:
         """Its Raft store is lost, or all that it has: it joins the cluster as a new member."""
-        victim = self._one_to_hurt(node)
-        if victim is None:
-            self._kill_instead(kind, node)
-            return
-        self._crash(victim)
+        self._crash(node)
         if kind == "lose_store":
-            self.wounds.files(victim).take_store()
+            self.wounds.files(node).take_store()
         else:
-            self.wounds.files(victim).wipe()
-        self._world.note(f"{victim.host.name} lost {'its Raft store' if kind == 'lose_store' else 'its disk'}")
-        victim.copies.clear()
-        self.wounds.hurt(victim)
-        self._bring_up(victim, [victim])
+            self.wounds.files(node).wipe()
+        self._world.note(f"{node.host.name} lost {'its Raft store' if kind == 'lose_store' else 'its disk'}")
+        node.copies.clear()
+        self.wounds.hurt(node)
+        self._bring_up(node, [node])
 
     def _lose_all_stores(self, node: SimNode) -> None:
         """Nodes start without their metadata; some seconds later somebody puts it back.
@@ -155,7 +168,8 @@ class DiskNemesis(ClusterNemesis):
         """
         files = [self.wounds.files(each) for each in self._nodes]
         if self._stores or not self.wounds.is_healed() or not all(each.exposed() for each in files):
-            self._kill_instead("lose_all_stores", node)
+            self.counts["lose_all_stores"] -= 1
+            self._fault("kill", node)()
             return
         for each in self._nodes:
             self._crash(each)
@@ -177,19 +191,6 @@ class DiskNemesis(ClusterNemesis):
             node.start_when_down()
         if stores:
             self._world.note("all nodes have their Raft stores again")
-
-    def _kill_instead(self, kind: str, node: SimNode) -> None:
-        """Its files may not be hurt now."""
-        self.counts[kind] -= 1
-        self._fault("kill", node)()
-
-    def _may_hurt(self, node: SimNode) -> bool:
-        return self._may_lose(node) and self.wounds.may_hurt(node)
-
-    def _one_to_hurt(self, node: SimNode) -> SimNode | None:
-        """This node, or another if its files may not be hurt now."""
-        others = self._random.sample(self._nodes, len(self._nodes))
-        return next((each for each in (node, *others) if self._may_hurt(each)), None)
 
     def _take_down(self, node: SimNode) -> list[SimNode]:
         """The node, and often all others with it."""
@@ -243,6 +244,11 @@ class DiskNemesis(ClusterNemesis):
 
     def _sick_s(self) -> float:
         return self._duration_s()
+
+
+def _older_copies(node: SimNode) -> list[FolderNode]:
+    """Those that were made before its last start."""
+    return [copy for starts, copy in node.copies if starts < node.starts]
 
 
 class SickDisk(DiskNemesis):
