@@ -146,7 +146,7 @@ def test_without_a_scrubber_a_start_or_a_reader_finds_it(
 ) -> None:
     nodes = start_nodes(scrub_interval_ms=0)
     topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
-    with OffsetWatch(nodes, topic, [0]), Workload(nodes, topic, 1) as workload:
+    with OffsetWatch(nodes, topic, [0]), Workload(nodes, topic, 1, rereads=True) as workload:
         workload.proceed(PROGRESS)
         victim = next(node_id for node_id in nodes.ids if node_id != nodes.leader(topic))
         segment = closed_segment(log_folder(nodes, victim, topic, 0))
