@@ -6,6 +6,7 @@ whole nothing is lost, nobody has to help, and one sick device does not stop the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from chronik.testing.sim.availability import Availability
@@ -51,7 +52,7 @@ class BadDisks(ThreeNodes):
 
     def draw_workload(self) -> WorkloadSettings:
         settings = WorkloadSettings.drawn(self.random, 3, min_insync_replicas=2)
-        return settings.unhurried() if self._trouble == SICK else settings
+        return settings.unhurried() if self._trouble == SICK else replace(settings, producers=settings.producers[:2])
 
     def make_nemesis(self, mortal: SimNode | None) -> ClusterNemesis:
         shared = self.world, self.network, self.nodes, self.client_hosts, TOPIC, self._kinds
