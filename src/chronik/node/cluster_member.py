@@ -297,7 +297,7 @@ class ClusterMember:
             self.session.broker_epoch,
             hand_over_to,
         )
-        await self.client.call(call, PROPOSAL_TIMEOUT_S)
+        await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=False)
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
