@@ -348,7 +348,7 @@ class ClusterMember:
             self.session.broker_epoch,
             hand_over_to,
         )
-        await self.client.call(call, PROPOSAL_TIMEOUT_S)
+        await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=False)
 
     async def report_replicas(self, reports: tuple[ReplicaReport, ...], waits_for_image: bool) -> ReportedResult:
         """Returns when the controller has committed what follows from the reports."""

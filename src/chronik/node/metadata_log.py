@@ -215,7 +215,7 @@ class RaftMetadataLog:
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 # What waits may still be agreed on under the next leader, or be dropped: Raft tells which.
                 self._is_controller = False
-                if self._write_error is not None:
+                if self._raft.is_storage_failed:
                     # But nothing is applied here before it can be written here.
                     self._fail_waiting(_taken_over())
 

@@ -177,8 +177,12 @@ class Partition(PartitionState):
         if self.is_closed or self.counts_unsynced:
             return
         self.log.stall()
-        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
+        self.doubt_outcomes()
         self._replicating.log_failed(self)
+
+    def doubt_outcomes(self) -> None:
+        """Whoever waits for its records hears that nobody here will know soon: it may ask the next leader."""
+        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
 
     def resumed(self) -> None:
         self.log.resume()

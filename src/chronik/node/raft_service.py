@@ -92,7 +92,8 @@ class RaftService:
         """Whether this node is the only member: whatever it decides is agreed on."""
         self.write_error: Exception | None = None
         """Why the store does not take what it has to; None while it does."""
-        self._is_storage_failed = False
+        self.is_storage_failed = False
+        """Whether that is so, or any other write of this node hangs: then it should not lead."""
         self.is_changing_members = False
         """Whether the membership in force is not committed yet, as far as the events tell."""
         self._taken_ids: dict[int, None] = {}
@@ -264,9 +265,9 @@ class RaftService:
     def _storage_changed(self) -> None:
         """Reports to the core whether this node can write, by what its store and all its other writes show."""
         is_failed = self.write_error is not None or self._disk.is_stuck
-        if is_failed == self._is_storage_failed or self._is_closed:
+        if is_failed == self.is_storage_failed or self._is_closed:
             return
-        self._is_storage_failed = is_failed
+        self.is_storage_failed = is_failed
         report = self.node.storage_failed if is_failed else self.node.storage_recovered
         self._step(lambda: report(self.now()))
 

@@ -33,6 +33,8 @@ PROPOSALS_AT_ONCE_MAX = 64
 PROPOSAL_TIMEOUT_S = 3.0
 SETTLE_S = 0.06
 """After a hand-over that failed, nothing is served before a further proposal: it is made soon."""
+HEARD_S_MAX = 0.5
+"""So long a leader that can write no more waits for the news of its hand-over, and lets its producers wait."""
 GIVE_AWAY_INTERVAL_S = 0.5
 HAND_OVER_S_MAX = 1.0
 """So long a leader waits without taking records for the one that shall lead to have all of them."""
@@ -226,10 +228,19 @@ class Replication:
             committed=is_committed,
             reason=reason,
         )
-        if proposed.hand_over_to != NO_LEADER and not is_committed and partition.leader is leader:
+        if proposed.hand_over_to == NO_LEADER or partition.leader is not leader:
+            return
+        self._loop.call_later(HEARD_S_MAX, self._hand_over_is_unheard, partition, leader)
+        if not is_committed:
             # It may be committed all the same: nothing is served until a further proposal has settled that.
             partition.hands_over_to = NO_LEADER
             self._loop.call_later(SETTLE_S, self._check, partition)
+
+    def _hand_over_is_unheard(self, partition: Partition, leader: PartitionLeader) -> None:
+        """A node whose disk fails may not learn what became of its hand-over: it stores no metadata either."""
+        if partition.leader is leader and partition.log.read_only:
+            partition.hands_over_to = NO_LEADER
+            partition.doubt_outcomes()
 
     async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
         """Why the proposal is not known to be committed; empty where it is.
