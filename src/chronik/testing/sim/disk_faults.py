@@ -23,8 +23,8 @@ WOUNDS: Mapping[str, int] = {"lose_log": 8, "shorten": 8, "damage": 8, "roll_bac
 """Faults that hurt the files of one node, and their weights."""
 ALL_SHARE = 0.6
 """How often all other nodes go down with the one whose files are hurt."""
-FIRST_S = (0.5, 3.0)
-"""How much later the others start where the hurt node is to come first."""
+LATER_S = (0.5, 3.0)
+"""How much later than the first of them nodes start that went down together."""
 COPIES_KEPT = 3
 WOUND_AGAIN_S = 0.3
 WOUND_TRIES = 8
@@ -206,11 +206,14 @@ class DiskNemesis(ClusterNemesis):
             node.kill()
 
     def _bring_up(self, node: SimNode, down: Sequence[SimNode]) -> None:
-        later_s = self._random.choice((0.0, 0.0, 1.0)) * self._random.uniform(*FIRST_S)
-        is_first = self._random.random() < 0.7
-        for each in down:
-            waits_s = later_s if (each is not node) is is_first else 0.0
-            self._world.after(waits_s, self._start_later, each)
+        """All that are down; often the hurt node first, with no more of the others than a majority needs, or last."""
+        later_s = self._random.choice((0.0, 1.0)) * self._random.uniform(*LATER_S)
+        others = self._random.sample([each for each in down if each is not node], len(down) - 1)
+        is_last = self._random.random() < 0.2
+        early = others if is_last else others[: len(self._nodes) // 2]
+        for each in others:
+            self._world.after(0.0 if each in early else later_s, self._start_later, each)
+        self._world.after(later_s if is_last else 0.0, self._start, node)
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
