@@ -116,7 +116,8 @@ def test_a_partition_without_a_leader_in_the_metadata_is_named() -> None:
 def test_where_the_metadata_is_frozen_who_answers_decides() -> None:
     seen = healthy()
     for partition in seen.partitions:
-        change(seen, partition, high_watermark=None, log_end_offset=None, error="NOT_LEADER_OR_FOLLOWER")
+        unknown = {"log_start_offset": None, "high_watermark": None, "log_end_offset": None}
+        change(seen, partition, **unknown, error="NOT_LEADER_OR_FOLLOWER")
     change(seen, 1, error="cannot connect")
     seen.silent_nodes = {2: "cannot connect", 3: "cannot connect"}
     diagnosis = judge(seen)

@@ -30,8 +30,11 @@ class PartitionSample:
 
     @property
     def has_leader(self) -> bool:
-        """Whether somebody answers for the partition, whatever the metadata says."""
-        return self.leader >= 0 and (self.error is None or self.log_end_offset is not None)
+        """Whether a leader answers for the partition, whatever the metadata says.
+
+        Only a leader tells consumers where the log starts; where it ends, any replica tells a debugging consumer.
+        """
+        return self.leader >= 0 and (self.error is None or self.log_start_offset is not None)
 
 
 @dataclass(frozen=True, slots=True)
