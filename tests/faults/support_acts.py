@@ -33,7 +33,8 @@ Act = Callable[[Stage, Workload], AbstractContextManager[None]]
 STORM_CLIENTS = 2_000
 TRANSFERS = 4
 FREE_BYTES_MAX = 2 * 1024 * 1024
-GOES_ON_S = 30.0
+GOES_ON_S = 20.0
+"""Shorter than a disk hangs: a partition that waits for it does not go on in time."""
 OWN_S_MAX, ELSEWHERE_S_MAX = 10.0, 3.0
 """One sick disk: how long its node's own partitions, and those of others, may be without an acknowledgement."""
 

@@ -23,7 +23,7 @@ SMALL_DISKS = 2
 SMALL_DISK_BYTES = 256 * 1024 * 1024
 RECOVERY_TIMEOUT_S = 120.0
 SLOW_SYNCS, SLOW_READS = "slow-syncs", "slow-reads"
-HANGING = "30000"
+HANGING = "60000"
 """What the switch of `debug_slow_syncs` says for a disk that hangs: so many milliseconds for each sync."""
 
 Ways = Mapping[tuple[int, int], Way]
