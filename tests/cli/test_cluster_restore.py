@@ -36,7 +36,7 @@ def test_folders_of_nodes_that_lost_their_metadata_get_it_again(tmp_path: Path) 
     blank = SqliteRaftStore(str(paths[1] / "metadata.db"), uuid4)
     blank_id = blank.load().store_id
     blank.close()
-    done = restore(*paths)
+    done = restore(*paths, paths[0])
     assert done.code == 0, done.err
     assert "orders" in done.out and str(ORDERS) in done.out
     assert "not known: settings of topics" in done.out and "retention.ms=-1" in done.out

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from chronik.cli.errors import CliError, say
 from chronik.cli.local_cluster import LocalCluster
-from chronik.cli.output import print_table
+from chronik.cli.output import print_table, progress
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict, restored_image
 from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata
@@ -17,6 +17,7 @@ from chronik.node.sqlite_file import StoreError
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError
 from chronik.storage.folder import META_NAME, DataFolder
+from chronik.storage.survey import LogSurvey
 
 
 def restore_local(cluster: LocalCluster) -> None:
@@ -36,12 +37,12 @@ def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
     with contextlib.ExitStack() as opened:
         try:
             folders: list[DataFolder] = []
-            for path in paths:
-                folders.append(DataFolder.open_stopped(disk, os.path.abspath(path)))
+            for path in dict.fromkeys(map(os.path.abspath, paths)):
+                folders.append(DataFolder.open_stopped(disk, path))
                 opened.callback(folders[-1].close)
             cluster_id = _cluster_id(folders)
             check_without_metadata(folders, uuid.uuid4)
-            found = [each for folder in folders for each in logs_of(folder)]
+            found = _read_logs(folders)
             logs = [log for log, _ in found]
             if not logs:
                 raise CliError("there are no logs to rebuild the metadata from: start the nodes, or pass their folders")
@@ -54,6 +55,16 @@ def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
     _print(image, logs, len(folders))
     compacted = sorted({log.topic for log, survey in found if survey.is_compacted and log.topic not in OWN_CONFIGS})
     _print_unknown(image, compacted)
+
+
+def _read_logs(folders: Sequence[DataFolder]) -> list[tuple[FoundLog, LogSurvey]]:
+    found: list[tuple[FoundLog, LogSurvey]] = []
+    with progress("reading logs", None) as bar:
+        for folder in folders:
+            for each in logs_of(folder):
+                found.append(each)
+                bar.update(len(found), f"{len(found)} read")
+    return found
 
 
 def _cluster_id(folders: Sequence[DataFolder]) -> str:
