@@ -224,15 +224,18 @@ def test_a_folder_left_over_from_a_deleted_topic_is_not_taken_for_the_new_one_of
         topic = client.new_topic()
         client.append(topic, b"old")
     node.kill()
+    points = node.data_dir / "recovery-points"
     shutil.copytree(logs, tmp_path / "old-logs")
+    shutil.copy(points, tmp_path / "old-points")
     node.start()
     with connect(node) as client:
         client.call(ApiKey.DELETE_TOPICS, 4, {"topic_names": [topic], "timeout": 10_000})
         assert client.create_topic(topic).error_code is ErrorCode.none
     node.kill()
-    # As if the crash had come before the old topic's files were gone from the disk.
+    # As if the crash had come before the old topic's files were gone from the disk, and the new log was listed.
     shutil.rmtree(logs)
     shutil.copytree(tmp_path / "old-logs", logs)
+    shutil.copy(tmp_path / "old-points", points)
     node.start()
     with connect(node) as client:
         assert client.records(topic) == []
