@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.support.apache_kafka import ApacheKafka, missing
 from tests.support.node import Node
 
 pytest_plugins = ["tests.support.browser"]
+
+# No property here is about time: a busy machine is not a failure.
+settings.register_profile("no-time", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("no-time")
 
 StartNode: TypeAlias = Callable[..., Node]
 

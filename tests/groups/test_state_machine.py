@@ -223,5 +223,5 @@ class GroupMachine(RuleBasedStateMachine):
         assert len(play.answers) == play.asked, "somebody waits forever"
 
 
-GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 TestGroupMachine = GroupMachine.TestCase

@@ -224,8 +224,8 @@ class ReplicatedWalk(Walk):
     durability = "replicated"
 
 
-SyncedWalk.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-ReplicatedWalk.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+SyncedWalk.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
+ReplicatedWalk.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 class TestUnderSynced(SyncedWalk.TestCase):  # type: ignore[misc, valid-type]

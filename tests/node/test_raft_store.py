@@ -280,4 +280,4 @@ class TwoStores(RuleBasedStateMachine):
 
 
 TestTwoStores = TwoStores.TestCase
-TestTwoStores.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestTwoStores.settings = settings(max_examples=30, stateful_step_count=20)

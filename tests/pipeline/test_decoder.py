@@ -100,7 +100,7 @@ def batches(draw: st.DrawFn) -> tuple[bytes, int]:
     return raw, at
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(batches(), st.data())
 def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int], data: st.DataObject) -> None:
     raw, end = made
@@ -114,7 +114,7 @@ def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int
     assert compiled == plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(record, min_size=1, max_size=5), st.data())
 def test_damaged_records_are_an_error_or_what_the_plain_loop_reads(
     records: list[NewRecord], data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chronik.pipeline.columns import RecordRange
@@ -37,7 +37,6 @@ def test_a_checkpoint_of_something_else_is_refused(written: dict[str, object], s
         Position.from_json(written)
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(1, 10**7))
 def test_a_limit_is_used_up_and_never_exceeded(ranges: dict[tuple[str, int], tuple[int, int]], rows_max: int) -> None:
     start = {place: begin for place, (begin, _) in ranges.items()}
@@ -48,7 +47,6 @@ def test_a_limit_is_used_up_and_never_exceeded(ranges: dict[tuple[str, int], tup
     assert sum(found[place] - start[place] for place in end) == min(rows_max, sum(size for _, size in ranges.values()))
 
 
-@settings(deadline=None)
 @given(sizes, st.integers(0, 40), st.just(0) | st.integers(1000, 10**5))
 def test_splits_cover_each_offset_once(
     ranges: dict[tuple[str, int], tuple[int, int]], parts_min: int, rows_max: int

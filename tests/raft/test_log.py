@@ -161,4 +161,4 @@ class LogAndStore(RuleBasedStateMachine):
 
 
 TestLogAndStore = LogAndStore.TestCase
-TestLogAndStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLogAndStore.settings = settings(max_examples=60, stateful_step_count=40)

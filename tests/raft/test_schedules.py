@@ -145,4 +145,4 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestSchedules.settings = settings(max_examples=50, stateful_step_count=60)

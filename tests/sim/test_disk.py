@@ -255,7 +255,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(operation, max_size=12))
 def test_without_faults_it_is_a_disk_like_any_other(operations: list[tuple[object, ...]]) -> None:
     def play(disk: Disk, root: str) -> list[object]:

@@ -245,7 +245,7 @@ def test_bytes_between_is_exact_at_the_tail_and_near_elsewhere() -> None:
     assert abs(log.bytes_between(10, 90) - 80 * size) < 5 * size
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     counts=st.lists(st.integers(1, 5), min_size=1, max_size=30),
     offset=st.integers(0, 200),

@@ -219,7 +219,7 @@ def test_a_reader_on_its_way_is_not_disturbed() -> None:
     assert bytes(job()) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     writes=st.lists(
         st.tuples(st.integers(0, 6), st.one_of(st.none(), st.binary(max_size=30))), min_size=1, max_size=80

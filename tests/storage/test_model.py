@@ -164,4 +164,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+TestLog.settings = settings(max_examples=80, stateful_step_count=20)

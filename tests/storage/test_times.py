@@ -61,7 +61,7 @@ def test_records_that_are_removed_or_not_yet_visible_are_not_found() -> None:
     assert log.offset_for_timestamp(4, upto_offset=3) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     timestamps=st.lists(st.integers(0, 50), min_size=1, max_size=90),
     wanted=st.integers(0, 51),

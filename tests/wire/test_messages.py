@@ -83,7 +83,7 @@ def by_kio(entity: Any) -> bytes:
 
 
 @given(st.sampled_from(EVERY_MESSAGE), st.data())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 def test_what_is_written_kio_reads_back_and_writes_alike(
     message: tuple[ApiKey, int, Direction], data: st.DataObject
 ) -> None:
@@ -108,7 +108,7 @@ def test_every_version_can_be_written_from_nothing_but_defaults(key: ApiKey) -> 
 
 
 @given(st.sampled_from(EVERY_MESSAGE), st.data())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 def test_damaged_messages_are_malformed_or_read_never_worse(
     message: tuple[ApiKey, int, Direction], data: st.DataObject
 ) -> None:
