@@ -63,6 +63,28 @@ def test_a_rejection_that_was_overtaken_is_not_heeded() -> None:
     assert appends(solo, 3, count) == []
 
 
+def test_a_peer_on_an_older_copy_of_its_store_gets_its_entries_again() -> None:
+    """It acknowledged everything, and its answer to a probe shows that most of that is gone."""
+    solo = leader([1] * 10)
+    solo.acknowledge(3)
+    solo.propose()
+    solo.beat(3)
+    last_index = solo.node.last_index
+    solo.hear(3, solo.node.term, AppendReply(last_index, True, hint_index=4, hint_term=1))
+    assert appends(solo, 3)[-1].prev_index == last_index - 1
+    solo.hear(3, solo.node.term, AppendReply(last_index - 1, True, hint_index=4, hint_term=1))
+    assert appends(solo, 3)[-1].prev_index == 4
+    assert solo.node.match_index(3) == 4
+
+
+def test_a_heartbeat_commits_only_the_entry_that_the_leader_has_there() -> None:
+    solo = Solo(stored_log(1, [1, 1, 2], THREE, term=3))
+    solo.hear(2, 3, Heartbeat(3, 1, commit_term=3))
+    assert solo.node.commit_index == 0
+    solo.hear(2, 3, Heartbeat(2, 2, commit_term=1))
+    assert solo.node.commit_index == 2
+
+
 # The stream
 
 
@@ -244,7 +266,7 @@ def test_a_snapshot_of_what_the_log_has_only_tells_that_it_is_committed() -> Non
 
 def test_a_snapshot_older_than_what_is_committed_is_answered_with_that() -> None:
     solo = Solo(stored_log(1, [1] * 12, THREE, term=4))
-    solo.hear(2, 4, Heartbeat(12, 1))
+    solo.hear(2, 4, Heartbeat(12, 1, commit_term=1))
     assert bodies(solo.hear(2, 4, chunks(SNAPSHOT)[0])) == [AppendReply(12)]
 
 

@@ -8,7 +8,7 @@ from tests.sim.fresh import fresh_seeds
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.five_nodes import FiveNodes
 
-KNOWN = range(4)
+KNOWN = range(6)
 FRESH = 6
 
 

@@ -71,7 +71,8 @@ class Follower:
         if isinstance(body, Append):
             self._append(message, body)
         elif isinstance(body, Heartbeat):
-            state.commit_to(body.commit)
+            if state.log.term_at(body.commit) == body.commit_term:
+                state.commit_to(body.commit)
             # It promises patience, nothing about the log, and so need not wait for the disk.
             self._answer_once_in_term(message, HeartbeatReply(body.round))
         elif isinstance(body, SnapshotChunk):

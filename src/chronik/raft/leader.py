@@ -79,7 +79,7 @@ class Leader:
         self._next_beat_ms = state.now_ms + state.settings.heartbeat_interval_ms
         for node_id, progress in self.progress.items():
             commit = min(progress.match_index, state.commit_index)
-            state.send(node_id, progress.store, Heartbeat(commit, number))
+            state.send(node_id, progress.store, Heartbeat(commit, number, state.log.term_at(commit) or 0))
         self._count_rounds()
 
     @property

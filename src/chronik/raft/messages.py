@@ -65,10 +65,15 @@ class AppendReply(msgspec.Struct, frozen=True, tag="append_reply"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """`round` counts the leader's broadcasts; its answer proves who led after the round began."""
+    """`round` counts the leader's broadcasts; its answer proves who led after the round began.
+
+    `commit_term` is the term of the entry at `commit`: a peer that runs on an older copy of its store may hold another
+    entry there.
+    """
 
     commit: Natural
     round: Natural
+    commit_term: Natural = 0
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, tag="heartbeat_reply"):

@@ -22,7 +22,10 @@ class Mode(Enum):
 
 
 class Progress:
-    """Invariant: match_index < next_index; everything up to `match_index` is durable at the peer and equal to ours."""
+    """Invariant: match_index < next_index; everything up to `match_index` is durable at the peer and equal to ours.
+
+    Only a peer that runs on an older copy of its store breaks it; its answer to a probe takes `match_index` back.
+    """
 
     __slots__ = (
         "_in_flight",
@@ -102,10 +105,9 @@ class Progress:
             if index > self.match_index:
                 self.start(Mode.PROBE)
         elif self.mode is Mode.PROBE and index == self.next_index - 1:
-            next_index = max(self.match_index + 1, min(index, agreed_index + 1))
-            # A peer that has lost what it once had gets nowhere; it must not be asked as fast as it can answer.
-            self.is_probe_sent = next_index == self.next_index
-            self.next_index = next_index
+            self.next_index = max(1, min(index, agreed_index + 1))
+            self.match_index = min(self.match_index, self.next_index - 1)
+            self.is_probe_sent = False
 
     def chunk_taken(self, index: int, next_offset: int) -> None:
         """The peer has the snapshot's bytes before `next_offset`."""
