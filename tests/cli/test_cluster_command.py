@@ -19,7 +19,7 @@ from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 
 from chronik.cli.errors import CliError
 from chronik.cli.local_cluster import LocalCluster, free_port
-from chronik.node.cluster_secret import SECRET_NAME
+from chronik.node.membership.cluster_secret import SECRET_NAME
 
 
 class Shell:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from tests.cli.run_chronik import Outcome, chronik
 
-from chronik.node.raft_store import SqliteRaftStore
+from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.entries import Entry, EntryKind, HardState
 from chronik.raft.ready import Persist
 from chronik.storage.disk import RealDisk

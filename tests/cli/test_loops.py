@@ -10,7 +10,7 @@ import pytest
 
 from chronik.cli import loops
 from chronik.metadata.calls import HeartbeatResult, RegisterBrokerCall
-from chronik.node.broker_session import BrokerSession
+from chronik.node.membership.broker_session import BrokerSession
 
 LEASE_MS = 60_000
 KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])

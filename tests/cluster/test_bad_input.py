@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 
 from chronik.cli.local_cluster import clean_environment
 from chronik.cli.local_node import to_toml
-from chronik.node.cluster_secret import SECRET_NAME
+from chronik.node.membership.cluster_secret import SECRET_NAME
 
 CANNOT = 2
 GIVES_UP_TIMEOUT_S = 60.0

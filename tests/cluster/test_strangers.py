@@ -23,10 +23,10 @@ from tests.support.node import Node
 
 from chronik.cli.local_cluster import free_port
 from chronik.metadata.calls import HeartbeatCall
-from chronik.node.cluster_secret import SECRET_NAME, ClusterSecret
 from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
-from chronik.node.internal_api import VERSION, CallReply, Hello, InternalKey, decode_call_reply, encode
-from chronik.node.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS
+from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret
+from chronik.node.membership.internal_api import VERSION, CallReply, Hello, InternalKey, decode_call_reply, encode
+from chronik.node.membership.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

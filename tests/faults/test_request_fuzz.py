@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronik.node.server import Server
+from chronik.node.serving.server import Server
 from chronik.storage.log import Log
 from chronik.testing.fuzz.campaign import Result, campaign
 from chronik.testing.fuzz.findings import Finding, replay

@@ -17,8 +17,8 @@ from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.environment import Environment
-from chronik.node.group_service import GroupService
 from chronik.observe.logging import make_logger
 from chronik.wire.batch import encode_batch, read_batch_header, stamp
 from chronik.wire.errors import ErrorCode, KafkaError

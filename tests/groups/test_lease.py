@@ -17,7 +17,6 @@ from chronik.groups.records import group_partition
 from chronik.metadata.events import LeaderChanged
 from chronik.metadata.image import PartitionImage
 from chronik.metadata.names import OFFSETS_TOPIC
-from chronik.node import group_appender, group_service
 from chronik.node.apis import (
     delete_groups,
     describe_groups,
@@ -31,6 +30,7 @@ from chronik.node.apis import (
     offset_fetch,
     sync_group,
 )
+from chronik.node.coordinators import group_appender, group_service
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TOPIC_VALUES = {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 9}]}

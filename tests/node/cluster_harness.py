@@ -25,9 +25,9 @@ from tests.support.ports import free_ports
 
 from chronik.client.connection import Connection
 from chronik.node.broker import Broker
-from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.config import Listen, NodeConfig, Peer
 from chronik.node.environment import Environment
+from chronik.node.membership.cluster_secret import ClusterSecret
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk

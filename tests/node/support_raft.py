@@ -13,11 +13,11 @@ from chronik.metadata.commands import CreateCluster
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.endpoint import Endpoint
 from chronik.node.environment import Environment
-from chronik.node.identity import Identity
-from chronik.node.metadata_log import RaftMetadataLog, new_cluster_id
-from chronik.node.peers import Peers
-from chronik.node.raft_service import RaftService
-from chronik.node.raft_store import RaftStore
+from chronik.node.membership.identity import Identity
+from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.membership.peers import Peers
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.membership.raft_store import RaftStore
 from chronik.observe.logging import silent_logger
 from chronik.raft.node import RaftNode
 from chronik.raft.settings import RaftSettings

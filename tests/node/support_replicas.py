@@ -36,18 +36,18 @@ from chronik.metadata.events import Event
 from chronik.metadata.fitness import plan_report
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage
 from chronik.metadata.isr import plan_isr_change
-from chronik.node.api import Reply, Request
 from chronik.node.apis import fetch as fetch_api
 from chronik.node.apis import list_offsets as list_offsets_api
-from chronik.node.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.fetch_sessions import FetchSessions
-from chronik.node.healing import Healing
-from chronik.node.partition import Partition
-from chronik.node.partition_host import PartitionHost
-from chronik.node.syncer import Syncer
+from chronik.node.replicas.cluster_links import ClusterLinks, IsrMembers
+from chronik.node.replicas.healing import Healing
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.syncer import Syncer
+from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.request import Reply, Request
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing

@@ -20,7 +20,7 @@ from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
-from chronik.node.api import Api, Request
+from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.apis import (
     alter_configs,
     create_partitions,
@@ -35,9 +35,9 @@ from chronik.node.apis import (
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.metadata_log import RaftMetadataLog
-from chronik.node.raft_store import SqliteRaftStore
-from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.node.serving.request import Api, Request
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import silent_logger
 from chronik.storage.disk import RealDisk
@@ -270,7 +270,7 @@ def test_validate_only_answers_like_the_real_thing_and_changes_nothing(tmp_path:
 
 
 def test_a_creation_that_is_not_applied_in_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronik.node.admin.WAIT_MS_MIN", 20)
+    monkeypatch.setattr("chronik.node.admin.outcomes.WAIT_MS_MIN", 20)
 
     async def story() -> None:
         async with running(tmp_path) as broker:

@@ -19,12 +19,12 @@ from tests.support.handshake import NONCE, NotProven, Stranger, proven_connectio
 from chronik.client.connection import Connection
 from chronik.client.errors import ConnectionLost
 from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, IsrMember, RegisterBrokerCall
-from chronik.node import cluster_member, greeter, internal_server
 from chronik.node.broker import Broker
-from chronik.node.cluster_secret import SECRET_NAME, ClusterSecret
 from chronik.node.config import ConfigError
-from chronik.node.handshake import Caller
-from chronik.node.internal_api import (
+from chronik.node.membership import cluster_member, greeter, internal_server
+from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret
+from chronik.node.membership.handshake import Caller
+from chronik.node.membership.internal_api import (
     VERSION,
     AllocateProducerIdsCall,
     Hello,
@@ -35,7 +35,7 @@ from chronik.node.internal_api import (
     decode_hello_reply,
     encode,
 )
-from chronik.node.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS, UNPROVEN_FRAME_BYTES_MAX
+from chronik.node.membership.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS, UNPROVEN_FRAME_BYTES_MAX
 from chronik.raft import messages as raft
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode

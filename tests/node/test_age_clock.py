@@ -11,9 +11,9 @@ from tests.node.cluster_harness import LocalNodes, until
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
+from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.age_clock import AGREES_S, JUMP_MS, AgeClock
 from chronik.node.broker import Broker
-from chronik.node.topic_creation import NewTopic, create_topic
 from chronik.observe.logging import make_logger
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode

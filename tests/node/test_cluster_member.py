@@ -18,13 +18,13 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.metadata.commands import AllocateProducerIds
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.registration import plan_registration
+from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.broker import Broker
-from chronik.node.cluster_member import founders
 from chronik.node.config import ConfigError, NodeConfig, Peer
-from chronik.node.internal_api import CreateTopicCall
-from chronik.node.metadata_log import NotController
-from chronik.node.sqlite_file import StoreError
-from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.node.membership.cluster_member import founders
+from chronik.node.membership.internal_api import CreateTopicCall
+from chronik.node.membership.metadata_log import NotController
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from chronik.node.deadlines import TICK_S, Deadlines
+from chronik.node.serving.deadlines import TICK_S, Deadlines
 
 
 class Wait:

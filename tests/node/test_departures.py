@@ -14,10 +14,10 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.metadata.controller import Controller, ControllerSettings
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced, Event
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node import controller_service, departures, link
-from chronik.node.departures import Departures
-from chronik.node.link import PeerState, PeerStatus
-from chronik.node.metadata_log import Listener, Proposal
+from chronik.node.membership import controller_service, departures, link
+from chronik.node.membership.departures import Departures
+from chronik.node.membership.link import PeerState, PeerStatus
+from chronik.node.membership.metadata_log import Listener, Proposal
 
 OWN_ID, DEAD, OTHER = 1, 2, 3
 MOMENT_S = 0.02

@@ -9,7 +9,7 @@ from tests.conftest import StartNode
 from tests.node.support_wire import WireClient, connect, unique
 from tests.support.node import Node
 
-from chronik.node.operations import CLUSTER_OPERATIONS, GROUP_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, GROUP_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from chronik.wire.api import ApiKey
 
 

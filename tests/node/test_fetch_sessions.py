@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from chronik.node import fetch_sessions
-from chronik.node.fetch_sessions import SESSION_IDLE_S, FetchSession, FetchSessions, SessionPartition
+from chronik.node.serving import fetch_sessions
+from chronik.node.serving.fetch_sessions import SESSION_IDLE_S, FetchSession, FetchSessions, SessionPartition
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest, FetchTopic
 

@@ -25,8 +25,8 @@ from chronik.metadata.commands import (
     encode_command,
 )
 from chronik.metadata.image import ClusterImage, encode_image
-from chronik.node.raft_store import SqliteRaftStore
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.node.membership.sqlite_file import StoreError
 
 TOPIC_ID = UUID(int=77)
 ALONE = (Assignment((1,), (1,)),)

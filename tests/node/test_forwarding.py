@@ -14,9 +14,9 @@ from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.node.broker import Broker
-from chronik.node.connection import Connection
-from chronik.node.deadlines import Deadlines
-from chronik.node.forwarding import Forwarding
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.serving.connection import Connection
+from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.metrics import Metrics
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError

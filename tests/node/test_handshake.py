@@ -8,10 +8,10 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from chronik.node.cluster_secret import CHARACTERS_MIN, SECRETS_MAX, ClusterSecret
 from chronik.node.config import ConfigError
-from chronik.node.handshake import NONCE_BYTES, Answerer, Caller, Role, mac
-from chronik.node.internal_api import (
+from chronik.node.membership.cluster_secret import CHARACTERS_MIN, SECRETS_MAX, ClusterSecret
+from chronik.node.membership.handshake import NONCE_BYTES, Answerer, Caller, Role, mac
+from chronik.node.membership.internal_api import (
     Hello,
     HelloReply,
     Proof,

@@ -13,11 +13,11 @@ import pytest
 from tests.node.support_replicas import TOPIC, Cluster, Node, play, until
 from tests.node.test_replication_following import is_caught_up
 
-from chronik.node import healing as healing_module
-from chronik.node import scrubber as scrubber_module
-from chronik.node.healing import Damage
-from chronik.node.housekeeping import Housekeeping
-from chronik.node.scrubber import Scrubber
+from chronik.node.replicas import healing as healing_module
+from chronik.node.replicas import scrubber as scrubber_module
+from chronik.node.replicas.healing import Damage
+from chronik.node.replicas.housekeeping import Housekeeping
+from chronik.node.replicas.scrubber import Scrubber
 from chronik.observe.logging import silent_logger
 from chronik.storage.log import Log
 from chronik.wire.batch import HEADER_BYTES, read_batch_header

@@ -19,11 +19,11 @@ from tests.node.support_raft import lone_log
 from chronik.metadata.commands import AllocateProducerIds, AlterConfigs, Assignment, CreateTopic, DeleteTopic
 from chronik.metadata.events import Event, ProducerIdsAllocated, TopicCreated
 from chronik.metadata.image import ClusterImage
-from chronik.node import metadata_log
 from chronik.node.environment import Environment
-from chronik.node.metadata_log import NotController, RaftMetadataLog
-from chronik.node.raft_store import SqliteRaftStore
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership import metadata_log
+from chronik.node.membership.metadata_log import NotController, RaftMetadataLog
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.ready import Persist, RoleChanged, RoleKind
 from chronik.raft.settings import RaftSettings
 from chronik.storage.disk import RealDisk

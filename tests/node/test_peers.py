@@ -16,11 +16,11 @@ from tests.support.handshake import NONCE, Refused, proven_connection
 
 from chronik.client.connection import Connection
 from chronik.client.errors import ClientError, ConnectionLost, Unreachable
-from chronik.node import cluster_member
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, NodeConfig, Peer, check
 from chronik.node.endpoint import Endpoint
-from chronik.node.internal_api import (
+from chronik.node.membership import cluster_member
+from chronik.node.membership.internal_api import (
     VERSION,
     AllocateProducerIdsCall,
     Call,
@@ -31,7 +31,7 @@ from chronik.node.internal_api import (
     decode_call_reply,
     encode,
 )
-from chronik.node.link import PeerState
+from chronik.node.membership.link import PeerState
 
 Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
 

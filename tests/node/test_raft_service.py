@@ -16,11 +16,11 @@ from tests.raft.harness import founded, store_id, stored_log
 
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.internal_api import InternalKey
-from chronik.node.peers import Peers
-from chronik.node.raft_service import RaftService
-from chronik.node.raft_store import MemoryRaftStore
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.internal_api import InternalKey
+from chronik.node.membership.peers import Peers
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.membership.raft_store import MemoryRaftStore
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.observe.logging import silent_logger
 from chronik.raft.entries import Entry, EntryKind, Snapshot, StoredState
 from chronik.raft.messages import (
@@ -214,7 +214,7 @@ def test_a_message_that_lies_about_its_sender_or_does_not_parse_has_no_effect(ex
 def test_a_write_that_fails_is_tried_again_and_nothing_is_applied_before_it_succeeds(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronik.node.raft_service.WRITE_RETRY_S", 0.05)
+    monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)
@@ -349,7 +349,7 @@ def test_a_leader_whose_writes_fail_makes_way(executor: ThreadPoolExecutor) -> N
 def test_writes_that_fail_for_long_mean_that_the_node_cannot_write_unless_the_disk_is_full(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chronik.node.raft_service.WRITE_RETRY_S", 0.05)
+    monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from chronik.node.raft_store import MemoryRaftStore, SqliteRaftStore
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.raft_store import MemoryRaftStore, SqliteRaftStore
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist

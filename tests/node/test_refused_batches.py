@@ -17,9 +17,9 @@ import kafka
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
 
+from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.broker import Broker
-from chronik.node.partition import Partition
-from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.node.replicas.partition import Partition
 from chronik.storage.errors import StorageFull
 from chronik.wire.batch import decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError

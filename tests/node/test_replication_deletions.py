@@ -13,7 +13,7 @@ from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.node.config import NodeConfig
-from chronik.node.housekeeping import Housekeeping
+from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.observe.logging import silent_logger
 from chronik.wire.errors import ErrorCode, KafkaError
 

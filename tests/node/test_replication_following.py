@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.node.support_replicas import TOPIC, Cluster, play, until
 
-from chronik.node.partition_host import PartitionHost
-from chronik.node.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.replica_fetcher import PARTITION_BYTES, PARTITION_BYTES_MAX, SLOW_SYNC_S
 from chronik.storage.syncing import SyncJob
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import read_fetch_request

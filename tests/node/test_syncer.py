@@ -11,7 +11,7 @@ import pytest
 
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.syncer import Syncer
+from chronik.node.replicas.syncer import Syncer
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 

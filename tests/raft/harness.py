@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tests.raft.oracle import Oracle, Promise, Violation
 
-from chronik.node.raft_store import MemoryRaftStore
+from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.membership import Member, Membership, MembershipChange, encode_membership
 from chronik.raft.messages import Heartbeat, HeartbeatReply, Message, decode_message, encode_message

@@ -12,7 +12,7 @@ import msgspec
 from pytest import MonkeyPatch
 from tests.raft.harness import Cluster
 
-from chronik.node.raft_store import MemoryRaftStore
+from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, StoredState
 from chronik.raft.follower import Follower
 from chronik.raft.leader import Leader

@@ -6,7 +6,7 @@ from random import Random
 
 from tests.raft.harness import SETTINGS, founded, store_id, stored_log
 
-from chronik.node.raft_store import MemoryRaftStore
+from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, Snapshot, StoredState
 from chronik.raft.messages import Append, AppendReply, Body, Heartbeat, HeartbeatReply, Message, VoteReply
 from chronik.raft.node import RaftNode

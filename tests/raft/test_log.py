@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.raft.harness import store_id
 from tests.raft.solo import THREE
 
-from chronik.node.raft_store import stored_after
+from chronik.node.membership.raft_store import stored_after
 from chronik.raft.entries import Entry, EntryKind, HardState, RaftError, Snapshot, StoredState
 from chronik.raft.log import RaftLog, Unpersisted
 from chronik.raft.ready import Persist

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from chronik.node.partition import Partition
+from chronik.node.replicas.partition import Partition
 from chronik.storage import recovery
 from chronik.storage.log import Log
 from chronik.storage.producers import ProducerStates

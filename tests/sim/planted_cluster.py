@@ -11,11 +11,11 @@ from unittest.mock import patch
 from tests.sim.planted import Planted, offset_is_loaded_and_later_stored
 
 from chronik.metadata.image import PartitionImage
-from chronik.node import partition as partition_module
 from chronik.node.broker import Broker
-from chronik.node.partition import Partition
-from chronik.node.partition_state import PartitionState
-from chronik.node.raft_store import stored_after
+from chronik.node.membership.raft_store import stored_after
+from chronik.node.replicas import partition as partition_module
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_state import PartitionState
 from chronik.raft.entries import StoredState
 from chronik.raft.ready import Persist
 from chronik.replication.follower import PartitionFollower, Truncate

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from tests.sim.machines import Machines
 
-from chronik.node.cluster_member import STORE_NAME
+from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.disk import read_file, write_file_atomic
 from chronik.storage.folder import DataFolder, RecoveryPoint
 from chronik.storage.log import Log, LogConfig

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from tests.sim.machines import Machines
 
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.ready import Persist
 from chronik.testing.sim.host import Crashed, Host

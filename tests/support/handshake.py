@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 
 from chronik.client.connection import Connection
-from chronik.node.cluster_secret import ClusterSecret
-from chronik.node.handshake import NONCE_BYTES, Caller
-from chronik.node.internal_api import VERSION, Hello, InternalKey
+from chronik.node.membership.cluster_secret import ClusterSecret
+from chronik.node.membership.handshake import NONCE_BYTES, Caller
+from chronik.node.membership.internal_api import VERSION, Hello, InternalKey
 from chronik.wire import frames
 
 ANSWER_S = 10.0

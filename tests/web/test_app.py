@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.healing import Damage
-from chronik.node.partition import Partition
+from chronik.node.replicas.healing import Damage
+from chronik.node.replicas.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.web.app import DESCRIPTION, create_app

@@ -21,8 +21,8 @@ from typing import Any
 
 from chronik.cli.errors import CliError
 from chronik.cli.local_node import LocalNode, nodes_in, write_settings
-from chronik.node.cluster_secret import SECRET_NAME, make_secret
 from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
+from chronik.node.membership.cluster_secret import SECRET_NAME, make_secret
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
 
 HOST = "127.0.0.1"

@@ -66,7 +66,7 @@ def _main(arguments: list[str]) -> int:
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
-        from chronik.node.sqlite_file import StoreError
+        from chronik.node.membership.sqlite_file import StoreError
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.storage.errors import DataFolderError
     try:
@@ -135,11 +135,11 @@ async def run_node(config: NodeConfig) -> int:
         loop.add_signal_handler(number, _on_signal, stop)
     with unused_modules("rich", "hypothesis"):
         from chronik.node.broker import Broker
-        from chronik.node.cluster_secret import SECRET_VARIABLE, ClusterSecret
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
-        from chronik.node.slow_store import SlowRaftStore
-        from chronik.node.sqlite_file import StoreError
+        from chronik.node.membership.cluster_secret import SECRET_VARIABLE, ClusterSecret
+        from chronik.node.membership.slow_store import SlowRaftStore
+        from chronik.node.membership.sqlite_file import StoreError
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.observe.process import machine_boot_id

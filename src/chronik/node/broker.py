@@ -10,40 +10,40 @@ from chronik.metadata.calls import HandOver
 from chronik.metadata.events import Event
 from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
 from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node.admin.topic_creation import create_topic
 from chronik.node.age_clock import AgeClock
-from chronik.node.api import Api
 from chronik.node.apis import load_apis
-from chronik.node.cluster_links import ClusterLinks
-from chronik.node.cluster_member import ClusterMember
-from chronik.node.cluster_secret import load_secret
 from chronik.node.config import ConfigError, NodeConfig
-from chronik.node.controller_client import ControllerClient
-from chronik.node.controller_service import ControllerService
-from chronik.node.deadlines import Deadlines
-from chronik.node.departures import Departures
+from chronik.node.coordinators.group_service import GroupService
 from chronik.node.disk_watch import DiskWatch
-from chronik.node.envelopes import Envelopes
 from chronik.node.environment import Environment
-from chronik.node.fetch_sessions import FetchSessions
-from chronik.node.forwarding import Forwarding
-from chronik.node.greeter import Greeter
-from chronik.node.group_service import GroupService
-from chronik.node.healing import Damage, Healing
-from chronik.node.housekeeping import Housekeeping
-from chronik.node.internal_server import InternalServer
-from chronik.node.metadata_log import NotController, RaftMetadataLog
-from chronik.node.partition import Partition
-from chronik.node.partition_host import PartitionHost
-from chronik.node.peers import Peers
-from chronik.node.producer_ids import ProducerIds
-from chronik.node.raft_service import RaftService
-from chronik.node.scrubber import Scrubber
-from chronik.node.server import Server
-from chronik.node.syncer import Syncer
-from chronik.node.topic_creation import create_topic
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.membership.cluster_member import ClusterMember
+from chronik.node.membership.cluster_secret import load_secret
+from chronik.node.membership.controller_client import ControllerClient
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.departures import Departures
+from chronik.node.membership.envelopes import Envelopes
+from chronik.node.membership.greeter import Greeter
+from chronik.node.membership.internal_server import InternalServer
+from chronik.node.membership.metadata_log import NotController, RaftMetadataLog
+from chronik.node.membership.peers import Peers
+from chronik.node.membership.producer_ids import ProducerIds
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.replicas.cluster_links import ClusterLinks
+from chronik.node.replicas.healing import Damage, Healing
+from chronik.node.replicas.housekeeping import Housekeeping
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.scrubber import Scrubber
+from chronik.node.replicas.syncer import Syncer
+from chronik.node.replicas.watermark_watch import WatermarkWatch
+from chronik.node.serving.deadlines import Deadlines
+from chronik.node.serving.fetch_sessions import FetchSessions
+from chronik.node.serving.request import Api
+from chronik.node.serving.server import Server
 from chronik.node.topic_settings import check_topic_defaults
 from chronik.node.trace_topic import TraceTopic
-from chronik.node.watermark_watch import WatermarkWatch
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import GroupLag, Metrics
 from chronik.observe.traces import TraceRing

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
-from chronik.node.cluster_secret import ClusterSecret
-from chronik.node.raft_store import RaftStore, SqliteRaftStore
+from chronik.node.membership.cluster_secret import ClusterSecret
+from chronik.node.membership.raft_store import RaftStore, SqliteRaftStore
 from chronik.storage.disk import Disk
 
 

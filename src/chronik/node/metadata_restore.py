@@ -12,10 +12,10 @@ from chronik.metadata.image import ClusterImage, encode_image
 from chronik.metadata.names import OFFSETS_TOPIC, TRACES_TOPIC
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
-from chronik.node.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
-from chronik.node.group_service import OFFSETS_TOPIC_CONFIGS
-from chronik.node.raft_store import FIRST, SqliteRaftStore
-from chronik.node.sqlite_file import StoreError
+from chronik.node.coordinators.group_service import OFFSETS_TOPIC_CONFIGS
+from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
+from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.entries import HardState, Snapshot
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from chronik.client.errors import ClientError
 from chronik.metadata.names import TRACES_TOPIC
-from chronik.node.topic_creation import NewTopic, create_topic
+from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.observe.traces import Trace, encode_trace
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import NewRecord, encode_batch

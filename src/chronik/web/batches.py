@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from chronik.metadata.image import TopicImage
-from chronik.node.partition import Partition
+from chronik.node.replicas.partition import Partition
 from chronik.storage.headers import HeadersResult
 from chronik.web.answers import INT64_MAX, Parameters
 from chronik.web.leader_log import LeaderLog, leader_log

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from chronik.node.partition import Partition
+from chronik.node.replicas.partition import Partition
 from chronik.web.answers import Refusal
 from chronik.web.served import ServedNode
 from chronik.wire.errors import ErrorCode, KafkaError

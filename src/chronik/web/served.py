@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.healing import Damage
-from chronik.node.partition import Partition
+from chronik.node.replicas.healing import Damage
+from chronik.node.replicas.partition import Partition
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.web.answers import Parameters, Refusal

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from chronik.node.api import Api
+from chronik.node.serving.request import Api
 
 MODULES = (
     "produce",

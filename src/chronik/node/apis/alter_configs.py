@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chronik.node.api import Api, Request, Values
+from chronik.node.admin.config_changes import replace_all
 from chronik.node.apis.incremental_alter_configs import alter_resources, on_error
-from chronik.node.config_changes import replace_all
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 if TYPE_CHECKING:

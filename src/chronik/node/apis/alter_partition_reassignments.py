@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
-from chronik.node.api import Api, Request, Values
-from chronik.node.partition_plans import carry_out
+from chronik.node.admin.partition_plans import carry_out
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
-from chronik.node.admin import Outcome, duplicates, refusal, within
-from chronik.node.api import Api, Request, Values
-from chronik.node.topic_creation import plan_partitions
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.topic_creation import plan_partitions
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -18,10 +18,10 @@ from uuid import UUID
 
 from chronik.metadata.apply import apply
 from chronik.metadata.image import TopicImage
-from chronik.node.admin import Outcome, duplicates, refusal, within
-from chronik.node.api import Api, Request, Values
-from chronik.node.config_entries import created_topic_entries
-from chronik.node.topic_creation import NewTopic, check_partition_count, create_topic, plan_topic
+from chronik.node.admin.config_entries import created_topic_entries
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.topic_creation import NewTopic, check_partition_count, create_topic, plan_topic
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

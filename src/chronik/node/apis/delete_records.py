@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chronik.metadata.names import is_internal
-from chronik.node.admin import Outcome, seconds, within
-from chronik.node.api import Api, Request, Values
+from chronik.node.admin.outcomes import Outcome, seconds, within
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.node.admin import Outcome, duplicates, refusal, within
-from chronik.node.api import Api, Request, Values
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

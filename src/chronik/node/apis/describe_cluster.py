@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chronik.node.api import Api, Request, Values
-from chronik.node.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chronik.node.api import Api, Request, Values
-from chronik.node.config_entries import (
+from chronik.node.admin.config_entries import (
     ResourceType,
     broker_entries,
     check_broker_name,
@@ -22,6 +21,7 @@ from chronik.node.config_entries import (
     logger_entries,
     topic_entries,
 )
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

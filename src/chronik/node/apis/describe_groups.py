@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chronik.groups.group import GroupState
-from chronik.node.api import Api, Request, Values
-from chronik.node.operations import GROUP_OPERATIONS
+from chronik.node.admin.operations import GROUP_OPERATIONS
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

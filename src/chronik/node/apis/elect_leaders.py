@@ -18,9 +18,9 @@ from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
 from chronik.metadata.preferred import plan_unclean_elections
-from chronik.node.admin import seconds
-from chronik.node.api import Api, Request, Values
-from chronik.node.partition_plans import carry_out
+from chronik.node.admin.outcomes import seconds
+from chronik.node.admin.partition_plans import carry_out
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -23,13 +23,13 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from chronik.node.api import Api, Buffer, Reply, Request
-from chronik.node.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
-from chronik.node.fetch_trace import FetchTrace
-from chronik.node.healing import is_damage
-from chronik.node.partition import Partition
-from chronik.node.read_replica import NO_REPLICA, read_replica
-from chronik.node.replica_sessions import run_reads
+from chronik.node.apis.fetch_trace import FetchTrace
+from chronik.node.replicas.healing import is_damage
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.read_replica import NO_REPLICA, read_replica
+from chronik.node.replicas.replica_sessions import run_reads
+from chronik.node.serving.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
+from chronik.node.serving.request import Api, Buffer, Reply, Request
 from chronik.storage.log import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError

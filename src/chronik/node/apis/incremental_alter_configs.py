@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from chronik.node.admin import Outcome, duplicates, refusal, within
-from chronik.node.api import Api, Request, Values
-from chronik.node.config_changes import Change, Planned, change_some
+from chronik.node.admin.config_changes import Change, Planned, change_some
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
-from chronik.node.api import Api, Request, Values
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chronik.node.api import Api, Request, Values
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from chronik.node.broker import Broker
-    from chronik.node.partition import Partition
+    from chronik.node.replicas.partition import Partition
 
 LATEST = -1
 EARLIEST = -2

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.names import check_topic_name
-from chronik.node.api import Api, Request, Values
-from chronik.node.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

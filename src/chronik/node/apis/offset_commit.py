@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
-from chronik.node.api import Api, Request, Values
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

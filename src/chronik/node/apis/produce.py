@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from chronik.node.api import Api, Reply, Request
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.partition import Appended, Waiter
+from chronik.node.replicas.partition import Appended, Waiter
+from chronik.node.serving.request import Api, Reply, Request
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header

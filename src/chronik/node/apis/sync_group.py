@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chronik.groups.member import SyncRequest
 from chronik.groups.rebalance import sync_error
-from chronik.node.api import Api, Request, Values
+from chronik.node.serving.request import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

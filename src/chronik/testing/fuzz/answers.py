@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from chronik.node.internal_api import (
+from chronik.node.membership.internal_api import (
     InternalKey,
     decode_call_reply,
     decode_envelope_reply,

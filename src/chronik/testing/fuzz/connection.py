@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from chronik.node.connection import Connection
+from chronik.node.serving.connection import Connection
 from chronik.storage.disk import Buffer
 
 CLIENT = ("10.0.9.9", 40_000)

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from chronik.node.broker import Broker
 from chronik.node.config import NodeConfig
-from chronik.node.handshake import Caller
-from chronik.node.internal_api import InternalKey
+from chronik.node.membership.handshake import Caller
+from chronik.node.membership.internal_api import InternalKey
 from chronik.testing.fuzz.connection import FuzzTransport
 from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
 from chronik.testing.sim.disk import DiskSpeed

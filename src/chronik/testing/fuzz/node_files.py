@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from chronik.node.raft_store import SqliteRaftStore, stored_after
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.raft_store import SqliteRaftStore, stored_after
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist

@@ -18,8 +18,8 @@ from chronik.metadata.calls import (
     ReplicaReport,
     ReportReplicasCall,
 )
-from chronik.node.handshake import NONCE_BYTES
-from chronik.node.internal_api import (
+from chronik.node.membership.handshake import NONCE_BYTES
+from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
     CreateTopicCall,
     Envelope,

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 
-from chronik.node.internal_api import InternalKey, decode_envelope
-from chronik.node.internal_server import UNPROVEN_APIS
+from chronik.node.membership.internal_api import InternalKey, decode_envelope
+from chronik.node.membership.internal_server import UNPROVEN_APIS
 from chronik.raft.messages import decode_message
 from chronik.testing.fuzz.answers import Asked, Unsound, answers_in, asked_in, check_answer
 from chronik.testing.fuzz.connection import FuzzTransport

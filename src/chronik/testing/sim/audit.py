@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from chronik.node.partition import Partition
+from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.node import SimNode
 from chronik.testing.sim.world import World
 from chronik.wire.batch import check_batches

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from chronik.node.cluster_member import STORE_NAME
+from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host

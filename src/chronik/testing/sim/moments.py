@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from chronik.node.partition import Partition
-from chronik.node.raft_service import RaftService
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.replicas.partition import Partition
 from chronik.raft.node import RaftNode
 from chronik.replication.isr import InSyncReplicas
 from chronik.testing.sim.world import World

@@ -7,10 +7,10 @@ import json
 from collections import deque
 
 from chronik.node.broker import Broker
-from chronik.node.cluster_secret import ClusterSecret
 from chronik.node.config import ConfigError, Listen, NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.sqlite_file import StoreError
+from chronik.node.membership.cluster_secret import ClusterSecret
+from chronik.node.membership.sqlite_file import StoreError
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.errors import DataFolderError

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.config import Peer
-from chronik.node.partition import Partition
+from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor
 from chronik.testing.sim.cluster_faults import ClusterNemesis, LoneCut
 from chronik.testing.sim.disk_faults import DiskNemesis

@@ -1,0 +1,1 @@
+"""What the admin APIs share: configs, topic creation, plans for partitions."""

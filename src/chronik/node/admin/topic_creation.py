@@ -1,0 +1,166 @@
+"""New topics and partitions: a wish, checked against the image, becomes a metadata command.
+
+The plans run inside `MetadataLog.propose`, so the image they see cannot change before the command is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chronik.metadata.commands import Assignment, CreatePartitions, CreateTopic
+from chronik.metadata.events import TopicCreated
+from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, configured_min_insync
+from chronik.metadata.names import check_topic_name, is_internal
+from chronik.metadata.placement import assign_manually, place_replicas
+from chronik.metadata.topic_configs import check_topic_configs
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.membership.internal_api import CreateTopicCall
+from chronik.node.topic_settings import as_text
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+PARTITIONS_PER_REQUEST_MAX = 10_000
+"""More partitions than this in one request are refused, as in Kafka: one command must stay small."""
+
+DEFAULT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic that someone wants. -1 asks for the node's default; `assignments` takes the place of both numbers."""
+
+    name: str
+    num_partitions: int = DEFAULT
+    replication_factor: int = DEFAULT
+    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+async def create_topic(broker: Broker, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
+    """Creates a topic, by its name alone with the node's defaults, and waits until the brokers that are there serve it.
+
+    Any node may ask: the controller decides. TOPIC_ALREADY_EXISTS where another was first. `by_broker` allows internal
+    topics.
+    """
+    new = NewTopic(topic) if isinstance(topic, str) else topic
+    if not broker.is_controller:
+        call = CreateTopicCall(
+            new.name, new.num_partitions, new.replication_factor, new.assignments, new.configs, by_broker
+        )
+        await broker.controller_client.call(call)
+        await broker.applied()
+        return broker.image.require_topic(new.name)
+    events = await broker.metadata.propose(
+        lambda image: plan_topic(image, broker.config, broker.env, new, by_broker=by_broker)
+    )
+    await broker.applied_everywhere()
+    created = next(event.topic for event in events if isinstance(event, TopicCreated))
+    if not broker.has_opened(created):
+        raise KafkaError(
+            ErrorCode.kafka_storage_error, f"{created.name} was created, but not every log of it could be opened yet"
+        )
+    return created
+
+
+def plan_topic(
+    image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic, *, by_broker: bool = False
+) -> CreateTopic:
+    """The command that creates the topic, or a KafkaError that says why not. Only the broker makes internal topics."""
+    check_topic_name(new.name)
+    if is_internal(new.name) and not by_broker:
+        raise KafkaError(
+            ErrorCode.invalid_topic_exception, f"{new.name!r} is internal: the cluster makes it when it is needed"
+        )
+    if new.name in image.topics:
+        raise KafkaError(ErrorCode.topic_already_exists, f"Topic {new.name!r} already exists.")
+    if new.assignments:
+        partitions = _manual_partitions(image, new)
+    else:
+        partitions = _placed_partitions(image, config, env, new)
+    check_topic_configs(new.configs, is_internal(new.name))
+    configs = {name: text.strip() for name, text in new.configs.items() if text is not None}
+    if MIN_INSYNC_REPLICAS in config.topic_defaults and configured_min_insync(image, configs) is None:
+        # Written down with the topic: leaders and the controller must go by the same number, whatever their files say.
+        configs[MIN_INSYNC_REPLICAS] = as_text(config.topic_defaults[MIN_INSYNC_REPLICAS])
+    return CreateTopic(name=new.name, id=env.new_uuid(), partitions=partitions, configs=configs)
+
+
+def plan_partitions(
+    image: ClusterImage, env: Environment, name: str, count: int, assignments: Sequence[Sequence[int]] | None
+) -> CreatePartitions:
+    """The command that grows the topic to `count` partitions, or a KafkaError that says why not."""
+    topic = image.require_topic(name)
+    if topic.is_internal:
+        raise KafkaError(ErrorCode.invalid_topic_exception, f"{name!r} is internal: its partitions are fixed")
+    first = len(topic.partitions)
+    if count <= first:
+        shrunk = "which would not be an increase" if count == first else f"{count} would not be an increase"
+        raise KafkaError(
+            ErrorCode.invalid_partitions, f"The topic {name} currently has {first} partition(s); {shrunk}."
+        )
+    added = count - first
+    check_partition_count(added)
+    factor = len(topic.partitions[0].target_replicas)
+    if assignments is None:
+        placed = place_replicas(image.staying_brokers(), added, factor, env.random, first, spare=image.absent_brokers())
+        return CreatePartitions(name, topic.id, first, placed)
+    if len(assignments) != added:
+        raise KafkaError(
+            ErrorCode.invalid_replica_assignment,
+            f"Attempted to add {added} additional partition(s), but {len(assignments)} assignment(s) were specified.",
+        )
+    partitions = tuple(assign_manually(image, replicas) for replicas in assignments)
+    _check_equal_factors(partitions, factor)
+    return CreatePartitions(name, topic.id, first, partitions)
+
+
+def check_partition_count(count: int) -> None:
+    if count > PARTITIONS_PER_REQUEST_MAX:
+        raise KafkaError(
+            ErrorCode.policy_violation,
+            f"{count} partitions in one request are too many: at most {PARTITIONS_PER_REQUEST_MAX} are allowed",
+        )
+
+
+def _placed_partitions(
+    image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic
+) -> tuple[Assignment, ...]:
+    count = config.num_partitions if new.num_partitions == DEFAULT else new.num_partitions
+    if count < 1:
+        raise KafkaError(ErrorCode.invalid_partitions, "Number of partitions must be larger than 0.")
+    check_partition_count(count)
+    factor = new.replication_factor
+    if factor == DEFAULT:
+        factor = max(1, min(config.default_replication_factor, len(image.brokers)))
+    return place_replicas(image.staying_brokers(), count, factor, env.random, spare=image.absent_brokers())
+
+
+def _manual_partitions(image: ClusterImage, new: NewTopic) -> tuple[Assignment, ...]:
+    if new.num_partitions != DEFAULT or new.replication_factor != DEFAULT:
+        raise KafkaError(
+            ErrorCode.invalid_request,
+            "Both assignments and a number of partitions or a replication factor are given: leave the numbers at -1.",
+        )
+    check_partition_count(len(new.assignments))
+    if sorted(new.assignments) != list(range(len(new.assignments))):
+        raise KafkaError(
+            ErrorCode.invalid_replica_assignment, "The manual assignments must be for partitions 0, 1, 2 and so on."
+        )
+    partitions = tuple(assign_manually(image, new.assignments[index]) for index in range(len(new.assignments)))
+    _check_equal_factors(partitions, len(partitions[0].replicas))
+    return partitions
+
+
+def _check_equal_factors(partitions: Sequence[Assignment], factor: int) -> None:
+    for assignment in partitions:
+        if len(assignment.replicas) != factor:
+            raise KafkaError(
+                ErrorCode.invalid_replica_assignment,
+                f"The assignment {[*assignment.replicas]} has another number of replicas than the {factor} of others.",
+            )

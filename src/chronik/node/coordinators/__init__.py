@@ -1,0 +1,1 @@
+"""Coordinators that keep their state in a topic: consumer groups."""

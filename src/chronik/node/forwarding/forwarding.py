@@ -1,0 +1,374 @@
+"""Produce at a node that does not lead: the batch goes on to the leader, and its answer comes back.
+
+A *lane* is what one connection sends to one partition. Its batches reach the log in the order in which they came: they
+go to one leader over one connection, and where the leader changes, the next ones wait until the outcome of the earlier
+ones is known. NOT_LEADER_OR_FOLLOWER is answered only where the batch was surely not appended. Where the outcome is
+unknown, the answer is REQUEST_TIMED_OUT. After either, later batches of the lane fail too, until the one that failed is
+sent again: otherwise an idempotent producer's later batch could come before its earlier one.
+
+A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while it was surely not appended. Those
+behind it wait until a leader has taken the first one: one that does not lead yet could refuse that and take these.
+Where a leader whose lease ran out for a moment did just that to batches on their way, those that it refused are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from chronik.metadata.image import NO_LEADER, TopicImage
+from chronik.node.forwarding.lanes import ForwardedBatch, Lane
+from chronik.node.forwarding.pipe import Pipe
+from chronik.node.serving.connection import Connection
+from chronik.storage.refusals import REPEATED
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.produce import ProducePartitionResponse
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+    from chronik.node.replicas.partition import Waiter
+
+RETRY_S = 0.02
+UNANSWERED_TIMEOUT_MS = 5_000
+"""A batch with acks=0 is tried for so long at least, whatever its request says about a wait for nothing."""
+
+NOT_APPENDED = frozenset(
+    {
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.leader_not_available,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_leader_epoch,
+    }
+)
+"""With these a node says that it does not lead, and has appended nothing."""
+
+
+class Forwarding:
+    """Owned by the loop. Invariant: `in_flight_bytes` is what the lanes hold of batches that are not over."""
+
+    def __init__(self, broker: Broker, bytes_max: int) -> None:
+        self.in_flight_bytes = 0
+        self._broker = broker
+        self._loop = broker.loop
+        self._bytes_max = bytes_max
+        self._number = 0
+        self._lanes: dict[Connection, dict[tuple[UUID, int], Lane]] = {}
+        self._pipes: dict[int, Pipe] = {}
+        self._due: list[ForwardedBatch] = []
+        self._held: dict[Connection, None] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    # -- what Produce asks ---------------------------------------------------------------------------------------------
+
+    def has_lanes(self, connection: Connection) -> bool:
+        return connection in self._lanes
+
+    def is_busy(self, connection: Connection, topic_id: UUID, index: int) -> bool:
+        """Whether earlier batches of the lane decide what becomes of the next: it must take the same way."""
+        lanes = self._lanes.get(connection)
+        return lanes is not None and (topic_id, index) in lanes
+
+    def can_forward(self, connection: Connection, topic: TopicImage, index: int, acks: int) -> bool:
+        """Whether there is somewhere to send a batch that this node cannot append itself, or will be in a moment."""
+        partition = topic.partition(index)
+        if partition is None or connection.peer_id is not None or not self._broker.config.forwarding:
+            return False
+        if acks == 0:
+            return True
+        if partition.leader == self._broker.node_id:
+            return self._is_handing_over(topic.name, index)
+        # A node that is about to go sends producers away while it can: else a broken connection would tell them.
+        return not self._broker.is_leaving and partition.leader != NO_LEADER
+
+    def _is_handing_over(self, topic: str, index: int) -> bool:
+        """Whether this node still leads by the image, and another is about to."""
+        hosted = self._broker.partition(topic, index)
+        return hosted is not None and hosted.hands_over_to != NO_LEADER
+
+    def forward(
+        self,
+        connection: Connection,
+        group: object,
+        topic: TopicImage,
+        response: ProducePartitionResponse,
+        records: memoryview,
+        acks: int,
+        timeout_ms: int,
+        append_here: Callable[[memoryview], None],
+        waiter: Waiter,
+    ) -> None:
+        """Takes over one batch; `waiter` is called once, with `response` filled or the error.
+
+        Batches of one `group` (a request) for one leader travel together. `append_here` appends where this node has
+        come to lead meanwhile: then the waiter is its to call, and what it raises is the outcome.
+        """
+        lane = self._lane(connection, topic.id, response.partition)
+        timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
+        self._number += 1
+        deadline_s = self._loop.time() + timeout_ms / 1000
+        batch = ForwardedBatch(
+            self,
+            lane,
+            self._number,
+            connection,
+            group,
+            topic.id,
+            response,
+            records,
+            acks,
+            deadline_s,
+            append_here,
+            waiter,
+            topic.name,
+        )
+        self._hold(batch)
+        self._broker.deadlines.add(timeout_ms, batch)
+        if lane.refuses(batch.header, self._loop.time()):
+            self._refuse(batch, "a batch before it failed")
+            return
+        lane.queue.append(batch)
+        self._drain(lane)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Waits until every batch has its outcome, those that nobody waits for included."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
+        except TimeoutError:
+            return
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def _lane(self, connection: Connection, topic_id: UUID, index: int) -> Lane:
+        lanes = self._lanes.get(connection)
+        if lanes is None:
+            lanes = self._lanes[connection] = {}
+            connection.when_closed(self, lambda: self._connection_closed(connection))
+        lane = lanes.get((topic_id, index))
+        if lane is None:
+            lane = lanes[(topic_id, index)] = Lane((topic_id, index))
+        return lane
+
+    def _connection_closed(self, connection: Connection) -> None:
+        """What it sent still goes on; nobody is told the outcome."""
+        self._lanes.pop(connection, None)
+        self._held.pop(connection, None)
+
+    def _drain(self, lane: Lane) -> None:
+        """Routes what waits, as long as its turn has come."""
+        while lane.queue:
+            leader = self._leader(lane.key)
+            if lane.open and leader != lane.leader:
+                # What is open at another leader has to be decided first.
+                return
+            batch = lane.queue[0]
+            if leader == self._broker.node_id:
+                lane.queue.popleft()
+                self._append_here(batch)
+                if lane.queue and lane.queue[0] is batch:
+                    return
+            elif leader != NO_LEADER:
+                if batch.acks == 0 and lane.open and (lane.taken_by != leader or lane.has_later_open(batch)):
+                    return
+                lane.queue.popleft()
+                lane.leader = batch.leader = leader
+                lane.routed = max(lane.routed, batch.number)
+                lane.open[batch] = None
+                self._send_soon(batch)
+            elif batch.acks == 0:
+                self._drain_later(lane)
+                return
+            else:
+                lane.queue.popleft()
+                self._refuse(batch, "the partition has no leader")
+
+    def _leader(self, key: tuple[UUID, int]) -> int:
+        topic = self._broker.image.topic_by_id(key[0])
+        partition = None if topic is None else topic.partition(key[1])
+        return NO_LEADER if partition is None else partition.leader
+
+    def _append_here(self, batch: ForwardedBatch) -> None:
+        try:
+            batch.append_here(batch.records)
+        except KafkaError as error:
+            if error.code not in NOT_APPENDED:
+                self._failed(batch, error)
+            elif batch.acks == 0 or self._is_handing_over(batch.topic, batch.response.partition):
+                self._again(batch)
+            else:
+                self._refuse(batch, error.message)
+            return
+        self._let_go(batch)
+
+    def _drain_later(self, lane: Lane) -> None:
+        if not lane.is_scheduled:
+            lane.is_scheduled = True
+            self._loop.call_later(RETRY_S, self._drain_scheduled, lane)
+
+    def _drain_scheduled(self, lane: Lane) -> None:
+        lane.is_scheduled = False
+        self._drain(lane)
+
+    def _again(self, batch: ForwardedBatch) -> None:
+        """Surely not appended, and nobody to tell: back to its place in the queue."""
+        lane = batch.lane
+        if batch.number < lane.taken:
+            self._overtaken(batch)
+            return
+        lane.open.pop(batch, None)
+        lane.taken_by = NO_LEADER
+        batch.is_sent = False
+        at = next((at for at, other in enumerate(lane.queue) if other.number > batch.number), len(lane.queue))
+        lane.queue.insert(at, batch)
+        self._drain_later(lane)
+
+    def _taken(self, batch: ForwardedBatch) -> None:
+        """A leader has it, in the log or as an error of its own: nothing of this lane may come before it any more."""
+        lane = batch.lane
+        lane.taken_by = batch.leader
+        lane.taken = max(lane.taken, batch.number)
+        while lane.queue and lane.queue[0].number < batch.number:
+            self._overtaken(lane.queue[0])
+
+    def _overtaken(self, batch: ForwardedBatch) -> None:
+        """A later batch is in the log. With acks=0 it is lost rather than out of order; the connection is told so."""
+        self._broker.metrics.rejected(batch.topic, batch.response.partition)
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _send_soon(self, batch: ForwardedBatch) -> None:
+        if not self._due:
+            self._loop.call_soon(self._send_due)
+        self._due.append(batch)
+
+    def _send_due(self) -> None:
+        due, self._due = self._due, []
+        groups: dict[tuple[int, object], list[ForwardedBatch]] = {}
+        for batch in due:
+            groups.setdefault((batch.leader, batch.group), []).append(batch)
+        for (leader, _), batches in groups.items():
+            self._broker.metrics.produce_forwarded += 1
+            pipe = self._pipes.get(leader)
+            if pipe is None:
+                pipe = self._pipes[leader] = Pipe(self._broker, self, leader)
+            pipe.send(batches)
+
+    def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
+        """The leader's outcome of one batch."""
+        if batch.is_over:
+            return
+        if answer.error_code in NOT_APPENDED:
+            if batch.acks == 0:
+                self._again(batch)
+            else:
+                self._refuse(batch, f"node {batch.leader} does not lead any more")
+            return
+        response = batch.response
+        self._taken(batch)
+        if answer.error_code:
+            self._failed(batch, KafkaError(ErrorCode(answer.error_code), answer.error_message or ""))
+            return
+        response.base_offset = answer.base_offset
+        response.log_append_time_ms = answer.log_append_time_ms
+        response.log_start_offset = answer.log_start_offset
+        self._finish(batch, None)
+
+    def not_sent(self, batch: ForwardedBatch, reason: str) -> None:
+        """The leader could not be reached."""
+        if batch.is_over:
+            return
+        if batch.acks == 0:
+            self._again(batch)
+        else:
+            self._refuse(batch, reason)
+
+    def in_doubt(self, batch: ForwardedBatch, reason: str) -> None:
+        """It was sent, and no answer comes: it may be appended or not."""
+        if not batch.is_over:
+            self._break(batch)
+            self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
+
+    def timed_out(self, batch: ForwardedBatch) -> None:
+        if batch.is_sent:
+            self.in_doubt(batch, "the leader did not answer within the request's timeout")
+        else:
+            self._refuse(batch, "the leader was not reached within the request's timeout")
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, batch: ForwardedBatch, reason: str) -> None:
+        """Surely not appended: the producer may send it elsewhere."""
+        self._break(batch)
+        self._broker.metrics.rejected(batch.topic, batch.response.partition)
+        self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
+
+    def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
+        """The leader did not take it."""
+        if error.code in REPEATED:
+            self._break(batch)
+        self._finish(batch, error)
+
+    def _break(self, batch: ForwardedBatch) -> None:
+        """Those behind a batch that failed must not get ahead of it: what was not sent yet fails too."""
+        if batch.acks == 0:
+            return
+        lane = batch.lane
+        lane.break_at(batch.header, self._loop.time())
+        for other in [*lane.open, *lane.queue]:
+            if other.number > batch.number and not other.is_sent and not other.is_over:
+                self._broker.metrics.rejected(other.topic, other.response.partition)
+                self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
+
+    def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
+        waiter = batch.waiter
+        self._let_go(batch)
+        waiter(error)
+
+    def _let_go(self, batch: ForwardedBatch) -> None:
+        if batch.is_over:
+            return
+        batch.is_over = True
+        lane = batch.lane
+        lane.open.pop(batch, None)
+        if batch in lane.queue:
+            lane.queue.remove(batch)
+        self.in_flight_bytes -= len(batch.records)
+        batch.records = memoryview(b"")
+        if self.in_flight_bytes == 0:
+            self._settled.set()
+        self._release()
+        if lane.queue:
+            self._drain_later_now(lane)
+        elif lane.is_idle and lane.broken is None:
+            lanes = self._lanes.get(batch.connection)
+            if lanes is not None:
+                lanes.pop(lane.key, None)
+
+    def _drain_later_now(self, lane: Lane) -> None:
+        """In the next turn of the loop: this one may be in the middle of the lane."""
+        if not lane.is_scheduled:
+            lane.is_scheduled = True
+            self._loop.call_soon(self._drain_scheduled, lane)
+
+    # -- the bound -----------------------------------------------------------------------------------------------------
+
+    def _hold(self, batch: ForwardedBatch) -> None:
+        """Over the bound a connection is not read on until others have got rid of theirs."""
+        self.in_flight_bytes += len(batch.records)
+        self._settled.clear()
+        connection = batch.connection
+        if self.in_flight_bytes > self._bytes_max and connection not in self._held:
+            self._held[connection] = None
+            connection.hold()
+
+    def _release(self) -> None:
+        while self._held and self.in_flight_bytes <= self._bytes_max:
+            connection = next(iter(self._held))
+            del self._held[connection]
+            self._loop.call_soon(connection.release)

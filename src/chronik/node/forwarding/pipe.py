@@ -1,0 +1,102 @@
+"""The connection that carries forwarded batches to one leader: in order, and answered for each request as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from chronik.client.connection import Connection as PeerConnection
+from chronik.client.errors import ClientError
+from chronik.wire.api import ApiKey
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.produce import ProduceRequest, ProduceTopic, produce_request_buffers, read_produce_response
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+    from chronik.node.forwarding.forwarding import Forwarding
+    from chronik.node.forwarding.lanes import ForwardedBatch
+
+PURPOSE = "produce"
+VERSION = 13
+CONNECT_TIMEOUT_S = 2.0
+ACKS_FOR_NONE = 1
+"""A leader that is asked for no answer could not say that it does not lead."""
+
+
+class Pipe:
+    """Invariant: batches leave in the order in which they were given. Owned by the loop."""
+
+    def __init__(self, broker: Broker, forwarding: Forwarding, leader: int) -> None:
+        self._broker = broker
+        self._forwarding = forwarding
+        self._leader = leader
+        self._unsent: deque[list[ForwardedBatch]] = deque()
+        self._connecting: asyncio.Task[None] | None = None
+
+    def send(self, batches: list[ForwardedBatch]) -> None:
+        """One request with these batches, which belong together."""
+        connection = self._broker.peers.open_connection(self._leader, PURPOSE)
+        if connection is not None and self._connecting is None:
+            self._write(connection, batches)
+            return
+        self._unsent.append(batches)
+        if self._connecting is None:
+            self._connecting = self._broker.loop.create_task(self._connect(), name=f"forward-{self._leader}")
+
+    async def _connect(self) -> None:
+        reason = ""
+        connection: PeerConnection | None = None
+        try:
+            connection = await self._broker.peers.connection(self._leader, PURPOSE, CONNECT_TIMEOUT_S)
+        except ClientError as error:
+            reason = str(error)
+        self._connecting = None
+        unsent, self._unsent = self._unsent, deque()
+        for batches in unsent:
+            if connection is not None:
+                self._write(connection, batches)
+                continue
+            for batch in batches:
+                self._forwarding.not_sent(batch, reason)
+
+    def _write(self, connection: PeerConnection, batches: list[ForwardedBatch]) -> None:
+        sent = [batch for batch in batches if not batch.is_over]
+        if not sent:
+            return
+        first = sent[0]
+        left_ms = max(1, int((first.deadline_s - self._broker.loop.time()) * 1000))
+        topics: list[ProduceTopic] = []
+        for batch in sent:
+            batch.is_sent = True
+            if not topics or topics[-1].topic_id != batch.topic_id:
+                topics.append(ProduceTopic(None, batch.topic_id, []))
+            topics[-1].partitions.append((batch.response.partition, batch.records))
+        request = ProduceRequest(None, first.acks or ACKS_FOR_NONE, left_ms, topics)
+        body = b"".join(produce_request_buffers(VERSION, request))
+        answer = connection.send(ApiKey.PRODUCE, VERSION, body)
+        answer.add_done_callback(lambda done: self._answered(sent, done))
+
+    def _answered(self, sent: list[ForwardedBatch], answer: asyncio.Future[memoryview]) -> None:
+        if answer.cancelled() or (failure := answer.exception()) is not None:
+            reason = "the connection to the leader was given up" if answer.cancelled() else str(failure)
+            for batch in sent:
+                self._forwarding.in_doubt(batch, reason)
+            return
+        try:
+            response = read_produce_response(VERSION, answer.result())
+        except MalformedRequest as error:
+            for batch in sent:
+                self._forwarding.in_doubt(batch, str(error))
+            return
+        outcomes = {
+            (topic_id, partition.partition): partition
+            for _, topic_id, partitions in response.topics
+            for partition in partitions
+        }
+        for batch in sent:
+            outcome = outcomes.get((batch.topic_id, batch.response.partition))
+            if outcome is None:
+                self._forwarding.in_doubt(batch, "the leader's answer does not name it")
+            else:
+                self._forwarding.answered(batch, outcome)

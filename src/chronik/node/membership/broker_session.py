@@ -1,0 +1,238 @@
+"""This broker's standing with the controller: it registers, heartbeats, and holds a lease to lead.
+
+The lease counts from when a heartbeat was sent, so that the controller, which counts from when it came, never takes a
+broker for dead that may still serve. A broker that was paused finds its lease over before it answers anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import UUID
+
+from chronik.metadata.calls import HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
+from chronik.metadata.image import NO_LEADER, ClusterImage
+from chronik.node.config import ConfigError
+from chronik.node.membership.controller_client import ControllerClient
+from chronik.node.membership.internal_api import RegisteredResult
+from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.observe.logging import Logger
+from chronik.wire.errors import ErrorCode, KafkaError
+
+HEARTBEAT_INTERVAL_S = 0.3
+HEARTBEAT_TIMEOUT_S = 1.0
+REGISTER_TIMEOUT_S = 2.0
+LEAVING_INTERVAL_S = 0.02
+"""While it waits to leave, a broker asks often: whoever led in its place is what clients wait for."""
+
+LEAVING_SILENCE_S = 1.0
+"""Without a controller nobody can take over: a broker that wants to leave does not wait for that longer."""
+
+UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered)
+
+
+class BrokerSession:
+    """Owned by the loop.
+
+    Invariant: while `lease_is_valid`, the controller has not made another broker lead what this one leads in the image.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: ControllerClient,
+        metadata: RaftMetadataLog,
+        registration: RegisterBrokerCall,
+        settled: Callable[[], Awaitable[None]],
+        on_hand_over: Callable[[Sequence[HandOver]], None],
+        on_replaced: Callable[[Exception], None],
+        cannot_write: Callable[[], bool],
+        log: Logger,
+    ) -> None:
+        """`settled` returns when the partitions follow the image as it is now; `cannot_write`: the disk is stuck."""
+        self.broker_epoch = -1
+        self.applied_version = 0
+        self._loop = loop
+        self._client = client
+        self._metadata = metadata
+        self.registration = registration
+        self._settled = settled
+        self._on_hand_over = on_hand_over
+        self._on_replaced = on_replaced
+        self._cannot_write = cannot_write
+        self._is_removed = False
+        self._is_relieved = False
+        self._answered_s = 0.0
+        self._log = log
+        self._lease_until_s = 0.0
+        self._is_leaving = False
+        self._has_news = False
+        self._is_fenced: bool | None = None
+        self._poked = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._left = asyncio.Event()
+
+    @property
+    def incarnation(self) -> UUID:
+        return self.registration.incarnation
+
+    @property
+    def lease_is_valid(self) -> bool:
+        """Whether this broker may act as the leader that its image says it is."""
+        return self._loop.time() < self._lease_until_s
+
+    # -- coming --------------------------------------------------------------------------------------------------------
+
+    async def register(self) -> None:
+        """Tells the controller that this process is there; done when this node's own image has it."""
+        result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
+        assert isinstance(result, RegisteredResult)
+        self.broker_epoch = result.broker_epoch
+
+    def start(self) -> None:
+        """Heartbeats from now on."""
+        self._metadata.subscribe(self._metadata_changed)
+        self._follow()
+        self._beating = self._loop.create_task(self._beat(), name="heartbeats")
+
+    async def unfenced(self) -> None:
+        """Waits until the controller lets this broker lead and join ISRs."""
+        while True:
+            broker = self._metadata.image.brokers.get(self.registration.broker_id)
+            if broker is not None and broker.epoch == self.broker_epoch and not broker.is_fenced:
+                return
+            await self._metadata.applied(self._metadata.version + 1)
+
+    # -- going ---------------------------------------------------------------------------------------------------------
+
+    async def leave(self, timeout_s: float) -> bool:
+        """Asks to be relieved of all that it leads; tells whether that was done in time."""
+        if self._beating is None:
+            return False
+        self._is_leaving = True
+        self._answered_s = self._loop.time()
+        self._poked.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._left.wait()
+        except TimeoutError:
+            return False
+        return self._is_relieved
+
+    def removed(self) -> None:
+        """The cluster has let this broker go: it leads nothing and does not come back."""
+        self._is_removed = self._is_relieved = True
+        self._left.set()
+
+    async def close(self) -> None:
+        for task in (self._beating, self._settling):
+            if task is not None:
+                task.cancel()
+        self._lease_until_s = 0.0
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """There is news for the controller that should not wait for the next heartbeat."""
+        self._poked.set()
+
+    async def _beat(self) -> None:
+        while True:
+            self._poked.clear()
+            try:
+                await self._heartbeat()
+            except Exception:
+                # Whatever it was, without heartbeats this broker would be taken for dead.
+                self._log.exception("heartbeat_failed")
+            interval_s = LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S
+            try:
+                async with asyncio.timeout(interval_s):
+                    await self._poked.wait()
+            except TimeoutError:
+                continue
+
+    async def _heartbeat(self) -> None:
+        registration = self.registration
+        call = HeartbeatCall(
+            registration.broker_id,
+            registration.incarnation,
+            self.broker_epoch,
+            self.applied_version,
+            self._is_leaving,
+            self._cannot_write(),
+        )
+        sent_s = self._loop.time()
+        if self._is_leaving and sent_s - self._answered_s > LEAVING_SILENCE_S:
+            self._left.set()
+            return
+        try:
+            result = await self._client.call(call, HEARTBEAT_TIMEOUT_S, waits_for_image=False)
+            assert isinstance(result, HeartbeatResult)
+        except KafkaError as error:
+            if error.code is ErrorCode.duplicate_broker_registration:
+                # The controller counts on the other process: nothing is answered in its name from here on.
+                self._lease_until_s = 0.0
+                self._on_replaced(ConfigError(error.message))
+            elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
+                await self._register_again(error)
+            return
+        self._answered_s = self._loop.time()
+        self._lease_until_s = max(self._lease_until_s, sent_s + result.lease_ms / 1000)
+        if result.is_fenced != self._is_fenced:
+            self._is_fenced = result.is_fenced
+            self._log.info("broker_fenced" if result.is_fenced else "broker_active", epoch=self.broker_epoch)
+        if result.hand_overs:
+            self._on_hand_over(result.hand_overs)
+        if result.should_shut_down:
+            self._is_relieved = True
+            self._left.set()
+
+    async def _register_again(self, reason: KafkaError) -> None:
+        self._log.warning("broker_registers_again", reason=reason.message)
+        try:
+            await self.register()
+        except KafkaError as error:
+            self._log.warning("broker_not_registered", reason=error.message)
+
+    # -- how far this broker follows the image -------------------------------------------------------------------------
+
+    def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        self._has_news = self._has_news or any(is_structural(event) or self._makes_way(event) for event in events)
+        self._follow()
+        for event in events:
+            if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
+                # A lease is granted from now on: clients need not wait for the next heartbeat.
+                self._poked.set()
+
+    def _makes_way(self, event: Event) -> bool:
+        """Whether the next leader of a partition waits for this broker to know that it leads no more."""
+        if not isinstance(event, LeaderChanged):
+            return False
+        partition = event.partition
+        return partition.leader == NO_LEADER and partition.last_known_leader == self.registration.broker_id
+
+    def _follow(self) -> None:
+        if self._settling is None:
+            self._settling = self._loop.create_task(self._settle(), name="follow-image")
+
+    async def _settle(self) -> None:
+        """Notes each version that the partitions have followed; others may wait for the news of it."""
+        while self.applied_version < self._metadata.version:
+            version, has_news = self._metadata.version, self._has_news
+            self._has_news = False
+            try:
+                await self._settled()
+            except Exception:
+                self._log.exception("image_not_followed", version=version)
+                break
+            self.applied_version = version
+            if has_news or self._is_fenced is not False:
+                self._poked.set()
+        self._settling = None
+
+
+def is_structural(event: Event) -> bool:
+    """Whether somebody may wait for all brokers to follow."""
+    return isinstance(event, TopicCreated | TopicDeleted | PartitionsCreated)

@@ -1,0 +1,126 @@
+"""Calls to the controller, wherever it is: found, asked, and asked again where it moved, until a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from chronik.client.errors import ClientError
+from chronik.node.membership.internal_api import (
+    Call,
+    CallReply,
+    EnvelopeReply,
+    InternalKey,
+    Result,
+    decode_call_reply,
+    encode,
+    refusal_of,
+)
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+
+if TYPE_CHECKING:
+    from chronik.node.membership.metadata_log import RaftMetadataLog
+    from chronik.node.membership.peers import Peers
+
+R = TypeVar("R", CallReply, EnvelopeReply)
+
+CALL_TIMEOUT_S = 30.0
+RETRY_PAUSE_S_MIN = 0.02
+RETRY_PAUSE_S_MAX = 0.25
+NOBODY = -1
+
+
+class ControllerClient:
+    """Owned by the loop. A call may be carried out twice where its first answer was lost: all calls bear that."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node_id: int,
+        metadata: RaftMetadataLog,
+        peers: Peers,
+        answer_here: Callable[[Call, int], Awaitable[CallReply]],
+    ) -> None:
+        self._loop = loop
+        self._node_id = node_id
+        self._metadata = metadata
+        self._peers = peers
+        self._answer_here = answer_here
+        self._turn = 0
+
+    async def call(self, call: Call, timeout_s: float = CALL_TIMEOUT_S, *, waits_for_image: bool = True) -> Result:
+        """What the controller answers. KafkaError where it refuses, or where none answers in time (REQUEST_TIMED_OUT).
+
+        Unless told otherwise, returns once this node's own image has what the call did.
+        """
+        deadline_s = self._loop.time() + timeout_s
+        reply = await self.ask(
+            InternalKey.CONTROLLER_CALL,
+            encode(call),
+            decode_call_reply,
+            lambda: self._answer_here(call, self._node_id),
+            deadline_s,
+        )
+        refusal = refusal_of(reply)
+        if refusal is not None:
+            raise refusal
+        assert reply.result is not None
+        if waits_for_image:
+            await self.image_has(reply.version, deadline_s)
+        return reply.result
+
+    async def ask(
+        self,
+        key: InternalKey,
+        body: bytes,
+        decode: Callable[[memoryview], R],
+        answer_here: Callable[[], Awaitable[R]],
+        deadline_s: float,
+    ) -> R:
+        """The answer of whoever is the controller; this node answers itself where it is the one."""
+        pause_s = RETRY_PAUSE_S_MIN
+        hint = NOBODY
+        while True:
+            asked = hint if hint != NOBODY else self._metadata.controller_id
+            hint = NOBODY
+            reason = "no controller is known"
+            if asked == NOBODY:
+                # A node that belongs to no group yet, or no more, hears of no leader: others may know.
+                asked = self._next_peer()
+            try:
+                reply: R | None = None
+                if asked == self._node_id:
+                    reply = await answer_here()
+                elif asked != NOBODY:
+                    left_s = max(0.0, deadline_s - self._loop.time())
+                    reply = decode(await self._peers.call(asked, key, body, left_s))
+                if reply is not None and reply.is_controller:
+                    return reply
+                if reply is not None:
+                    reason = f"node {asked} is not the controller"
+                    hint = reply.controller_id if reply.controller_id != asked else NOBODY
+            except (ClientError, MalformedRequest) as error:
+                reason = str(error)
+            if deadline_s - self._loop.time() <= pause_s:
+                raise KafkaError(ErrorCode.request_timed_out, f"the controller could not be asked: {reason}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
+
+    def _next_peer(self) -> int:
+        """The connected peers in turn."""
+        connected = [peer for peer in self._peers.known() if self._peers.is_connected(peer)]
+        if not connected:
+            return NOBODY
+        self._turn += 1
+        return connected[self._turn % len(connected)]
+
+    async def image_has(self, version: int, deadline_s: float) -> None:
+        """Waits until this node's own image is at least as new; REQUEST_TIMED_OUT where that takes too long."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._metadata.applied(version)
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.request_timed_out, f"done, but this node has not heard of version {version} yet"
+            ) from None

@@ -1,0 +1,331 @@
+"""Carries out on the controller what the pure controller decides, and answers the calls of brokers.
+
+Every node has one. It acts while this node leads the Raft group and has applied all that earlier leaders committed: one
+task asks `metadata.controller.Controller` what is due and proposes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from chronik.metadata.calls import (
+    AlterIsrCall,
+    HeartbeatCall,
+    HeartbeatResult,
+    RegisterBrokerCall,
+    ReportedResult,
+    ReportReplicasCall,
+)
+from chronik.metadata.commands import AllocateProducerIds, Command
+from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
+from chronik.metadata.events import Event, ProducerIdsAllocated
+from chronik.metadata.image import ClusterImage
+from chronik.metadata.index import Key
+from chronik.metadata.registration import plan_unregistration
+from chronik.node.admin.partition_plans import propose_plan
+from chronik.node.admin.topic_creation import NewTopic, create_topic
+from chronik.node.membership.internal_api import (
+    AllocateProducerIdsCall,
+    Call,
+    CallReply,
+    CreateTopicCall,
+    Done,
+    ProducerIdsResult,
+    RegisteredResult,
+    Result,
+    TopicCreatedResult,
+)
+from chronik.node.membership.metadata_log import NotController
+from chronik.raft.membership import Promote, Remove
+from chronik.raft.ready import Event as RaftEvent
+from chronik.raft.ready import LeaderEstablished, Reason, Refused, RoleChanged, RoleKind
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+    from chronik.node.membership.cluster_member import ClusterMember
+
+VOTERS_SMALL, VOTERS_LARGE = 3, 5
+
+
+class ControllerService:
+    """Owned by the loop. Invariant: `_controller` is there exactly while this node is the controller."""
+
+    def __init__(self, broker: Broker, member: ClusterMember) -> None:
+        self._broker = broker
+        self._member = member
+        self._loop = broker.loop
+        self._log = broker.log.bind(component="controller")
+        self._controller: Controller | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._waiters: list[tuple[int, tuple[int, ...], asyncio.Future[None]]] = []
+
+    def start(self) -> None:
+        self._member.raft.subscribe(self._raft_event)
+        self._member.metadata.subscribe(self._metadata_changed)
+
+    def close(self) -> None:
+        self._stop()
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _raft_event(self, event: RaftEvent) -> None:
+        match event:
+            case LeaderEstablished():
+                self._stop()
+                self._controller = Controller(self._member.metadata.image, self._now())
+                self._running = self._loop.create_task(self._run(self._controller), name="controller")
+                self._ask_after_the_absent()
+            case RoleChanged(role=role) if role is not RoleKind.LEADER:
+                self._stop()
+
+    def _ask_after_the_absent(self) -> None:
+        """Whoever is gone, the former controller first of all, was so before this one could be told."""
+        peers = self._member.peers
+        for node_id in peers.known():
+            if not peers.is_connected(node_id):
+                peers.probe(node_id)
+
+    def _stop(self) -> None:
+        self._controller = None
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+        waiters, self._waiters = self._waiters, []
+        for _, _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(NotController(self._member.metadata.controller_id))
+
+    def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        if self._controller is not None:
+            self._controller.image_applied(image)
+            self._wake.set()
+
+    def broker_gone(self, broker_id: int) -> None:
+        """The broker's address refuses connections: its process is gone."""
+        if self._controller is not None:
+            self._controller.broker_gone(broker_id, self._now())
+            self._wake.set()
+
+    def _now(self) -> int:
+        return self._member.raft.now()
+
+    # -- what is due ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, controller: Controller) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._propose_all(controller.due(self._now()))
+                self._change_membership()
+            except NotController:
+                # Another node leads, and this task is about to end.
+                await asyncio.sleep(DUE_INTERVAL_MS / 1000)
+            except Exception:
+                self._log.exception("controller_failed")
+                await asyncio.sleep(DUE_INTERVAL_MS / 1000)
+            self._answer_waiters(controller)
+            try:
+                async with asyncio.timeout(DUE_INTERVAL_MS / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _propose_all(self, commands: Iterable[Command]) -> None:
+        """Proposes in order and waits for all. A command that does not fit any more is decided anew next time."""
+        submitted: list[tuple[Command, asyncio.Future[list[Event]]]] = []
+        for command in commands:
+            try:
+                submitted.append((command, self._member.metadata.submit(command)))
+            except NotController:
+                raise
+            except KafkaError as error:
+                self._log.debug("command_refused", command=type(command).__name__, reason=error.message)
+        for command, done in submitted:
+            try:
+                await asyncio.shield(done)
+            except KafkaError as error:
+                self._log.debug("command_refused", command=type(command).__name__, reason=error.message)
+            else:
+                self._log.debug("command_applied", command=type(command).__name__)
+
+    def _change_membership(self) -> None:
+        """Nodes that ask to join become learners, and voters while there are too few."""
+        raft = self._member.raft
+        members = len(raft.node.membership.members)
+        voters_max = 1 if members < VOTERS_SMALL else VOTERS_LARGE if members >= VOTERS_LARGE else VOTERS_SMALL
+        change = raft.node.suggested_change(voters_max)
+        if change is None:
+            return
+        outcome = raft.propose_membership(change)
+        if isinstance(outcome, Refused):
+            self._log.debug("membership_refused", change=str(change), reason=outcome.reason.value)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def answer(self, call: Call, caller_id: int) -> CallReply:
+        """What the controller says to a broker's call; where this node is not it, who may be.
+
+        `caller_id` is the node that has proven to have sent it: a node may speak for itself only.
+        """
+        node_id, metadata = self._broker.node_id, self._member.metadata
+        claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
+        if claimed_id != caller_id:
+            self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
+            message = f"node {caller_id} may not speak for node {claimed_id}"
+            return CallReply(True, node_id, metadata.version, ErrorCode.cluster_authorization_failed, message)
+        controller = self._controller
+        if controller is None:
+            return CallReply(False, metadata.controller_id)
+        try:
+            result = await self._carry_out(controller, call)
+        except KafkaError as error:
+            if error.code is ErrorCode.not_controller:
+                return CallReply(False, error.controller_id if isinstance(error, NotController) else node_id)
+            return CallReply(True, node_id, metadata.version, error.code, error.message)
+        except Exception:
+            self._log.exception("controller_call_failed", call=type(call).__name__)
+            message = "unexpected error; the controller's log has it"
+            return CallReply(True, node_id, metadata.version, ErrorCode.unknown_server_error, message)
+        return CallReply(True, node_id, metadata.version, result=result)
+
+    async def _carry_out(self, controller: Controller, call: Call) -> Result:
+        metadata = self._member.metadata
+        match call:
+            case HeartbeatCall():
+                return self._heartbeat(controller, call)
+            case AlterIsrCall():
+                await metadata.propose(lambda image: controller.alter_isr(image, call, self._now()))
+                return Done()
+            case RegisterBrokerCall():
+                self._check_member(call)
+                await metadata.propose(lambda image: controller.register(image, call, self._now()))
+                return RegisteredResult(metadata.image.brokers[call.broker_id].epoch)
+            case ReportReplicasCall():
+                plan = await propose_plan(metadata, lambda image: controller.report(image, call, self._now()))
+                self._wake.set()
+                return ReportedResult(tuple("" if error is None else error.message for error in plan.outcomes))
+            case AllocateProducerIdsCall(broker_id=broker_id, count=count):
+                events = await metadata.propose(AllocateProducerIds(broker_id, count))
+                allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))
+                return ProducerIdsResult(allocated.first, allocated.count)
+            case CreateTopicCall():
+                new = NewTopic(call.name, call.num_partitions, call.replication_factor, call.assignments, call.configs)
+                created = await create_topic(self._broker, new, by_broker=call.by_broker)
+                return TopicCreatedResult(created.id)
+
+    def _heartbeat(self, controller: Controller, call: HeartbeatCall) -> HeartbeatResult:
+        now_ms = self._now()
+        result = controller.heartbeat(call, now_ms, self._member.raft.led_at_ms())
+        self._wake.set()
+        return result
+
+    def _check_member(self, call: RegisterBrokerCall) -> None:
+        """A node that was removed may not come back by registering; with an empty folder it joins anew."""
+        known = self._member.raft.node.membership.member(call.broker_id)
+        if known is None or (call.folder_id is not None and known.store != call.folder_id):
+            raise KafkaError(
+                ErrorCode.invalid_registration,
+                f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
+            )
+
+    # -- who leads ----------------------------------------------------------------------------------------------------
+
+    async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
+        """Has preferred leaders lead, and waits for it; what kept each partition from that, if anything."""
+        controller, metadata = self._controller, self._member.metadata
+        if controller is None:
+            raise NotController(metadata.controller_id)
+        outcomes = controller.elect_preferred(wanted, self._now())
+        asked = [key for key, error in zip(wanted, outcomes, strict=True) if error is None]
+
+        def are_led() -> bool:
+            return all(_is_led_by_preferred(metadata.image, key) for key in asked)
+
+        try:
+            async with asyncio.timeout(wait_s):
+                while not are_led():
+                    await metadata.applied(metadata.version + 1)
+        except TimeoutError:
+            late = KafkaError(ErrorCode.request_timed_out, "not handed over in time; it may still be")
+            return [
+                late if error is None and not _is_led_by_preferred(metadata.image, key) else error
+                for key, error in zip(wanted, outcomes, strict=True)
+            ]
+        return outcomes
+
+    # -- who leaves ----------------------------------------------------------------------------------------------------
+
+    async def remove_node(self, node_id: int) -> None:
+        """A node leaves for good: its registration goes, then its vote, which a learner gets first.
+
+        INVALID_REQUEST while it has replicas. Where the node is this one, another becomes the controller, who is to be
+        asked again.
+        """
+        metadata, raft = self._member.metadata, self._member.raft
+        membership, registered = raft.node.membership, metadata.image.brokers.get(node_id)
+        member = membership.member(node_id)
+        if member is None and registered is None:
+            raise KafkaError(ErrorCode.broker_id_not_registered, f"node {node_id} is not in this cluster")
+        if node_id == self._broker.node_id:
+            refused = raft.transfer_leadership()
+            if refused is not None:
+                raise KafkaError(ErrorCode.invalid_request, f"node {node_id} cannot leave: {refused.detail}")
+            raise NotController(-1)
+        if registered is not None:
+            await metadata.propose(lambda image: plan_unregistration(image, node_id))
+        if member is None:
+            return
+        if member.is_voter:
+            learners = [other for other in membership.members if not other.is_voter]
+            if learners:
+                await self._have_member(Promote(learners[0].node_id))
+        await self._have_member(Remove(node_id))
+
+    async def _have_member(self, change: Promote | Remove) -> None:
+        """Proposes a change of the membership until it is in force and committed."""
+        raft = self._member.raft
+        while self._controller is not None:
+            member = raft.node.membership.member(change.node_id)
+            is_in_force = member is None if isinstance(change, Remove) else member is not None and member.is_voter
+            if is_in_force and not raft.is_changing_members:
+                return
+            if not is_in_force:
+                outcome = raft.propose_membership(change)
+                if isinstance(outcome, Refused) and outcome.reason is Reason.INVALID:
+                    raise KafkaError(ErrorCode.invalid_request, outcome.detail)
+            await asyncio.sleep(DUE_INTERVAL_MS / 1000)
+        raise NotController(self._member.metadata.controller_id)
+
+    # -- who follows the image -----------------------------------------------------------------------------------------
+
+    async def applied_by(self, version: int, broker_ids: Iterable[int]) -> None:
+        """Waits until those of the brokers that are there carry out the image up to `version`."""
+        controller = self._controller
+        if controller is None:
+            raise NotController(self._member.metadata.controller_id)
+        wanted = tuple(broker_ids)
+        if controller.has_applied(version, wanted):
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((version, wanted, waiter))
+        await waiter
+
+    def _answer_waiters(self, controller: Controller) -> None:
+        waiting, self._waiters = self._waiters, []
+        for version, wanted, waiter in waiting:
+            if waiter.done():
+                continue
+            if controller.has_applied(version, wanted):
+                waiter.set_result(None)
+            else:
+                self._waiters.append((version, wanted, waiter))
+
+
+def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:
+    """Or is not there any more."""
+    partition = image.partition(*key)
+    return partition is None or partition.leader == partition.replicas[0]

@@ -1,0 +1,323 @@
+"""The ordered, durable log of metadata commands, and the image that results from it.
+
+`MetadataLog` is the seam: whoever wants metadata changed proposes a command and gets the events once it is agreed on
+and applied here. `RaftMetadataLog` orders the commands by Raft; a node alone is a Raft group of one. Only the
+controller, the leader of that group, takes proposals: it checks each one against the image that all before it lead to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from chronik.metadata.apply import apply
+from chronik.metadata.commands import Command, decode_command, encode_command
+from chronik.metadata.difference import events_between
+from chronik.metadata.events import Event
+from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.node.environment import Environment
+from chronik.node.membership.raft_service import RaftService
+from chronik.observe.logging import Logger
+from chronik.raft.entries import Entry, EntryKind, RaftError, Snapshot
+from chronik.raft.ready import Event as RaftEvent
+from chronik.raft.ready import LeaderEstablished, ProposalId, Reason, Refused, RoleChanged, RoleKind
+from chronik.wire.errors import ErrorCode, KafkaError
+
+SNAPSHOT_COMMANDS = 1000
+"""A snapshot is taken after so many commands: replay at start stays in the tens of milliseconds."""
+
+WAITING_COMMANDS_MAX = 10_000
+"""Beyond this many waiting commands a proposal is refused rather than queued."""
+
+PROPOSAL_TIMEOUT_S = 30.0
+CLOSE_WAIT_S = 1.0
+
+Proposal: TypeAlias = Command | Callable[[ClusterImage], Command]
+Listener: TypeAlias = Callable[[ClusterImage, Sequence[Event]], None]
+
+
+class NotController(KafkaError):
+    """Another node is the controller: `controller_id`, or -1 where none is known. Nothing was done."""
+
+    def __init__(self, controller_id: int) -> None:
+        where = f"node {controller_id} is" if controller_id >= 0 else "no controller is known"
+        super().__init__(ErrorCode.not_controller, f"this node is not the controller: {where}")
+        self.controller_id = controller_id
+
+
+class MetadataLog(Protocol):
+    """Where metadata changes are proposed and seen. Owned by the node's loop."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """The image after every command that is agreed on and applied here."""
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this node may propose."""
+
+    @property
+    def controller_id(self) -> int:
+        """The controller as far as known here; -1 for none."""
+
+    async def propose(self, proposal: Proposal) -> list[Event]:
+        """Has one command agreed on, applies it, and returns what it changed.
+
+        A function gets the image with all earlier proposals applied and returns the command, or raises: that is where
+        validation belongs, since no other command can come between. What it raises is raised here, and nothing is
+        written. NotController where nothing was done either; KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT where the
+        command may still take effect.
+        """
+
+    def subscribe(self, listener: Listener) -> None:
+        """Calls `listener(image, events)` on the loop after each applied command, before its proposer goes on."""
+
+    async def applied(self, version: int) -> None:
+        """Waits until the image here is at least as new as `version`."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One proposal on its way, with what it leads to where nothing comes between."""
+
+    before: ClusterImage
+    image: ClusterImage
+    events: list[Event]
+    done: asyncio.Future[list[Event]]
+
+
+class RaftMetadataLog:
+    """The metadata as this node has applied it.
+
+    Invariant: `image` holds exactly the commands that were handed out as committed. While this node is the controller,
+    `_projected` holds these and all that wait, so each proposal is checked against everything before it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: Logger) -> None:
+        self._loop = loop
+        self._log = log.bind(component="metadata")
+        self._raft: RaftService
+        self._image = ClusterImage()
+        self._projected = self._image
+        self._is_controller = False
+        self._applied_index = 0
+        self._snapshot_index = 0
+        self._waiting: dict[ProposalId, _Waiting] = {}
+        self._write_error: Exception | None = None
+        self._listeners: list[Listener] = []
+        self._version_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._is_closed = False
+
+    def attach(self, raft: RaftService) -> None:
+        """The group that orders the commands. Called once, before its start."""
+        self._raft = raft
+        raft.subscribe(self._raft_event)
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def image(self) -> ClusterImage:
+        return self._image
+
+    @property
+    def version(self) -> int:
+        return self._image.version
+
+    @property
+    def applied_index(self) -> int:
+        """The last entry of the Raft log that was applied here; it is durable here."""
+        return self._applied_index
+
+    @property
+    def is_controller(self) -> bool:
+        return self._is_controller
+
+    @property
+    def controller_id(self) -> int:
+        return self._raft.leader_id
+
+    def subscribe(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    async def applied(self, version: int) -> None:
+        if self._image.version >= version:
+            return
+        reached: asyncio.Future[None] = self._loop.create_future()
+        self._version_waiters.append((version, reached))
+        await reached
+
+    # -- proposing -----------------------------------------------------------------------------------------------------
+
+    async def propose(self, proposal: Proposal) -> list[Event]:
+        done = self.submit(proposal)
+        try:
+            async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                # Shielded: a proposer that gives up does not take back what later ones were checked against.
+                return await asyncio.shield(done)
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.request_timed_out, "no majority has agreed to this yet; it may still be done"
+            ) from None
+
+    def submit(self, proposal: Proposal) -> asyncio.Future[list[Event]]:
+        """Proposes without waiting. Raises what speaks against the proposal; the future tells what becomes of it."""
+        if not self._is_controller or self._is_closed:
+            raise NotController(self.controller_id if not self._is_controller else -1)
+        if len(self._waiting) >= WAITING_COMMANDS_MAX:
+            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+        if self._write_error is not None and self._raft.is_alone:
+            # With others it may be agreed on all the same, and shows that they can write.
+            raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
+        command = proposal(self._projected) if callable(proposal) else proposal
+        image, events = apply(self._projected, command)
+        outcome = self._raft.propose(encode_command(command))
+        if isinstance(outcome, Refused):
+            raise self._refusal(outcome)
+        done: asyncio.Future[list[Event]] = self._loop.create_future()
+        done.add_done_callback(_retrieve)
+        self._waiting[outcome] = _Waiting(self._projected, image, events, done)
+        self._projected = image
+        return done
+
+    def _refusal(self, refused: Refused) -> KafkaError:
+        if refused.reason is Reason.TOO_LARGE:
+            return KafkaError(ErrorCode.policy_violation, "the change is too large for one command: split it")
+        if refused.reason is Reason.BUSY:
+            return KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+        return NotController(-1 if refused.leader is None else refused.leader)
+
+    async def close(self) -> None:
+        """Takes no more proposals and finishes those it took, if that is soon; then nothing is applied any more."""
+        self._is_closed = True
+        waiting = [each.done for each in self._waiting.values() if not each.done.done()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=CLOSE_WAIT_S)
+        self._is_controller = False
+        await self._raft.close()
+        self._fail_waiting(KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still be done"))
+        for _, waiter in self._version_waiters:
+            if not waiter.done():
+                waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
+                waiter.exception()  # retrieved: whoever waited may be gone
+
+    # -- what Raft tells -----------------------------------------------------------------------------------------------
+
+    def _raft_event(self, event: RaftEvent) -> None:
+        match event:
+            case LeaderEstablished():
+                self._projected = self._image
+                self._is_controller = True
+            case RoleChanged(role=role) if role is not RoleKind.LEADER:
+                # What waits may still be agreed on under the next leader, or be dropped: Raft tells which.
+                self._is_controller = False
+                if self._raft.is_storage_failed:
+                    # But nothing is applied here before it can be written here.
+                    self._fail_waiting(_taken_over())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        try:
+            image = decode_image(snapshot.data)
+        except ValueError as error:
+            raise RaftError(f"a snapshot that this version cannot read ({error}): use the one that wrote it") from None
+        events = events_between(self._image, image)
+        self._applied_index = self._snapshot_index = snapshot.index
+        self._set_image(image, events)
+        lost = [proposal for proposal in self._waiting if proposal.index <= snapshot.index]
+        for proposal in lost:
+            waiting = self._waiting.pop(proposal)
+            if not waiting.done.done():
+                waiting.done.set_exception(_taken_over())
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._applied_index = entry.index
+            if entry.kind is EntryKind.COMMAND:
+                self._apply(entry)
+        if self._applied_index - self._snapshot_index >= SNAPSHOT_COMMANDS:
+            self._snapshot_index = self._applied_index
+            self._raft.compact(self._applied_index, encode_image(self._image))
+
+    def _apply(self, entry: Entry) -> None:
+        waiting = self._waiting.pop(ProposalId(entry.index, entry.term), None)
+        if waiting is not None and waiting.before is self._image:
+            self._set_image(waiting.image, waiting.events)
+            if not waiting.done.done():
+                waiting.done.set_result(waiting.events)
+            return
+        try:
+            command = decode_command(entry.data)
+        except ValueError as error:
+            raise RaftError(
+                f"metadata command {entry.index} cannot be read ({error}): was it written by a newer version?"
+            ) from None
+        try:
+            image, events = apply(self._image, command)
+        except KafkaError as error:
+            # It does not fit what came before it, and is refused alike on every node.
+            if waiting is not None and not waiting.done.done():
+                waiting.done.set_exception(error)
+            return
+        self._set_image(image, events)
+        if waiting is not None and not waiting.done.done():
+            waiting.done.set_result(events)
+
+    def _set_image(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        self._image = image
+        for listener in self._listeners:
+            try:
+                listener(image, events)
+            except Exception:
+                # The command stands, and the other listeners and commands go on.
+                self._log.exception("metadata_listener_failed", version=image.version)
+        if self._version_waiters:
+            still = []
+            for version, waiter in self._version_waiters:
+                if version > image.version and not waiter.done():
+                    still.append((version, waiter))
+                elif not waiter.done():
+                    waiter.set_result(None)
+            self._version_waiters = still
+
+    def dropped(self, proposals: Sequence[ProposalId]) -> None:
+        for proposal in proposals:
+            waiting = self._waiting.pop(proposal, None)
+            if waiting is not None and not waiting.done.done():
+                waiting.done.set_exception(NotController(self.controller_id))
+
+    def write_failed(self, error: Exception) -> None:
+        self._write_error = error
+        if self._raft.is_alone or not self._is_controller:
+            # A controller of several nodes waits: they may agree on it, and the next decision depends on the outcome.
+            self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
+
+    def write_recovered(self) -> None:
+        self._write_error = None
+
+    def _fail_waiting(self, error: KafkaError) -> None:
+        """The commands stay in the log, and may be agreed on later; nobody may wait for that without end."""
+        for waiting in self._waiting.values():
+            if not waiting.done.done():
+                waiting.done.set_exception(error)
+
+
+def _taken_over() -> KafkaError:
+    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may be done")
+
+
+def _retrieve(done: asyncio.Future[list[Event]]) -> None:
+    """A proposer that went away is no unhandled error."""
+    if not done.cancelled():
+        done.exception()
+
+
+def new_cluster_id(env: Environment) -> str:
+    """A random id as Kafka writes it: 16 bytes in URL-safe base64 without padding, not starting with a dash."""
+    while True:
+        cluster_id = base64.urlsafe_b64encode(env.new_uuid().bytes).decode().rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id

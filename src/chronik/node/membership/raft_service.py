@@ -1,0 +1,340 @@
+"""Drives the Raft core on the node's loop: timers and messages in, messages and writes out, in the order it asks for.
+
+The core decides everything. Here are only its timer, the one write that may be under way in the executor, and the way
+of its messages to the peers. What is committed goes to the `StateMachine`, on the loop, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from chronik.node.disk_watch import NO_ANSWER, DiskWatch
+from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.node.environment import Environment
+from chronik.node.membership.internal_api import InternalKey
+from chronik.node.membership.peers import Peers
+from chronik.node.membership.raft_store import RaftStore, is_full
+from chronik.node.membership.sqlite_file import StoreError
+from chronik.observe.logging import Logger
+from chronik.raft.entries import Entry, RaftError, Snapshot
+from chronik.raft.membership import MembershipChange
+from chronik.raft.messages import Message, decode_message, encode_message
+from chronik.raft.node import RaftNode
+from chronik.raft.ready import (
+    Event,
+    LeaderEstablished,
+    MembershipChanged,
+    NodeIdTaken,
+    ProposalId,
+    Ready,
+    Refused,
+    RoleChanged,
+)
+
+WRITE_RETRY_S = 1.0
+NO_LEADER = -1
+NEVER_MS = -(1 << 60)
+
+
+class StateMachine(Protocol):
+    """What the log is for."""
+
+    def restore(self, snapshot: Snapshot) -> None: ...
+
+    def apply(self, entries: Sequence[Entry]) -> None: ...
+
+    def dropped(self, proposals: Sequence[ProposalId]) -> None:
+        """These will surely never be applied."""
+
+    def write_failed(self, error: Exception) -> None:
+        """The store does not take what was proposed; it is tried again, and may be applied after all."""
+
+    def write_recovered(self) -> None: ...
+
+
+class RaftService:
+    """One member of the group. Owned by the loop.
+
+    Invariant: messages of a Ready that speak of what it persists leave after the store has it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        node: RaftNode,
+        store: RaftStore,
+        peers: Peers,
+        machine: StateMachine,
+        log: Logger,
+        on_fatal: Callable[[Exception], None],
+        disk: DiskWatch,
+    ) -> None:
+        self.node = node
+        self._loop = loop
+        self._env = env
+        self._disk = disk
+        self._store = store
+        self._peers = peers
+        self._machine = machine
+        self._log = log.bind(component="raft")
+        self._on_fatal = on_fatal
+        self._listeners: list[Callable[[Event], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
+        self._is_pump_due = False
+        self._writing: asyncio.Task[None] | None = None
+        self._job: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self.is_alone = _is_alone(node)
+        """Whether this node is the only member: whatever it decides is agreed on."""
+        self.write_error: Exception | None = None
+        """Why the store does not take what it has to; None while it does."""
+        self.is_storage_failed = False
+        """Whether that is so, or any other write of this node hangs: then it should not lead."""
+        self.is_changing_members = False
+        """Whether the membership in force is not committed yet, as far as the events tell."""
+        self._taken_ids: dict[int, None] = {}
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._disk.subscribe(self._storage_changed)
+        self._tick()
+
+    async def close(self) -> None:
+        """Lets the write that runs end, then closes the store; waits for neither if the disk does not answer."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            self._writing.cancel()
+        try:
+            if self._job is not None:
+                # Not the task: that may have been cancelled, and the thread writes on all the same.
+                await self._disk.wait(asyncio.gather(self._job, return_exceptions=True))
+            await self._disk.wait(self._loop.run_in_executor(self._env.executor, self._store.close))
+        except TimeoutError as error:
+            self._log.error("raft_store_not_closed", reason=str(error))
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Calls back with each event of the core, after what was committed before it is applied."""
+        self._listeners.append(listener)
+
+    # -- what others ask -----------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    @property
+    def leader_id(self) -> int:
+        leader = self.node.leader
+        return NO_LEADER if leader is None else leader
+
+    def led_at_ms(self) -> int:
+        """A time as late as possible at which surely no other node led: now, while this one has the lease."""
+        until_ms, now_ms = self.node.leader_lease_until_ms, self.now()
+        if until_ms is None:
+            return NEVER_MS
+        return now_ms if now_ms < until_ms else until_ms
+
+    # -- events in -----------------------------------------------------------------------------------------------------
+
+    def received(self, peer_id: int, data: bytes) -> None:
+        """A message of a peer, whose connection has proven that it is this one."""
+        try:
+            message = decode_message(data)
+        except ValueError as error:
+            self._log.warning("raft_message_refused", peer=peer_id, reason=str(error))
+            return
+        if message.source != peer_id:
+            self._log.error("raft_message_refused", peer=peer_id, reason=f"it says that node {message.source} sent it")
+        elif not self._is_closed:
+            self._step(lambda: self.node.step(message, self.now()))
+
+    def propose(self, data: bytes) -> ProposalId | Refused:
+        outcome = self.node.propose(data, self.now())
+        self._pump_soon()
+        return outcome
+
+    def propose_membership(self, change: MembershipChange) -> ProposalId | Refused:
+        outcome = self.node.propose_membership(change, self.now())
+        self._pump_soon()
+        return outcome
+
+    def transfer_leadership(self, target: int | None = None) -> Refused | None:
+        outcome = self.node.transfer_leadership(target, self.now())
+        self._pump_soon()
+        return outcome
+
+    def compact(self, index: int, data: bytes) -> None:
+        self.node.compact(index, data)
+        self._pump_soon()
+
+    def _tick(self) -> None:
+        self._timer = self._timer_ms = None
+        if not self._is_closed:
+            self._step(lambda: self.node.tick(self.now()))
+
+    def _step(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._pump()
+
+    def _pump_soon(self) -> None:
+        """At the end of this turn of the loop: what is proposed together travels together."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    # -- what comes out ------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._is_pump_due = False
+        try:
+            while not self._is_closed and (ready := self.node.ready()) is not None:
+                self._carry_out(ready)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._set_timer()
+
+    def _carry_out(self, ready: Ready) -> None:
+        self._send(ready.messages)
+        if ready.persist is not None:
+            self._writing = self._loop.create_task(self._write(ready), name="raft-write")
+        if ready.restore is not None:
+            self._machine.restore(ready.restore)
+        if ready.committed:
+            self._machine.apply(ready.committed)
+        if ready.proposals_dropped:
+            self._machine.dropped(ready.proposals_dropped)
+        for event in ready.events:
+            self._note(event)
+            for listener in self._listeners:
+                listener(event)
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._peers.send(message.target, InternalKey.RAFT, encode_message(message))
+
+    async def _write(self, ready: Ready) -> None:
+        """Makes one Ready durable, however often that has to be tried, and goes on from there.
+
+        A write that fails is tried again. One that hangs is not: it may still take effect, at any time.
+        """
+        assert ready.persist is not None
+        persist = ready.persist
+        write = self._disk.begin(self._write_is_late)
+        while True:
+            try:
+                self._job = self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
+                await asyncio.shield(self._job)
+                break
+            except Exception as error:
+                if is_full(error):
+                    # The disk answers; it needs room. Meanwhile the node serves what needs none.
+                    write.end()
+                self._write_failed(error, then="it is tried again every second")
+            await asyncio.sleep(WRITE_RETRY_S)
+        write.end()
+        if self.write_error is not None:
+            self.write_error = None
+            self._log.info("raft_write_recovered")
+            self._machine.write_recovered()
+        self._writing = None
+        if not self._is_closed:
+            self._step(lambda: self._persisted(ready))
+            self._storage_changed()
+
+    def _write_is_late(self) -> None:
+        self._write_failed(StoreError(NO_ANSWER), then="other nodes lead until it does")
+
+    def _write_failed(self, error: Exception, then: str) -> None:
+        if self.write_error is None:
+            self._log.error("raft_write_failed", error=str(error), then=then)
+        self.write_error = error
+        self._machine.write_failed(error)
+        self._storage_changed()
+
+    def _storage_changed(self) -> None:
+        """Reports to the core whether this node can write, by what its store and all its other writes show."""
+        is_failed = self.write_error is not None or self._disk.is_stuck
+        if is_failed == self.is_storage_failed or self._is_closed:
+            return
+        self.is_storage_failed = is_failed
+        report = self.node.storage_failed if is_failed else self.node.storage_recovered
+        self._step(lambda: report(self.now()))
+
+    def _persisted(self, ready: Ready) -> None:
+        self.node.persisted(ready, self.now())
+        self._send(ready.messages_after)
+
+    def _set_timer(self) -> None:
+        """A timer that is too early does no harm, so it is moved only to the front."""
+        deadline_ms = self.node.next_deadline_ms()
+        if deadline_ms is None or self._is_closed or (self._timer_ms is not None and self._timer_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        # The next whole millisecond: `now` rounds down, and a timer before its time would only be set again.
+        self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case RoleChanged(role=role, term=term, leader=leader):
+                self._log.info("raft_role", role=role.value, term=term, leader=leader)
+            case LeaderEstablished(term=term):
+                self._log.info("controller_elected", term=term)
+            case MembershipChanged(membership=membership, is_committed=True):
+                self._follow_members()
+                self.is_changing_members = False
+                voters = [member.node_id for member in membership.voters]
+                learners = [member.node_id for member in membership.members if not member.is_voter]
+                self._log.info("members_changed", voters=voters, learners=learners)
+            case MembershipChanged():
+                self._follow_members()
+                self.is_changing_members = True
+            case NodeIdTaken(node_id=node_id) if node_id not in self._taken_ids:
+                self._taken_ids[node_id] = None
+                self._log.error(
+                    "node_id_taken",
+                    peer=node_id,
+                    reason=f"a node with an empty data folder asks to join as node {node_id}, which is alive: "
+                    "give it a node_id of its own",
+                )
+
+    def learn(self, node_id: int, address: str) -> None:
+        """A member can be reached at this address."""
+        try:
+            self._peers.learn(node_id, Endpoint.parse(address))
+        except EndpointError:
+            return
+
+    def _follow_members(self) -> None:
+        self.is_alone = _is_alone(self.node)
+        for member in self.node.membership.members:
+            self.learn(member.node_id, member.address)
+
+    def _fail(self, error: Exception) -> None:
+        """The core found what cannot be, or the state machine did: to go on would spread it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if isinstance(error, RaftError):
+            self._log.error("raft_failed", error=str(error))
+        else:
+            self._log.exception("raft_failed", error=repr(error))
+        self._on_fatal(error)
+
+
+def _is_alone(node: RaftNode) -> bool:
+    return [member.node_id for member in node.membership.members] == [node.node_id]

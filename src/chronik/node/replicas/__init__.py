@@ -1,0 +1,1 @@
+"""The partitions that this node hosts: logs, syncs, both sides of replication, healing and housekeeping."""

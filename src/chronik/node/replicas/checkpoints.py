@@ -1,0 +1,91 @@
+"""How far each log is safely on disk, and how far it is committed: two small files, written now and then.
+
+The recovery point tells an unclean start what is damage and what a crash leaves. So it must be lowered, durably, before
+a log is truncated or removed: otherwise a torn end, in a log that is shorter by right, would pass for damage. And it
+must not be lowered before that where records were lost: it is the only proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from chronik.node.environment import Environment
+from chronik.storage.folder import DataFolder, RecoveryPoint, TopicIdPartition, TopicPartition
+
+if TYPE_CHECKING:
+    from chronik.node.replicas.partition import Partition
+
+
+class Checkpoints:
+    """Owned by the loop; files are written in the executor, one at a time. Who waits shares a write."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        folder: DataFolder,
+        partitions: Mapping[tuple[str, int], Partition],
+    ) -> None:
+        self._loop = loop
+        self._env = env
+        self._folder = folder
+        self._partitions = partitions
+        self._lowered: dict[TopicPartition, int] = {}
+        self._lock = asyncio.Lock()
+        self._asked = 0
+        self._written = 0
+        self._last_points: Mapping[TopicPartition, RecoveryPoint] | None = None
+        self._last_watermarks: Mapping[TopicIdPartition, int] | None = None
+
+    async def write(self) -> None:
+        """Both files as of now, at the latest when this returns."""
+        self._asked += 1
+        asked = self._asked
+        async with self._lock:
+            if self._written >= asked:
+                return
+            asked = self._asked
+            points = self._points()
+            watermarks = watermarks_of(self._partitions.values())
+            if points != self._last_points:
+                job = self._folder.recovery_points_job(points)
+                await self._loop.run_in_executor(self._env.executor, job)
+                self._last_points = points
+            if watermarks != self._last_watermarks:
+                job = self._folder.high_watermarks_job(watermarks)
+                await self._loop.run_in_executor(self._env.executor, job)
+                self._last_watermarks = watermarks
+            self._written = asked
+
+    async def lower(self, partition: Partition, offset: int) -> None:
+        """The log is about to be cut, with no other job on it, and will end at `offset`."""
+        self._lowered[(partition.topic, partition.index)] = offset
+        await self.write()
+
+    def _points(self) -> dict[TopicPartition, RecoveryPoint]:
+        points = recovery_points_of(self._folder, self._partitions.values())
+        for key, offset in list(self._lowered.items()):
+            partition = self._partitions.get(key)
+            if partition is not None and partition.jobs.is_exclusive:
+                points[key] = points[key]._replace(offset=min(points[key].offset, offset))
+            else:
+                # The cut is over, and the log says itself where it ends.
+                del self._lowered[key]
+        return points
+
+
+def recovery_points_of(folder: DataFolder, partitions: Iterable[Partition]) -> dict[TopicPartition, RecoveryPoint]:
+    """Those of the open logs; logs that are not open, or lost records that nobody knows of yet, keep theirs."""
+    points = dict(folder.recovery_points)
+    for partition in partitions:
+        if partition.loss is None:
+            key = (partition.topic, partition.index)
+            points[key] = RecoveryPoint(partition.topic_id, partition.log.synced_end_offset)
+    return points
+
+
+def watermarks_of(partitions: Iterable[Partition]) -> dict[tuple[UUID, int], int]:
+    return {(partition.topic_id, partition.index): partition.high_watermark for partition in partitions}

@@ -1,0 +1,142 @@
+"""What a node does beside requests: retention of logs and of what was set aside, compaction, and recovery points."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from chronik.node.config import NodeConfig
+from chronik.node.environment import Environment
+from chronik.node.replicas.healing import is_damage
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.observe.logging import Logger
+from chronik.storage.errors import StorageError
+from chronik.storage.set_aside import expired
+from chronik.wire.errors import KafkaError
+
+YIELD_EVERY_PARTITIONS = 100
+
+
+class Housekeeping:
+    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not stop the rest.
+
+    Owned by the loop: it decides there, reads and writes files in the executor, and swaps the result in on the loop.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        age_ms: Callable[[], int],
+        config: NodeConfig,
+        host: PartitionHost,
+        log: Logger,
+    ) -> None:
+        """`age_ms` is the time by which things are old: see `AgeClock`."""
+        self._loop = loop
+        self._env = env
+        self._age_ms = age_ms
+        self._config = config
+        self._host = host
+        self._log = log.bind(component="storage")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        config = self._config
+        for name, interval_ms, visit in (
+            ("retention", config.retention_check_interval_ms, self._retain),
+            ("compaction", config.compaction_check_interval_ms, self._compact),
+        ):
+            round_of = self._round(name, visit)
+            self._tasks.append(self._loop.create_task(self._every(interval_ms, round_of), name=name))
+        for name, interval_ms, work in (
+            ("recovery-points", config.recovery_point_interval_ms, self._host.record_recovery_points),
+            ("set-aside", config.retention_check_interval_ms, self._remove_set_aside),
+        ):
+            self._tasks.append(self._loop.create_task(self._every(interval_ms, work), name=name))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _every(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await work()
+            except OSError as error:
+                self._log.error("housekeeping_failed", error=repr(error))  # a full disk; tried again next time
+            except Exception:
+                self._log.exception("housekeeping_failed")
+
+    def _round(self, name: str, visit: Callable[[Partition], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def visit_all() -> None:
+            for count, partition in enumerate(list(self._host.partitions.values())):
+                if partition.is_closed or not partition.jobs.begin():
+                    continue
+                with partition.jobs.running():
+                    try:
+                        await visit(partition)
+                    except (OSError, StorageError) as error:
+                        self._log.error(
+                            f"{name}_failed", topic=partition.topic, partition=partition.index, error=repr(error)
+                        )
+                    except Exception:
+                        self._log.exception(f"{name}_failed", topic=partition.topic, partition=partition.index)
+                if count % YIELD_EVERY_PARTITIONS == 0:
+                    await asyncio.sleep(0)
+
+        return visit_all
+
+    async def _retain(self, partition: Partition) -> None:
+        now_ms = self._age_ms()
+        partition.log.roll_if_needed(now_ms)
+        job = partition.log.apply_retention(now_ms, partition.high_watermark)
+        if job is not None:
+            partition.log_start_rose()
+            await self._loop.run_in_executor(self._env.executor, job.run)
+            self._log.info(
+                "segments_deleted",
+                topic=partition.topic,
+                partition=partition.index,
+                segments=job.segments,
+                size_bytes=job.size_bytes,
+                log_start_offset=partition.log_start_offset,
+            )
+
+    async def _remove_set_aside(self) -> None:
+        disk, data_path = self._env.disk, self._host.folder.path
+        now_ms, retention_ms = self._age_ms(), self._config.set_aside_retention_ms
+        find = partial(expired, disk, data_path, now_ms, retention_ms)
+        for folder in await self._loop.run_in_executor(self._env.executor, find):
+            await self._loop.run_in_executor(self._env.executor, disk.rmtree, folder)
+            self._log.info("set_aside_removed", folder=folder)
+
+    async def _compact(self, partition: Partition) -> None:
+        log = partition.log
+        job = log.compaction_job(self._age_ms(), partition.high_watermark)
+        if job is None:
+            return
+        try:
+            await self._loop.run_in_executor(self._env.executor, job.run)
+        except (KafkaError, FileNotFoundError) as error:
+            if not is_damage(error):
+                raise
+            partition.found_damaged(job.reading_at, "read", f"compaction of segment {job.reading_at}: {error}")
+            return
+        finally:
+            if not partition.is_closed:
+                deletion = log.finish_compaction(job)
+                await self._loop.run_in_executor(self._env.executor, deletion.run)
+        self._log.info(
+            "log_compacted",
+            topic=partition.topic,
+            partition=partition.index,
+            removed_records=job.removed_records,
+            removed_bytes=job.removed_bytes,
+            compacted_upto=job.cleaned_upto,
+        )

@@ -1,0 +1,525 @@
+"""One partition as this node hosts it: appends, waits, and the roles that the metadata gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from chronik.metadata.image import PartitionImage
+from chronik.node.replicas.healing import BAD_BATCH, HowFound, found_at_recovery
+from chronik.node.replicas.partition_state import PartitionState, Replicating, too_few
+from chronik.node.replicas.partition_waits import Waiter, WaitingFetch, add, wake
+from chronik.node.replicas.producer_batches import check_producer_batch, recompressed
+from chronik.node.topic_settings import TopicSettings
+from chronik.observe.traces import Why
+from chronik.replication.divergence import EpochEnd, diverging_epoch
+from chronik.replication.follower import NO_LEADER, PartitionFollower
+from chronik.replication.leader import PartitionLeader
+from chronik.storage.log import AppendResult, Duplicate, StorageError
+from chronik.wire.batch import BatchHeader, check_batches
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.storage.log import SyncJob
+
+__all__ = ["Appended", "Partition", "Replicating", "Waiter", "WaitingFetch"]
+
+DELETE_ALL = -1
+
+Appended: TypeAlias = AppendResult | Duplicate
+"""What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
+
+
+class Partition(PartitionState):
+    """Invariant: log_start_offset <= high_watermark <= log_end_offset; while this node leads, both never fall.
+
+    `role` is what the metadata says of this node: `leader` is the same object while it leads, otherwise None.
+    Everything that changes a partition runs on the node's loop, so that it has a single writer and offsets cannot race.
+    """
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def append(self, records: memoryview, now_ms: int) -> Appended:
+        """Append a producer's batch; its bytes are stamped in place and written as they came."""
+        leader = self._appender
+        if leader is None:
+            raise self._not_leader()
+        settings = self.settings
+        batches = check_batches(records, settings.max_message_bytes)
+        if len(batches) != 1:
+            raise KafkaError(ErrorCode.invalid_record, f"{len(batches)} batches for one partition; one is allowed")
+        start, header = batches[0]
+        check_producer_batch(settings, records, start, header, now_ms)
+        if header.producer_id >= 0:
+            if self._refused:
+                self._refused.check(header, self.log.producers, now_ms)
+            repeated = self.log.producers.check(header)
+            if repeated is not None:
+                return repeated
+        wanted_codec = settings.broker_codec
+        if wanted_codec is not None and wanted_codec != header.codec:
+            records = recompressed(settings, records, start, header, wanted_codec)
+            batches = check_batches(records, settings.max_message_bytes)
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
+        self._metrics.records_in += header.record_count
+        self._appended(len(records))
+        return result
+
+    def append_internal(self, batch: bytes, now_ms: int) -> Appended:
+        """Append a batch that this node made itself (group state)."""
+        leader = self._appender
+        if leader is None:
+            raise self._not_leader()
+        records = memoryview(bytearray(batch))
+        batches = check_batches(records, len(records))
+        result = self._write(records, batches, leader.leader_epoch, now_ms)
+        self._appended(len(records))
+        return result
+
+    def _write(
+        self, records: memoryview, batches: list[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> AppendResult:
+        try:
+            return self.log.append(records, batches, leader_epoch, now_ms)
+        except StorageError:
+            # A full disk, most often: another replica may have room.
+            self._replicating.log_failed(self)
+            raise
+
+    def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
+        """Append what the leader sent, as it is."""
+        self.log.append_as_follower(records, batches, now_ms)
+        if self.counts_unsynced:
+            self._counted_as_follower()
+        else:
+            self._syncer.request(self)
+
+    def _appended(self, size_bytes: int) -> None:
+        if self.counts_unsynced:
+            self._counted(self.log.log_end_offset, size_bytes, "append")
+        else:
+            self._syncer.request(self)
+            if self.settings.visible_when_appended:
+                self._waits.wake_fetches(self, size_bytes)
+        if self._waits.listeners:
+            self._waits.tell_appended(self)
+
+    def _counted(self, end_offset: int, size_bytes: int, why: Why) -> None:
+        """This node's copy counts as written up to `end_offset`."""
+        leader = self.leader
+        if leader is None:
+            self._counted_as_follower()
+            return
+        before = leader.high_watermark
+        rose = leader.counted(end_offset)
+        waits = self._waits
+        if waits.written:
+            wake(waits.written, end_offset)
+        if rose:
+            self._watermark_rose(before, size_bytes, why)
+        elif self.settings.visible_when_appended:
+            waits.wake_fetches(self, size_bytes)
+
+    def _counted_as_follower(self) -> None:
+        role = self.role
+        if isinstance(role, PartitionFollower):
+            before = role.high_watermark
+            if role.counted(self.counted_end_offset):
+                self._watermark_rose(before, self._bytes_since(before), "leader")
+            self._replicating.counted(self)
+
+    def _watermark_rose(self, before: int, size_bytes: int, why: Why) -> None:
+        self._metrics.watermark_updates += 1
+        if self.trace is not None:
+            self.trace.watermark_updated(before, self.role.high_watermark, why)
+        waits = self._waits
+        if waits.committed:
+            wake(waits.committed, self.role.high_watermark)
+        if waits.fetches:
+            waits.wake_fetches(self, size_bytes)
+        if waits.listeners:
+            waits.tell_watermark(self)
+
+    def _bytes_since(self, watermark: int) -> int:
+        return self.log.bytes_between(watermark, self.role.high_watermark) if self._waits.fetches else 0
+
+    # -- the syncer's side ---------------------------------------------------------------------------------------------
+
+    def sync_job(self) -> SyncJob | None:
+        """Nothing is synced while the log is being cut: that leaves it synced."""
+        if self.jobs.is_exclusive:
+            return None
+        job = self.log.sync_job()
+        if job is not None:
+            self.jobs.begin()
+        return job
+
+    def synced(self, job: SyncJob) -> None:
+        self.log.synced(job)
+        self.jobs.end()
+        if self.is_closed or self.counts_unsynced:
+            return
+        before = self.role.high_watermark
+        end = self.log.synced_end_offset
+        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
+
+    def sync_failed(self, job: SyncJob, error: Exception) -> None:
+        self.log.sync_failed(job)
+        self.jobs.end()
+        self._logger.error("sync_failed", topic=self.topic, partition=self.index, error=repr(error))
+        self._waits.fail(KafkaError(ErrorCode.kafka_storage_error, f"the log could not be synced: {error}"))
+        self._replicating.sync_failed(self)
+
+    def stalled(self) -> None:
+        """A sync does not end. Whoever waits hears that the outcome is unknown, and another replica should lead."""
+        if self.is_closed or self.counts_unsynced:
+            return
+        self.log.stall()
+        self.doubt_outcomes()
+        self._replicating.log_failed(self)
+
+    def doubt_outcomes(self) -> None:
+        """Whoever waits for its records hears that nobody here will know soon: it may ask the next leader."""
+        self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
+
+    def resumed(self) -> None:
+        self.log.resume()
+
+    def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
+        """What was written at or after `offset` is bad or missing. Returns whether another replica can serve readers.
+
+        If no other replica can lead, readers get what there is, and those that check CRCs notice.
+        """
+        self._replicating.damaged(self, offset, how, reason)
+        others = () if self.leader is None else self.leader.in_sync_replicas
+        return self.leader is None or any(x != self.node_id and x in self._replicating.live for x in others)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def is_written(self, end_offset: int) -> bool:
+        return self.counts_unsynced or self.log.synced_end_offset >= end_offset
+
+    def when_written(self, end_offset: int, waiter: Waiter) -> None:
+        """Call back when this node's copy counts up to `end_offset` (acks=1): at once, if it does already."""
+        if self.is_written(end_offset):
+            waiter(None)
+        elif self.log.read_only_forever:
+            waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
+        else:
+            add(self._waits.written, end_offset, waiter)
+
+    def is_committed(self, end_offset: int) -> bool:
+        return self.role.high_watermark >= end_offset
+
+    def when_committed(self, end_offset: int, waiter: Waiter) -> None:
+        """Call back when the watermark has reached `end_offset` (acks=all)."""
+        if self.is_committed(end_offset):
+            waiter(None)
+        elif self.log.read_only_forever:
+            waiter(KafkaError(ErrorCode.kafka_storage_error, "the log could not be synced"))
+        else:
+            add(self._waits.committed, end_offset, waiter)
+
+    # -- deleted records -----------------------------------------------------------------------------------------------
+
+    async def delete_records(self, offset: int, wait_s: float) -> int:
+        """Let go of everything below `offset` (-1: below the watermark), here and at every replica in sync.
+
+        Returns where the logs of all of them start by then; TimeoutError when that takes longer than `wait_s`.
+        """
+        leader = self.leader
+        if leader is None:
+            raise self._not_leader()
+        watermark = leader.high_watermark
+        if offset == DELETE_ALL:
+            offset = watermark
+        if offset > watermark:
+            # What lies between may have been shown to this client by the leader before.
+            self.check_end_is_known()
+        if offset < 0 or offset > watermark:
+            raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
+        await self.raise_log_start(offset)
+        if self.leader is not leader:
+            raise self._not_leader()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def waiter(error: KafkaError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(leader.low_watermark)
+            else:
+                done.set_exception(error)
+
+        add(self._waits.deleted, offset, waiter)
+        self._check_deleted()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await done
+        finally:
+            self._waits.forget_deletion(waiter)
+
+    async def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers at once, and for good when this returns."""
+        if self.is_closed or not self.jobs.begin():
+            raise self._not_leader()
+        with self.jobs.running():
+            job = self.log.increment_log_start(offset)
+            self.log_start_rose()
+            async with self._deleting:
+                start = self.log.log_start_offset
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._env.executor, job.run)
+                except OSError as error:
+                    raise KafkaError(ErrorCode.kafka_storage_error, f"the log start is not durable: {error}") from error
+            self.durable_log_start = max(self.durable_log_start, start)
+
+    def log_start_rose(self) -> None:
+        """Followers hear of it soon, and let go of as much."""
+        if self._waits.listeners:
+            self._waits.tell_watermark(self)
+
+    def _check_deleted(self) -> None:
+        """Who waits for the low watermark is told, where something happened that may have raised it."""
+        waits, leader = self._waits.deleted, self.leader
+        if waits and leader is not None:
+            leader.deletes(self.durable_log_start)
+            wake(waits, leader.low_watermark)
+
+    # -- replicas ------------------------------------------------------------------------------------------------------
+
+    def replica_fetched(
+        self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
+    ) -> EpochEnd | None:
+        """A replica asks from `offset`: its log counts up to there, unless it diverges from ours; then, where.
+
+        Raises what keeps it from fetching here.
+        """
+        leader = self.leader
+        if leader is None or self.is_closed:
+            raise self._not_leader()
+        if leader_epoch != leader.leader_epoch:
+            self.check_leader_epoch(leader_epoch if leader_epoch >= 0 else leader.leader_epoch + 1)
+        if replica_id not in leader.replicas:
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"node {replica_id} has no replica of {self.topic}")
+        if leader.is_stale(replica_id, broker_epoch):
+            raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has a newer process")
+        log = self.log
+        end_offset = log.log_end_offset
+        if offset < log.log_start_offset or (offset > end_offset and last_epoch < 0):
+            raise KafkaError(
+                ErrorCode.offset_out_of_range, f"offset {offset} of {log.log_start_offset} to {end_offset}"
+            )
+        if last_epoch >= 0:
+            left = EpochEnd(*log.end_offset_for_epoch(last_epoch))
+            if left.epoch < 0:
+                raise KafkaError(ErrorCode.unknown_leader_epoch, f"a record of epoch {last_epoch} comes before it")
+            diverging = diverging_epoch(left, last_epoch, offset)
+            if diverging is not None:
+                return diverging
+        replicating = self._replicating
+        before = leader.high_watermark
+        if leader.replica_fetched(
+            replica_id, broker_epoch, offset, end_offset, replicating.now_ms(), replicating.live, log_start
+        ):
+            self._watermark_rose(before, self._bytes_since(before), "replica-fetch")
+        self._check_deleted()
+        if replica_id == self.hands_over_to or leader.may_join(replica_id, replicating.live):
+            replicating.isr_is_due(self)
+        return None
+
+    def told_watermark(self, leaders_watermark: int) -> None:
+        """The leader's watermark, from an answer that fits this node's log."""
+        self._is_in_doubt = False
+        role = self.role
+        if isinstance(role, PartitionFollower):
+            before = role.high_watermark
+            if role.told(leaders_watermark, self.counted_end_offset):
+                self._watermark_rose(before, self._bytes_since(before), "leader")
+
+    def refuse_to_follow(self, offset: int) -> None:
+        """The leader lacks committed records that this replica has: it keeps them, and reports the leader.
+
+        If this replica is in sync or eligible, the controller elects another leader; else an administrator decides.
+        """
+        role = self.role
+        if not isinstance(role, PartitionFollower):
+            return
+        lack = f"node {role.leader_id} lacks records from {offset} on that were committed, up to {role.high_watermark}"
+        self._replicating.leader_lacks(self, lack)
+        if self.refusal:
+            return
+        self.refusal = (
+            f"{lack}; if it keeps leading, stop it and run `chronik topic recover {self.topic} --partition "
+            f"{self.index} --from {self.node_id} --accept-loss` to keep them"
+        )
+        self._logger.error("follower_refuses_truncation", topic=self.topic, partition=self.index, reason=self.refusal)
+
+    def watermark_checked(self, before: int) -> None:
+        """The leader's rules were asked for something else, and the watermark may have risen on the way."""
+        if self.role.high_watermark > before:
+            self._watermark_rose(before, self._bytes_since(before), "isr-change")
+
+    # -- roles ---------------------------------------------------------------------------------------------------------
+
+    def apply(self, image: PartitionImage) -> None:
+        """Be what the metadata says. Older news change nothing; while the log is being cut, news wait."""
+        known = self.image if self._next_image is None else self._next_image
+        if (
+            self.is_closed
+            or self.loss is not None
+            or (known is not None and image.partition_epoch <= known.partition_epoch)
+        ):
+            return
+        if self.jobs.is_exclusive:
+            self._next_image = image
+            return
+        known, self.image = self.image, image
+        if self.trace is not None and known is not None and known.isr != image.isr:
+            self._trace_isr(known, image)
+        is_same_role = known is not None and (image.leader, image.leader_epoch) == (known.leader, known.leader_epoch)
+        if not is_same_role and image.leader == self.node_id and self.is_fit_to_lead(image):
+            self._lead(image)
+        elif not is_same_role:
+            self._follow(image)
+            if image.leader == self.node_id:
+                self._replicating.cannot_lead(self)
+        elif self.leader is not None:
+            if known is not None and not set(known.replicas) <= set(image.replicas):
+                # What a replica said counts no more once it goes; if it comes back, it has to say it again.
+                self._waits.let_listeners_go(self)
+            self._appender = self.leader
+            self.hands_over_to = NO_LEADER
+            before = self.leader.high_watermark
+            self.leader.partition_changed(image.replicas, image.isr, image.partition_epoch, self._replicating.now_ms())
+            self.watermark_checked(before)
+            self._check_enough_after()
+            self._check_deleted()
+        self._replicating.role_changed(self)
+        if known is None and (lost := found_at_recovery(self.log)) is not None:
+            self.found_damaged(lost.offset, "recovery", lost.reason)
+
+    def _trace_isr(self, known: PartitionImage, image: PartitionImage) -> None:
+        """By the leader; where there is none, by all that are left."""
+        if self.trace is not None and image.leader in (self.node_id, NO_LEADER):
+            self.trace.isr_changed(known.isr, image.isr, image.leader, image.leader_epoch)
+
+    def _lead(self, image: PartitionImage) -> None:
+        """A new leader epoch begins here, behind all that is in the log."""
+        before = self.role.high_watermark
+        self._role_ends()
+        self._is_in_doubt = False
+        self.refusal = ""
+        self.log.start_epoch(image.leader_epoch)
+        self.leader = self.role = self._appender = PartitionLeader(
+            self.node_id,
+            image.leader_epoch,
+            replicas=image.replicas,
+            isr=image.isr,
+            partition_epoch=image.partition_epoch,
+            min_insync_replicas=self.settings.min_insync_replicas,
+            log_end_offset=self.log.log_end_offset,
+            counted_end=self.counted_end_offset,
+            high_watermark=before,
+            log_start_offset=self.durable_log_start,
+            now_ms=self._replicating.now_ms(),
+            lag_ms_max=self._replicating.lag_ms_max,
+        )
+        self.watermark_checked(before)
+        self._check_enough_after()
+
+    def _follow(self, image: PartitionImage) -> None:
+        """Another node leads, or none. What this one has beyond the new leader's log will be cut."""
+        was_leader = self.leader is not None
+        if was_leader and not (image.leader == self.hands_over_to != NO_LEADER):
+            self._is_in_doubt = self.log.log_end_offset > self.role.high_watermark
+        self._role_ends()
+        self.leader = self._appender = None
+        self.refusal = ""
+        self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark, image.unclean_epoch)
+        # An epoch in which this node wrote nothing: what it will be sent may be of an older one.
+        self.log.epochs.truncate_to(self.log.log_end_offset)
+        if was_leader:
+            # Whether an unfinished batch survives is known when the new leader's watermark passes it, or it is cut.
+            self._waits.written_is_not_enough()
+            self._waits.let_fetches_go()
+        if self.log.synced_end_offset < self.log.log_end_offset:
+            self._syncer.request(self)
+
+    def _role_ends(self) -> None:
+        self.generation += 1
+        self.hands_over_to = NO_LEADER
+        self._waits.fail_deletions(self._not_leader())
+        self._waits.let_listeners_go(self)
+
+    def hand_over(self, to: int) -> None:
+        """Take no more records, so that `to` can have them all. Ends with the next news of the partition."""
+        self.hands_over_to = to
+        self._appender = None
+
+    def keep(self) -> None:
+        """There is no hand-over after all: nothing was proposed."""
+        self.hands_over_to = NO_LEADER
+        self._appender = self.leader
+
+    def configure(self, settings: TopicSettings) -> None:
+        self.settings = settings
+        self._set_trace()
+        self.log.configure(settings.log_config)
+        if self.leader is not None:
+            before = self.leader.high_watermark
+            self.leader.configured(settings.min_insync_replicas)
+            self.watermark_checked(before)
+            self._check_deleted()
+
+    def require_in_sync(self, replicas: int) -> None:
+        """min.insync.replicas in effect has changed with the replicas."""
+        if replicas != self.settings.min_insync_replicas:
+            self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
+
+    def _check_enough_after(self) -> None:
+        """Nothing is committed while too few are in sync: who waits for that is told so, and may try again."""
+        leader = self.leader
+        if leader is not None and not leader.has_enough_replicas and self._waits.committed:
+            error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
+            self._waits.fail(error, leader.high_watermark)
+
+    def cut_ended(
+        self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
+    ) -> None:
+        """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts.
+
+        `lost` is where that begins for each producer. `error`: it may count elsewhere, and its producers get this.
+        """
+        self.jobs.end_exclusive()
+        self._is_in_doubt = False
+        self._refused.lost(lost, self.log.producers, self._env.wall_ms())
+        self.generation += 1
+        self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
+        gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")
+        self._waits.fail(error or gone, upto_offset)
+        image, self._next_image = self._next_image, None
+        if image is not None:
+            self.apply(image)
+
+    def damage_ended(self) -> None:
+        """The replica was healed, or cannot be now: it leads if the metadata has it lead, with what it has."""
+        self.is_damaged = False
+        image = self.image
+        if image is None or image.leader != self.node_id or self.leader is not None or self.is_closed:
+            return
+        if self.is_fit_to_lead(image):
+            self._lead(image)
+            self._replicating.role_changed(self)
+
+    def close(self, error: KafkaError) -> None:
+        """No more requests: everybody who waits gets `error`. The log is closed by the broker, in a thread."""
+        self.is_closed = True
+        self.leader = self._appender = None
+        self.generation += 1
+        self._waits.fail(error)
+        self._waits.fail_deletions(error)
+        self._waits.let_fetches_go()
+        self._waits.let_listeners_go(self)

@@ -1,0 +1,110 @@
+"""Who waits for a partition: produce requests for an offset, fetches for data, replicas for either."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from chronik.wire.errors import KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.replicas.partition import Partition
+
+Waiter: TypeAlias = Callable[[KafkaError | None], None]
+Waiters: TypeAlias = "deque[tuple[int, Waiter]]"
+
+
+class WaitingFetch(Protocol):
+    """A fetch that waits for data."""
+
+    def data_arrived(self, partition: Partition, size_bytes: int) -> None: ...
+
+    def partition_gone(self) -> None: ...
+
+
+class ReplicaListener(Protocol):
+    """A follower's session: hears of everything that its replica lacks."""
+
+    def data_appended(self, partition: Partition) -> None: ...
+
+    def watermark_rose(self, partition: Partition) -> None:
+        """The high watermark, or the log start."""
+
+    def leader_gone(self, partition: Partition) -> None:
+        """The partition is led no more under the epoch in which the listener came."""
+
+
+class PartitionWaits:
+    """Invariant: waiters stand in the order of the offset they wait for. Owned by the loop; each is called once."""
+
+    __slots__ = ("committed", "deleted", "fetches", "listeners", "written")
+
+    def __init__(self) -> None:
+        self.written: Waiters = deque()
+        """Until this node's copy counts up to their offset."""
+        self.committed: Waiters = deque()
+        """Until the watermark has reached their offset."""
+        self.deleted: Waiters = deque()
+        """Until the low watermark has reached their offset."""
+        self.fetches: dict[WaitingFetch, None] = {}
+        self.listeners: dict[ReplicaListener, None] = {}
+
+    def wake_fetches(self, partition: Partition, size_bytes: int) -> None:
+        for fetch in list(self.fetches):
+            fetch.data_arrived(partition, size_bytes)
+
+    def tell_appended(self, partition: Partition) -> None:
+        for listener in list(self.listeners):
+            listener.data_appended(partition)
+
+    def tell_watermark(self, partition: Partition) -> None:
+        for listener in list(self.listeners):
+            listener.watermark_rose(partition)
+
+    def written_is_not_enough(self) -> None:
+        """The log may lose its end from now on: who waited for a write waits for the watermark instead."""
+        while self.written:
+            add(self.committed, *self.written.popleft())
+
+    def fail(self, error: KafkaError, from_offset: int = 0) -> None:
+        """Fail everybody who waits for an offset beyond `from_offset`."""
+        for waiters in (self.written, self.committed):
+            failed = []
+            while waiters and waiters[-1][0] > from_offset:
+                failed.append(waiters.pop()[1])
+            for waiter in reversed(failed):
+                waiter(error)
+
+    def forget_deletion(self, waiter: Waiter) -> None:
+        """Its request is answered, or has waited long enough."""
+        self.deleted = deque(waiting for waiting in self.deleted if waiting[1] is not waiter)
+
+    def fail_deletions(self, error: KafkaError) -> None:
+        while self.deleted:
+            self.deleted.popleft()[1](error)
+
+    def let_fetches_go(self) -> None:
+        """Every fetch that waits looks again whether it is in the right place."""
+        fetches, self.fetches = list(self.fetches), {}
+        for fetch in fetches:
+            fetch.partition_gone()
+
+    def let_listeners_go(self, partition: Partition) -> None:
+        listeners, self.listeners = list(self.listeners), {}
+        for listener in listeners:
+            listener.leader_gone(partition)
+
+
+def add(waiters: Waiters, end_offset: int, waiter: Waiter) -> None:
+    """Mostly at the end; a repeated batch waits for what was appended long ago."""
+    behind: list[tuple[int, Waiter]] = []
+    while waiters and waiters[-1][0] > end_offset:
+        behind.append(waiters.pop())
+    waiters.append((end_offset, waiter))
+    waiters.extend(reversed(behind))
+
+
+def wake(waiters: Waiters, end_offset: int) -> None:
+    while waiters and waiters[0][0] <= end_offset:
+        waiters.popleft()[1](None)

@@ -1,0 +1,167 @@
+"""What this node tells the controller about its own replicas: records that they lost, and how far their logs go.
+
+A replica that lost records plays no part until the controller has committed that it is neither in sync nor eligible to
+lead. Until then the proof of the loss stays on disk, so that a crash in between changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from chronik.metadata.calls import ReplicaReport, ReportedResult
+from chronik.metadata.elections import Loss
+from chronik.metadata.image import NO_LEADER
+from chronik.observe.logging import Logger
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.replicas.partition import Partition
+
+REPORT_INTERVAL_S = 1.0
+REPORTS_PER_CALL_MAX = 1_000
+WAITING_LOGGED_S = 5.0
+
+Report: TypeAlias = Callable[[tuple[ReplicaReport, ...], bool], Awaitable[ReportedResult]]
+"""Returns when the controller has committed what follows from the reports; KafkaError where it has not.
+
+The flag: not before this node's image has it too. A node whose disk takes no writes would wait for that in vain.
+"""
+OnReported: TypeAlias = Callable[[ReplicaReport, str], None]
+"""A loss is known to the controller; the text says why the replica stays in sync all the same, if it does."""
+
+
+class ReplicaReports:
+    """Owned by the loop. `flush` before the node heartbeats, `start` after."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        node_id: int,
+        partitions: Callable[[], Iterable[Partition]],
+        report: Report,
+        on_reported: OnReported,
+        log: Logger,
+    ) -> None:
+        self._loop = loop
+        self._node_id = node_id
+        self._partitions = partitions
+        self._report = report
+        self._on_reported = on_reported
+        self._log = log
+        self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
+        self._urgent: dict[tuple[UUID, int], ReplicaReport] = {}
+        """Of logs that are open: nothing here waits for the outcome."""
+        self._added = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._run(), name="replica-reports")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def add(self, report: ReplicaReport) -> None:
+        """The next call to the controller carries it; `on_reported` follows."""
+        self._pending[report.topic_id, report.partition] = report
+        self._added.set()
+
+    def _add_urgent(self, report: ReplicaReport) -> None:
+        self._urgent[report.topic_id, report.partition] = report
+        self._added.set()
+
+    def may_have_lost(self, partition: Partition, reason: str) -> None:
+        """What this replica acknowledged may be gone."""
+        self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
+
+    def leader_lacks(self, partition: Partition, reason: str) -> None:
+        """The leader that this replica follows lost records."""
+        report = report_of(partition, Loss.CERTAIN, reason)
+        self._add_urgent(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
+
+    def forget(self, topic_id: UUID, index: int) -> None:
+        """The replica is not this node's any more."""
+        self._pending.pop((topic_id, index), None)
+        self._urgent.pop((topic_id, index), None)
+
+    async def spoiled(self, partition: Partition, reason: str) -> None:
+        """Damage was found in an open log. Returns once this node's replica is neither in sync nor eligible to lead.
+
+        A new leader epoch has begun then: what the replica's earlier fetches showed of its log counts no more.
+        KafkaError if the replica stays, since no other could lead, or if the controller did not answer.
+        """
+        (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),), False)).refusals
+        if refusal:
+            raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
+
+    async def flush(self) -> None:
+        """Returns when the controller knows every loss that was found so far, however long that takes."""
+        logged_s = self._loop.time()
+        while self._pending:
+            try:
+                await self._send_losses()
+            except KafkaError as error:
+                if self._loop.time() - logged_s >= WAITING_LOGGED_S:
+                    logged_s = self._loop.time()
+                    self._log.warning("waiting_to_report_losses", replicas=len(self._pending), reason=error.message)
+                await asyncio.sleep(0.1)
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_INTERVAL_S):
+                    await self._added.wait()
+            self._added.clear()
+            try:
+                await self._send_urgent()
+                await self._send_losses()
+                await self._send_lengths()
+            except KafkaError as error:
+                self._log.info("replicas_not_reported", reason=error.message)
+            except Exception:
+                self._log.exception("replicas_not_reported")
+
+    async def _send_urgent(self) -> None:
+        while self._urgent:
+            reports = tuple(self._urgent.values())[:REPORTS_PER_CALL_MAX]
+            await self._report(reports, False)
+            for report in reports:
+                key = report.topic_id, report.partition
+                if self._urgent.get(key) is report:
+                    del self._urgent[key]
+                self._log.warning("loss_reported", partition=report.partition, reason=report.reason)
+
+    async def _send_losses(self) -> None:
+        while self._pending:
+            reports = tuple(self._pending.values())[:REPORTS_PER_CALL_MAX]
+            result = await self._report(reports, True)
+            for report, refusal in zip(reports, result.refusals, strict=True):
+                key = report.topic_id, report.partition
+                if self._pending.get(key) is report:
+                    del self._pending[key]
+                    self._on_reported(report, refusal)
+
+    async def _send_lengths(self) -> None:
+        """Where only unproven replicas are left, the controller elects the longest log."""
+        reports = [
+            report_of(partition)
+            for partition in self._partitions()
+            if (image := partition.image) is not None and image.leader == NO_LEADER and self._node_id in image.unproven
+        ]
+        for at in range(0, len(reports), REPORTS_PER_CALL_MAX):
+            await self._report(tuple(reports[at : at + REPORTS_PER_CALL_MAX]), False)
+
+
+def report_of(partition: Partition, loss: Loss | None = None, reason: str = "") -> ReplicaReport:
+    log = partition.log
+    end = log.log_end_offset
+    last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else -1
+    return ReplicaReport(
+        partition.topic_id, partition.index, end, last_epoch, "" if loss is None else loss.value, reason
+    )

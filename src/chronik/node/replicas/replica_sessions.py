@@ -1,0 +1,469 @@
+"""Fetches by replicas, at the leader: what each follower asks for, and what it has to be told.
+
+A follower keeps one fetch session (KIP-227) to each leader, over one connection. It names a partition when its position
+there changed, and the leader then tells it of that partition once: records, an error, or where the logs part. Until the
+follower names it again nothing more is sent of it but the watermark. So a fetch costs what happened, not what there is:
+partitions tell their sessions of appends, and a session knows at any time which of its partitions have news.
+
+A fetch is answered as soon as there are records, and within WATERMARK_DELAY_S when only a watermark rose: most often
+the next records come along. A follower that has something new to name need not wait for its long poll to end: its next
+fetch ends the one before, with nothing in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from uuid import UUID
+
+from chronik.metadata.image import ClusterImage
+from chronik.node.environment import Environment
+from chronik.node.replicas.healing import is_damage
+from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
+from chronik.node.serving.request import Buffer, Reply, Request
+from chronik.observe.logging import Logger
+from chronik.observe.metrics import Metrics
+from chronik.replication.divergence import EpochEnd
+from chronik.storage.log import ReadJob
+from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.fetch import (
+    HIGH_WATERMARK_NOT_SENT,
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    write_fetch_response,
+)
+
+if TYPE_CHECKING:
+    from chronik.node.replicas.partition import Partition
+
+WATERMARK_DELAY_S = 0.002
+WAIT_MS_MAX = 10_000
+RESPONSE_BYTES_MAX = 8 * 1024 * 1024
+
+EntryKey = tuple[UUID | None, int]
+
+
+class ReplicaHome(Protocol):
+    """Where the partitions are: the partition host."""
+
+    @property
+    def image(self) -> ClusterImage: ...
+
+    def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None: ...
+
+    def replica_heard(self, replica_id: int) -> None: ...
+
+
+class Entry:
+    """One partition of one follower."""
+
+    __slots__ = ("diverging", "error", "is_open", "key", "partition", "rose_s", "start", "told", "wanted")
+
+    def __init__(self, key: EntryKey, wanted: FetchPartition) -> None:
+        self.key = key
+        self.wanted = wanted
+        self.partition: Partition | None = None
+        self.is_open = False
+        """Records may be sent: it was named, and not answered since."""
+        self.error = ErrorCode.none
+        self.diverging: EpochEnd | None = None
+        self.start = -1
+        """Where the leader's log starts, for one that asks from before."""
+        self.told = (-1, -1)
+        """The watermark and the log start that the follower knows."""
+        self.rose_s: float | None = None
+
+
+class WaitingReplicaFetch(NamedTuple):
+    request: Request
+    reply: Reply
+    max_bytes: int
+
+
+class ColdRead(NamedTuple):
+    """A read that would block the loop. `generation` is the partition's when it began."""
+
+    response: FetchPartitionResponse
+    partition: Partition
+    generation: int
+    max_bytes: int
+    job: ReadJob
+
+
+class ReplicaSession:
+    """One follower's partitions here.
+
+    Invariant: each partition in `_entries` tells this session of its appends while this node leads it; `_ready` are
+    those with something that cannot wait, `_news` those of which only watermark or log start are new. Owned by the
+    loop.
+    """
+
+    def __init__(self, sessions: ReplicaSessions, session_id: int, replica_id: int) -> None:
+        self.id = session_id
+        self.replica_id = replica_id
+        self.broker_epoch = -1
+        self.epoch = INITIAL_EPOCH + 1
+        self._sessions = sessions
+        self._loop = sessions.loop
+        self._entries: dict[EntryKey, Entry] = {}
+        self._by_partition: dict[Partition, Entry] = {}
+        self._ready: dict[Entry, None] = {}
+        self._news: dict[Entry, None] = {}
+        self._waiting: WaitingReplicaFetch | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._is_scheduled = False
+
+    # -- the follower's side -------------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, reply: Reply, fetch: FetchRequest) -> None:
+        self._interrupt()
+        for _, topic_id, indexes in fetch.forgotten:
+            for index in indexes:
+                self._forget((topic_id, index))
+        for topic in fetch.topics:
+            for wanted in topic.partitions:
+                self._name((topic.topic_id, wanted.partition), wanted)
+        waiting = WaitingReplicaFetch(request, reply, min(fetch.max_bytes, RESPONSE_BYTES_MAX))
+        if self._ready or fetch.max_wait_ms <= 0 or self.id == NO_SESSION:
+            self._answer(waiting)
+            return
+        self._waiting = waiting
+        self._timer = self._loop.call_later(min(fetch.max_wait_ms, WAIT_MS_MAX) / 1000, self._answer_waiting)
+        if self._news:
+            self._wake_later()
+
+    def _name(self, key: EntryKey, wanted: FetchPartition) -> None:
+        """The follower's position: what it says of its log counts, and it may be told of this partition again."""
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(key, wanted)
+        entry.wanted = wanted
+        entry.is_open = False
+        entry.error = ErrorCode.none
+        entry.diverging = None
+        self._ready.pop(entry, None)
+        try:
+            partition = self._find(key)
+            entry.start = partition.log_start_offset
+            entry.diverging = partition.replica_fetched(
+                self.replica_id,
+                self.broker_epoch,
+                wanted.current_leader_epoch,
+                wanted.fetch_offset,
+                wanted.last_fetched_epoch,
+                wanted.log_start_offset,
+            )
+        except KafkaError as error:
+            entry.error = error.code
+            self._ready[entry] = None
+            return
+        if entry.partition is not partition:
+            self._detach(entry)
+            entry.partition = partition
+            self._by_partition[partition] = entry
+        partition.listen(self)
+        entry.is_open = entry.diverging is None
+        # What it was told before may have come at a moment when it could not use it.
+        is_stated = wanted.high_watermark != HIGH_WATERMARK_NOT_SENT
+        entry.told = (wanted.high_watermark if is_stated else -1, wanted.log_start_offset)
+        if entry.diverging is not None or partition.log_end_offset > wanted.fetch_offset:
+            self._ready[entry] = None
+        elif entry.told != (partition.high_watermark, partition.log_start_offset):
+            self._news[entry] = None
+
+    def _find(self, key: EntryKey) -> Partition:
+        topic_id, index = key
+        if topic_id is None or topic_id not in self._sessions.home.image.names_by_id:
+            raise KafkaError(ErrorCode.unknown_topic_id)
+        partition = self._sessions.home.partition_by_id(topic_id, index)
+        if partition is None:
+            raise KafkaError(ErrorCode.not_leader_or_follower)
+        return partition
+
+    def _forget(self, key: EntryKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._detach(entry)
+            self._ready.pop(entry, None)
+            self._news.pop(entry, None)
+
+    def _detach(self, entry: Entry) -> None:
+        if entry.partition is not None:
+            entry.partition.stop_listening(self)
+            self._by_partition.pop(entry.partition, None)
+            entry.partition = None
+
+    def close(self) -> None:
+        """Nobody will ask again."""
+        self._stop_waiting()
+        for entry in self._entries.values():
+            self._detach(entry)
+        self._entries = {}
+        self._ready = {}
+        self._news = {}
+
+    # -- the partitions' side ------------------------------------------------------------------------------------------
+
+    def data_appended(self, partition: Partition) -> None:
+        entry = self._by_partition.get(partition)
+        if entry is not None and entry.is_open:
+            self._ready[entry] = None
+            self._wake()
+
+    def watermark_rose(self, partition: Partition) -> None:
+        entry = self._by_partition.get(partition)
+        if entry is not None:
+            if entry.rose_s is None:
+                entry.rose_s = self._loop.time()
+            self._news[entry] = None
+            self._wake_later()
+
+    def leader_gone(self, partition: Partition) -> None:
+        entry = self._by_partition.pop(partition, None)
+        if entry is not None:
+            entry.partition = None
+            entry.is_open = False
+            entry.error = ErrorCode.not_leader_or_follower
+            self._ready[entry] = None
+            self._wake()
+
+    def _wake(self) -> None:
+        """Answer soon: all that this turn of the loop appends goes along."""
+        if self._waiting is not None and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._answer_waiting)
+
+    def _wake_later(self) -> None:
+        if self._waiting is not None and self._later is None and not self._is_scheduled:
+            self._later = self._loop.call_later(WATERMARK_DELAY_S, self._answer_waiting)
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        """A newer fetch has come: the one that waits has nothing to wait for."""
+        waiting = self._stop_waiting()
+        if waiting is not None:
+            self._send(waiting, {})
+
+    def _stop_waiting(self) -> WaitingReplicaFetch | None:
+        waiting, self._waiting = self._waiting, None
+        self._is_scheduled = False
+        for timer in (self._timer, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._later = None
+        return waiting
+
+    def _answer_waiting(self) -> None:
+        self._is_scheduled = False
+        waiting = self._stop_waiting()
+        if waiting is not None:
+            self._answer(waiting)
+
+    def _answer(self, waiting: WaitingReplicaFetch) -> None:
+        """All that is ready, up to the size limit, and every watermark that is new."""
+        left_bytes = min(waiting.max_bytes, self._sessions.bytes_allowed())
+        topics: dict[UUID | None, list[FetchPartitionResponse]] = {}
+        cold: list[ColdRead] = []
+        has_records = False
+        for entry in list(self._ready):
+            if has_records and left_bytes <= 0:
+                break
+            response = self._describe(entry)
+            size_bytes = self._read(entry, response, cold, left_bytes, is_first=not has_records)
+            if size_bytes is None:
+                continue
+            has_records = has_records or size_bytes > 0
+            left_bytes -= size_bytes
+            del self._ready[entry]
+            topics.setdefault(entry.key[0], []).append(response)
+        news, self._news = self._news, {}
+        for entry in news:
+            if entry.partition is not None and entry not in self._ready:
+                topics.setdefault(entry.key[0], []).append(self._describe(entry))
+        if cold:
+            self._sessions.read_cold(cold, lambda: self._send(waiting, topics))
+        else:
+            self._send(waiting, topics)
+        if self.id == NO_SESSION:
+            self.close()
+
+    def _describe(self, entry: Entry) -> FetchPartitionResponse:
+        partition = entry.partition
+        response = FetchPartitionResponse(entry.wanted.partition)
+        response.log_start_offset = entry.start
+        self._news.pop(entry, None)
+        if partition is None:
+            return response
+        response.high_watermark = response.last_stable_offset = partition.high_watermark
+        response.log_start_offset = partition.log_start_offset
+        entry.told = (partition.high_watermark, partition.log_start_offset)
+        if entry.rose_s is not None:
+            self._sessions.metrics.watermark_propagation.observe(self._loop.time() - entry.rose_s)
+            entry.rose_s = None
+        return response
+
+    def _read(
+        self, entry: Entry, response: FetchPartitionResponse, cold: list[ColdRead], left_bytes: int, *, is_first: bool
+    ) -> int | None:
+        """Fill the response; how many bytes that takes, None where it has to wait for the next one."""
+        if entry.error:
+            response.error_code = entry.error
+            return 0
+        partition = entry.partition
+        if entry.diverging is not None or partition is None:
+            response.diverging_epoch = entry.diverging
+            return 0
+        log = partition.log
+        offset, end = entry.wanted.fetch_offset, log.log_end_offset
+        max_bytes = max(0, min(entry.wanted.max_bytes, left_bytes))
+        try:
+            read = log.read(offset, max_bytes, end, min_one_batch=is_first)
+            if read is None:
+                job = partition.read_job(offset, max_bytes, end, min_one_batch=is_first)
+                cold.append(ColdRead(response, partition, partition.generation, max_bytes, job))
+                size_bytes = max_bytes
+            else:
+                response.records = read.data
+                size_bytes = len(read.data)
+                if not size_bytes:
+                    return None
+        except KafkaError as error:
+            response.error_code = error.code
+            size_bytes = 0
+        except Exception as error:
+            if is_damage(error):
+                partition.found_damaged(offset, "read", str(error))
+            self._sessions.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(error))
+            response.error_code = ErrorCode.kafka_storage_error
+            size_bytes = 0
+        entry.is_open = False
+        return size_bytes
+
+    def _send(self, waiting: WaitingReplicaFetch, topics: dict[UUID | None, list[FetchPartitionResponse]]) -> None:
+        request, reply, _ = waiting
+        if reply.done:
+            return
+        named = [(None, topic_id, responses) for topic_id, responses in topics.items()]
+        body = write_fetch_response(request.api_version, 0, self.id, named)
+        self._sessions.metrics.bytes_out += sum(len(part) for part in body)
+        reply.send(body)
+
+
+class ReplicaSessions:
+    """All followers of this node, one session each. Owned by the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        home: ReplicaHome,
+        metrics: Metrics,
+        log: Logger,
+    ) -> None:
+        self.loop = loop
+        self.home = home
+        self.metrics = metrics
+        self.log = log
+        self.bytes_allowed: Callable[[], int] = lambda: RESPONSE_BYTES_MAX
+        self._env = env
+        self._random: Random = env.random
+        self._sessions: dict[int, ReplicaSession] = {}
+
+    def handle(self, request: Request, reply: Reply, fetch: FetchRequest) -> None:
+        try:
+            session = self._session(request, fetch)
+        except KafkaError as error:
+            reply.failed = True
+            reply.send(write_fetch_response(request.api_version, error.code, NO_SESSION, []))
+            return
+        self.home.replica_heard(fetch.replica_id)
+        session.broker_epoch = fetch.replica_epoch
+        session.fetch(request, reply, fetch)
+
+    def _session(self, request: Request, fetch: FetchRequest) -> ReplicaSession:
+        replica_id = fetch.replica_id
+        peer_id = request.connection.peer_id
+        if peer_id != replica_id:
+            if peer_id is not None:
+                self.log.error("fetch_refused", peer=peer_id, claimed=replica_id)
+            # What a replica says of its position commits records: nobody else may say it.
+            raise KafkaError(
+                ErrorCode.cluster_authorization_failed, f"this connection is not that of node {replica_id}"
+            )
+        broker = self.home.image.brokers.get(replica_id)
+        if broker is None:
+            raise KafkaError(ErrorCode.broker_id_not_registered, f"node {replica_id} is not known here yet")
+        if fetch.replica_epoch < broker.epoch:
+            raise KafkaError(ErrorCode.stale_broker_epoch, f"node {replica_id} has registered as epoch {broker.epoch}")
+        if fetch.session_epoch == FINAL_EPOCH:
+            return ReplicaSession(self, NO_SESSION, replica_id)
+        known = self._sessions.get(replica_id)
+        if fetch.session_epoch == INITIAL_EPOCH:
+            if known is not None:
+                self.forget(known)
+            session_id = self._random.getrandbits(31) or 1
+            session = self._sessions[replica_id] = ReplicaSession(self, session_id, replica_id)
+            request.connection.when_closed(session, lambda: self.forget(session))
+            return session
+        if known is None or known.id != fetch.session_id:
+            raise KafkaError(ErrorCode.fetch_session_id_not_found, f"session {fetch.session_id} is not known")
+        if known.epoch != fetch.session_epoch:
+            raise KafkaError(
+                ErrorCode.invalid_fetch_session_epoch, f"epoch {fetch.session_epoch}, expected {known.epoch}"
+            )
+        known.epoch = 1 if known.epoch == EPOCH_MAX else known.epoch + 1
+        return known
+
+    def forget(self, session: ReplicaSession) -> None:
+        if self._sessions.get(session.replica_id) is session:
+            del self._sessions[session.replica_id]
+        session.close()
+
+    def close(self) -> None:
+        for session in list(self._sessions.values()):
+            self.forget(session)
+
+    def read_cold(self, cold: list[ColdRead], done: Callable[[], None]) -> None:
+        """Reads what is not in the page cache in a thread, fills the responses, and goes on."""
+        future = self.loop.run_in_executor(self._env.executor, run_reads, [read.job for read in cold])
+
+        def finished(outcomes: asyncio.Future[list[Buffer | Exception]]) -> None:
+            for read in cold:
+                read.partition.jobs.end()
+            if outcomes.cancelled():
+                return
+            for read, outcome in zip(cold, outcomes.result(), strict=True):
+                partition = read.partition
+                if partition.generation != read.generation:
+                    # It was truncated or led anew meanwhile: bytes of two logs may be mixed.
+                    read.response.error_code = ErrorCode.not_leader_or_follower
+                elif not isinstance(outcome, Exception) and len(outcome):
+                    if read.job.damaged_at is not None:
+                        # The follower will refuse it; from another leader it can have what was written.
+                        partition.found_damaged(read.job.damaged_at)
+                    read.response.records = outcome
+                else:
+                    if isinstance(outcome, Exception) and is_damage(outcome):
+                        partition.found_damaged(read.job.offset, "read", str(outcome))
+                    # The follower would wait for ever for what it was not sent.
+                    self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
+                    read.response.error_code = ErrorCode.kafka_storage_error
+            done()
+
+        future.add_done_callback(finished)
+
+
+def run_reads(jobs: Iterable[Callable[[], Buffer]]) -> list[Buffer | Exception]:
+    """Runs in a thread: touches files only."""
+    outcomes: list[Buffer | Exception] = []
+    for job in jobs:
+        try:
+            outcomes.append(job())
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes

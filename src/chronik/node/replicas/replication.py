@@ -1,0 +1,458 @@
+"""Replication on this node: who follows whom, who is in sync, and who hands over to whom.
+
+The rules are in `chronik.replication`; here they are asked, in time, and what they say is carried out: fetchers for the
+leaders that this node follows, proposals to the controller for the partitions that it leads, and truncations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from chronik.client.connection import Connection
+from chronik.metadata.image import ClusterImage, PartitionImage
+from chronik.node.environment import Environment
+from chronik.node.replicas.cluster_links import ClusterLinks
+from chronik.node.replicas.replica_fetcher import ReplicaFetcher
+from chronik.observe.logging import Logger
+from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
+from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
+from chronik.wire.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from chronik.node.replicas.healing import HowFound
+    from chronik.node.replicas.partition import Partition
+
+CHECK_INTERVAL_S = 0.5
+STALLED_S = 1.0
+"""A check that comes so late means that this node stood still, and heard nobody meanwhile."""
+PROPOSALS_AT_ONCE_MAX = 64
+PROPOSAL_TIMEOUT_S = 3.0
+SETTLE_S = 0.06
+"""After a hand-over that failed, nothing is served before a further proposal: it is made soon."""
+HEARD_S_MAX = 0.5
+"""So long a leader that can write no more waits for the news of its hand-over, and lets its producers wait."""
+GIVE_AWAY_INTERVAL_S = 0.5
+HAND_OVER_S_MAX = 1.0
+"""So long a leader waits without taking records for the one that shall lead to have all of them."""
+
+LowerRecoveryPoint = Callable[["Partition", int], Awaitable[None]]
+
+
+class Replication:
+    """Owned by the loop. Invariant: a partition is followed by the fetcher of its leader, or led, or neither."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        node_id: int,
+        lag_ms_max: int,
+        links: ClusterLinks,
+        lower_recovery_point: LowerRecoveryPoint,
+        distrust_page_cache: Callable[[], Coroutine[Any, Any, None]],
+        log: Logger,
+    ) -> None:
+        self.live: Mapping[int, int] = {}
+        self.lag_ms_max = lag_ms_max
+        self.lease_is_valid = links.lease_is_valid
+        self.leader_lacks: Callable[[Partition, str], None] = lambda *found: None
+        """Called when a leader lacks committed records that this node has; set by what reports it."""
+        self.may_have_lost: Callable[[Partition, str], None] = lambda *found: None
+        """Called when acknowledged records may be gone from the page cache; set by what reports it."""
+        self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
+        """Called when damage was found in a partition's log; set by what heals it."""
+        self._loop = loop
+        self._env = env
+        self._node_id = node_id
+        self._links = links
+        self._lower_recovery_point = lower_recovery_point
+        self._distrust_page_cache = distrust_page_cache
+        self._log = log.bind(component="replication")
+        self._broker_epoch = -1
+        self._led: dict[Partition, None] = {}
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._followed: dict[Partition, ReplicaFetcher] = {}
+        self._heard_ms: dict[int, int] = {}
+        self._proposals = asyncio.Semaphore(PROPOSALS_AT_ONCE_MAX)
+        self._changes: dict[Partition, asyncio.Future[None]] = {}
+        """For each partition whose ISR is proposed: done when the metadata changes the partition."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._given_away: set[tuple[UUID, int]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._checked_s = loop.time()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Follow nobody, propose nothing. The partitions stay as they are."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        self._fetchers = {}
+        self._followed = {}
+        self._led = {}
+
+    # -- what partitions and fetchers ask ------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def wall_ms(self) -> int:
+        return self._env.wall_ms()
+
+    def broker_epoch(self) -> int:
+        return self._broker_epoch
+
+    def connect(self, node_id: int) -> Awaitable[Connection]:
+        return self._links.connect(node_id)
+
+    def counted(self, partition: Partition) -> None:
+        fetcher = self._followed.get(partition)
+        if fetcher is not None:
+            fetcher.counted(partition)
+
+    def replica_heard(self, replica_id: int) -> None:
+        self._heard_ms[replica_id] = self.now_ms()
+
+    # -- metadata ------------------------------------------------------------------------------------------------------
+
+    def brokers_changed(self, image: ClusterImage) -> None:
+        self.live = {
+            broker.id: broker.epoch
+            for broker in image.brokers.values()
+            if broker.may_join_isr or broker.id == self._node_id
+        }
+        own = image.brokers.get(self._node_id)
+        epoch = -1 if own is None else own.epoch
+        if epoch != self._broker_epoch:
+            # Whoever leads counts what was said under this epoch only.
+            self._broker_epoch = epoch
+            for fetcher in self._fetchers.values():
+                fetcher.name_all()
+
+    def role_changed(self, partition: Partition) -> None:
+        """Follow the partition's leader, or watch its replicas."""
+        if self._is_closed:
+            return
+        changed = self._changes.pop(partition, None)
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+        role = partition.role
+        leader_id = role.leader_id if isinstance(role, PartitionFollower) else NO_LEADER
+        if partition.is_closed or self._node_id not in partition.replicas:
+            leader_id = NO_LEADER
+        known = self._followed.get(partition)
+        if known is not None and known.leader_id != leader_id:
+            self._leave(partition, known)
+        if leader_id not in (NO_LEADER, self._node_id):
+            fetcher = self._fetchers.get(leader_id)
+            if fetcher is None:
+                fetcher = self._fetchers[leader_id] = ReplicaFetcher(
+                    self._loop, self._node_id, leader_id, self, self._log
+                )
+            self._followed[partition] = fetcher
+            fetcher.follow(partition)
+        if partition.leader is not None and len(partition.replicas) > 1:
+            self._led[partition] = None
+            if self._timer is None:
+                self._checked_s = self._loop.time()
+                self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all)
+        else:
+            self._led.pop(partition, None)
+
+    def gone(self, partition: Partition) -> None:
+        """The partition is closed here."""
+        self._led.pop(partition, None)
+        known = self._followed.get(partition)
+        if known is not None:
+            self._leave(partition, known)
+
+    def _leave(self, partition: Partition, fetcher: ReplicaFetcher) -> None:
+        del self._followed[partition]
+        fetcher.leave(partition)
+        if not len(fetcher):
+            fetcher.close()
+            del self._fetchers[fetcher.leader_id]
+
+    # -- who is in sync ------------------------------------------------------------------------------------------------
+
+    def isr_is_due(self, partition: Partition) -> None:
+        self._check(partition)
+
+    def _check_all(self) -> None:
+        self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check_all) if self._led else None
+        now_s = self._loop.time()
+        has_stalled = now_s - self._checked_s > STALLED_S
+        self._checked_s = now_s
+        for partition in list(self._led):
+            if has_stalled and partition.leader is not None:
+                partition.leader.stalled(self.now_ms())
+            self._check(partition)
+
+    def _check(self, partition: Partition) -> None:
+        leader = partition.leader
+        if leader is None or self._is_closed:
+            return
+        now_ms = self.now_ms()
+        to = partition.hands_over_to
+        proposed: ProposedIsr | None = None
+        if to != NO_LEADER:
+            if leader.counted_end_of(to) >= partition.log_end_offset:
+                proposed = leader.propose_hand_over(
+                    to, now_ms, self.live, leaves=partition.log.read_only or partition.is_damaged
+                )
+        else:
+            before = leader.high_watermark
+            proposed = leader.check_isr(partition.log_end_offset, now_ms, self.live, self._heard_ms)
+            leader.advanced()
+            partition.watermark_checked(before)
+        if proposed is not None:
+            self._run(self._propose(partition, leader, proposed))
+
+    async def _propose(self, partition: Partition, leader: PartitionLeader, proposed: ProposedIsr) -> None:
+        async with self._proposals:
+            reason = await self._put_to_controller(partition, proposed)
+        is_committed = not reason
+        leader.proposal_ended(proposed.partition_epoch, is_committed, self.now_ms())
+        self._log.info(
+            "isr_proposed",
+            topic=partition.topic,
+            partition=partition.index,
+            isr=[replica for replica, _ in proposed.isr],
+            hand_over_to=proposed.hand_over_to,
+            committed=is_committed,
+            reason=reason,
+        )
+        if proposed.hand_over_to == NO_LEADER or partition.leader is not leader:
+            return
+        self._loop.call_later(HEARD_S_MAX, self._hand_over_is_unheard, partition, leader)
+        if not is_committed:
+            # It may be committed all the same: nothing is served until a further proposal has settled that.
+            partition.hands_over_to = NO_LEADER
+            self._loop.call_later(SETTLE_S, self._check, partition)
+
+    def _hand_over_is_unheard(self, partition: Partition, leader: PartitionLeader) -> None:
+        """A node whose disk fails may not learn what became of its hand-over: it stores no metadata either."""
+        if partition.leader is leader and partition.log.read_only:
+            partition.hands_over_to = NO_LEADER
+            partition.doubt_outcomes()
+
+    async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
+        """Why the proposal is not known to be committed; empty where it is.
+
+        A controller whose disk hangs cannot answer, though the other nodes may have agreed: then the metadata tells.
+        """
+
+        async def ask() -> None:
+            await self._links.propose_isr(
+                partition.topic_id,
+                partition.index,
+                proposed.leader_epoch,
+                proposed.partition_epoch,
+                proposed.isr,
+                proposed.hand_over_to,
+            )
+
+        asked = self._run(ask())
+        changed = self._changes[partition] = self._loop.create_future()
+        await asyncio.wait([asked, changed], timeout=PROPOSAL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+            if not changed.done():
+                return "no answer in time"
+            is_so = set(partition.in_sync_replicas) == {replica for replica, _ in proposed.isr}
+            return "" if is_so else "the partition has changed meanwhile"
+        try:
+            await asked
+        except (KafkaError, TimeoutError) as error:
+            return str(error) or "no answer in time"
+        except Exception:
+            self._log.exception("isr_proposal_failed", topic=partition.topic, partition=partition.index)
+            return "unexpected"
+        return ""
+
+    # -- handing over --------------------------------------------------------------------------------------------------
+
+    def hand_over(self, partitions: Iterable[tuple[Partition, int, int]]) -> None:
+        """Give these partitions, led under the given epoch, to the given nodes, with all that is in their logs."""
+        for partition, leader_epoch, to in partitions:
+            leader = partition.leader
+            if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
+                continue
+            if to == self._node_id or to not in leader.in_sync_replicas:
+                continue
+            partition.hand_over(to)
+            self._loop.call_later(HAND_OVER_S_MAX, self._hand_over_is_late, partition, leader, to)
+            self._check(partition)
+
+    def log_failed(self, partition: Partition) -> None:
+        """Another replica in sync should lead: this node cannot take records for it any more."""
+        leader = partition.leader
+        if leader is None or self._is_closed:
+            return
+        for replica in leader.in_sync_replicas:
+            if replica != self._node_id and replica in self.live:
+                self.hand_over([(partition, leader.leader_epoch, replica)])
+                return
+
+    def sync_failed(self, partition: Partition) -> None:
+        self._run(self._distrust_page_cache())
+        if partition.counts_unsynced:
+            # The disk may refuse that note too, so the controller has to know.
+            self.may_have_lost(partition, "a sync failed")
+        self.log_failed(partition)
+
+    def cannot_lead(self, partition: Partition) -> None:
+        def led() -> PartitionImage | None:
+            is_led = not partition.is_closed and partition.leader is None
+            return partition.image if is_led else None
+
+        self.give_away(partition.topic, partition.topic_id, partition.index, led)
+
+    def give_away(self, topic: str, topic_id: UUID, index: int, led: Callable[[], PartitionImage | None]) -> None:
+        """Have another replica in sync lead what this node is to lead and cannot: its log is not open, or damaged.
+
+        It has acknowledged nothing in that leader epoch, so that everyone in sync has all there is. `led` is the
+        partition as long as that is so.
+        """
+        key = (topic_id, index)
+        if key not in self._given_away and not self._is_closed:
+            self._given_away.add(key)
+            self._run(self._give_away(topic, key, led))
+
+    async def _give_away(self, topic: str, key: tuple[UUID, int], led: Callable[[], PartitionImage | None]) -> None:
+        said = ""
+        while (image := led()) is not None and image.leader == self._node_id and not self._is_closed:
+            to = next((other for other in image.isr if other != self._node_id and other in self.live), NO_LEADER)
+            reason = "no other replica is in sync"
+            if to != NO_LEADER:
+                reason = await self._give_to(to, key, image)
+            if reason != said:
+                said = reason
+                say = self._log.error if reason else self._log.info
+                say("cannot_lead", topic=topic, partition=key[1], hand_over_to=to, reason=reason)
+            await asyncio.sleep(GIVE_AWAY_INTERVAL_S)
+        self._given_away.discard(key)
+
+    async def _give_to(self, to: int, key: tuple[UUID, int], image: PartitionImage) -> str:
+        """Why that was not done; empty where it was."""
+        members = tuple((replica, UNKNOWN) for replica in image.isr)
+        try:
+            async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                await self._links.propose_isr(*key, image.leader_epoch, image.partition_epoch, members, to)
+        except (KafkaError, TimeoutError) as error:
+            return str(error) or "no answer in time"
+        return ""
+
+    def _hand_over_is_late(self, partition: Partition, leader: PartitionLeader, to: int) -> None:
+        if partition.leader is leader and partition.hands_over_to == to and leader.is_settled:
+            partition.keep()
+
+    # -- truncations ---------------------------------------------------------------------------------------------------
+
+    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+        """Truncate a follower's log, with no other job on it; tells whether it was done."""
+        # Of its own: whoever asked for it may be gone before it ends.
+        return await asyncio.shield(self._run(self._cut(partition, role, decision)))
+
+    async def _cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+        log = partition.log
+        offset = decision.offset
+        if partition.jobs.is_exclusive or partition.is_closed or partition.role is not role:
+            return False
+        await partition.jobs.begin_exclusive()
+        before = log.log_end_offset
+        if partition.is_closed:
+            partition.jobs.end_exclusive()
+            return False
+        self._report_cut(partition, role, decision)
+        is_done = False
+        lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
+        try:
+            # First of all, or after a crash the missing end would look like damage.
+            await self._lower_recovery_point(partition, min(offset, before))
+        except OSError as error:
+            self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
+            partition.cut_ended(before)
+            return False
+        try:
+            cut = log.truncate_fully if isinstance(decision, StartOver) else log.truncate_to
+            await self._loop.run_in_executor(self._env.executor, cut, offset)
+            is_done = True
+        except Exception as error:
+            # Half done: only opening the log anew can tell what is there.
+            log.read_only = log.read_only_forever = True
+            log.read_only_reason = f"truncation failed: {error}"
+            self._log.exception("truncation_failed", topic=partition.topic, partition=partition.index)
+        if isinstance(decision, StartOver):
+            role.started_over(decision)
+            partition.cut_ended(0)
+        else:
+            role.truncated(log.log_end_offset)
+            partition.cut_ended(log.log_end_offset, lost)
+        return is_done
+
+    def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
+        """One line for each; loud where records go that clients were told are safe."""
+        say = self._log.error if decision.below_watermark else self._log.info
+        say(
+            "truncated_below_watermark" if decision.below_watermark else "log_truncated",
+            topic=partition.topic,
+            partition=partition.index,
+            offset=decision.offset,
+            log_end_offset=partition.log_end_offset,
+            high_watermark=role.high_watermark,
+            leader=role.leader_id,
+            leader_epoch=role.leader_epoch,
+            starts_over=isinstance(decision, StartOver),
+        )
+
+    async def follow_log_start(self, partition: Partition, offset: int) -> None:
+        """The leader let go of what lies below `offset`."""
+        if not partition.is_closed and not partition.jobs.is_exclusive:
+            await partition.raise_log_start(offset)
+
+    # -- damage --------------------------------------------------------------------------------------------------------
+
+    def follow_again(self, partition: Partition) -> None:
+        """Name the partition's position to its leader again, or no more while it is healed."""
+        fetcher = self._followed.get(partition)
+        if fetcher is not None:
+            fetcher.name_again(partition)
+
+    async def set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+        """Have a follower's log end before the segment that should hold `offset`; the folders with what was moved.
+
+        Raises KafkaError if the log is not free for that, OSError if it is half done: then the log is read-only.
+        """
+        # Of its own: whoever asked for it may be gone before it ends.
+        return await asyncio.shield(self._run(self._set_aside(partition, offset, data_path)))
+
+    async def _set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
+        log, role = partition.log, partition.role
+        if partition.jobs.is_exclusive:
+            raise KafkaError(ErrorCode.kafka_storage_error, "the log is being truncated")
+        await partition.jobs.begin_exclusive()
+        try:
+            if partition.is_closed or not isinstance(role, PartitionFollower):
+                raise KafkaError(ErrorCode.not_leader_or_follower, "the replica does not follow")
+            # First of all, or after a crash the missing end would look like damage.
+            await self._lower_recovery_point(partition, log.log_start_offset)
+            cut = partial(log.set_aside_from, offset, data_path, self._env.wall_ms())
+            folders = await self._loop.run_in_executor(self._env.executor, cut)
+            role.truncated(log.log_end_offset)
+            return tuple(folders)
+        finally:
+            unknown = KafkaError(ErrorCode.request_timed_out, "this replica no longer has what it had written")
+            partition.cut_ended(log.log_end_offset, error=unknown)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work, name="replication")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

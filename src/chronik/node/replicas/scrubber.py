@@ -1,0 +1,120 @@
+"""The scrubber: re-reads every closed segment of this node now and then, so that damage is found before it is needed.
+
+A pass is spread evenly over `scrub_interval_ms`. After each piece it pauses for as long as it takes to stay below
+DISK_TIME_SHARE_MAX, so that a pass takes longer on a disk that is too slow or too full for its interval. Its progress
+is kept in memory only: a restart begins a new pass, in an order of its own, so that a node that often restarts does not
+always read the same segments. What is in the page cache is checked there, and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from chronik.node.environment import Environment
+from chronik.node.replicas.healing import Healing
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.observe.logging import Logger
+from chronik.observe.metrics import Metrics
+from chronik.storage.log import SegmentScrub
+
+DISK_TIME_SHARE_MAX = 0.05
+START_DELAY_S_MAX = 60.0
+START_DELAY_SHARE = 0.1
+"""The first pass begins after this share of the interval, or after START_DELAY_S_MAX if that is sooner."""
+BAD_INDEX = "an index does not describe the batches of its segment"
+
+
+class Scrubber:
+    """One task. Owned by the loop; segments are read in the executor, one piece at a time."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        env: Environment,
+        interval_ms: int,
+        host: PartitionHost,
+        healing: Healing,
+        metrics: Metrics,
+        log: Logger,
+    ) -> None:
+        """`interval_ms` 0: nothing is scrubbed."""
+        self._loop = loop
+        self._env = env
+        self._interval_s = interval_ms / 1000
+        self._host = host
+        self._healing = healing
+        self._metrics = metrics
+        self._log = log.bind(component="storage")
+        self._s_per_byte = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._interval_s:
+            self._task = self._loop.create_task(self._run(), name="scrubber")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await asyncio.sleep(min(self._interval_s * START_DELAY_SHARE, START_DELAY_S_MAX))
+        while True:
+            began_s = self._loop.time()
+            await self._pass()
+            self._metrics.scrub_passes += 1
+            await asyncio.sleep(max(0.0, began_s + self._interval_s - self._loop.time()))
+
+    async def _pass(self) -> None:
+        partitions = list(self._host.partitions.values())
+        self._env.random.shuffle(partitions)
+        total_bytes = sum(partition.log.closed_bytes() for partition in partitions)
+        self._s_per_byte = self._interval_s / max(1, total_bytes)
+        for partition in partitions:
+            for base_offset in partition.log.closed_segments():
+                await self._segment(partition, base_offset)
+
+    async def _segment(self, partition: Partition, base_offset: int) -> None:
+        scrub = partition.log.scrub(base_offset)
+        is_readable = True
+        while scrub is not None and is_readable and not scrub.is_done and self._may_go_on(partition, scrub):
+            began_s, before = self._loop.time(), scrub.position
+            with partition.jobs.running():
+                is_readable = await self._step(partition, scrub)
+            took_s, read_bytes = self._loop.time() - began_s, scrub.position - before
+            self._metrics.scrubbed_bytes += read_bytes
+            await asyncio.sleep(max(took_s * (1 / DISK_TIME_SHARE_MAX - 1), read_bytes * self._s_per_byte - took_s))
+
+    async def _step(self, partition: Partition, scrub: SegmentScrub) -> bool:
+        """Whether the next piece could be read, or the segment be judged."""
+        where = {"topic": partition.topic, "partition": partition.index, "segment": scrub.segment.base_offset}
+        try:
+            await self._loop.run_in_executor(self._env.executor, scrub.step)
+            if scrub.is_done and partition.log.has_scrubbed(scrub):
+                await self._judge(partition, scrub)
+        except OSError as error:
+            self._log.error("scrub_failed", **where, error=repr(error))
+            return False
+        except Exception:
+            self._log.exception("scrub_failed", **where)
+            return False
+        return True
+
+    def _may_go_on(self, partition: Partition, scrub: SegmentScrub) -> bool:
+        """Whether the segment is still there, with no truncation on its way; then a job of the log has begun."""
+        is_there = not partition.is_closed and not partition.is_damaged and partition.log.has_scrubbed(scrub)
+        return is_there and partition.jobs.begin()
+
+    async def _judge(self, partition: Partition, scrub: SegmentScrub) -> None:
+        base_offset = scrub.segment.base_offset
+        if scrub.damage:
+            partition.found_damaged(base_offset, "scrub", f"segment {base_offset}: {scrub.damage}")
+        elif scrub.has_bad_index:
+            job = partition.log.rebuild_indexes_job(scrub)
+            partition.log.indexes_rebuilt(scrub, await self._loop.run_in_executor(self._env.executor, job))
+            self._log.warning(
+                "index_rebuilt", topic=partition.topic, partition=partition.index, segment=base_offset, reason=BAD_INDEX
+            )
+            self._metrics.damages_found["scrub"] += 1
+            self._healing.index_rebuilt(partition, base_offset, BAD_INDEX)

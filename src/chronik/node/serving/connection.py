@@ -1,0 +1,401 @@
+"""One client connection: frames in, responses out in the order of the requests.
+
+A frame is a 4-byte big-endian size and that many bytes. Small frames are parsed where the socket put them, in a scratch
+buffer that all connections of the node share (the loop reads one socket at a time); a frame that does not fit gets a
+buffer of its own, which grows with what has arrived rather than with what its header claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from chronik.node.serving.request import Buffer, Reply
+from chronik.wire.errors import MalformedRequest
+from chronik.wire.frames import FRAME_SIZE, response_prefix
+
+if TYPE_CHECKING:
+    from chronik.node.membership.handshake import Answerer
+    from chronik.node.serving.server import Server
+
+SCRATCH_BYTES = 256 * 1024
+LARGE_FRAME_BYTES = 2 * 1024 * 1024
+LARGE_FRAME_STEP_BYTES = 16 * 1024
+JOIN_BYTES_MAX = 64 * 1024
+WRITE_HIGH_WATER_BYTES = 1024 * 1024
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
+
+    Owned by the loop. Reading stops while a cold request runs (what follows it on this connection must see its effect),
+    while somebody else holds it, while the peer does not take its responses, and while too many requests wait.
+
+    With `is_ordered` False responses go out as they are ready, for peers that match them by their correlation id.
+    """
+
+    def __init__(self, server: Server, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
+        self._server = server
+        self._is_ordered = is_ordered
+        self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
+        self._transport: asyncio.Transport | None = None
+        self._replies: deque[Reply] = deque()
+        self._partial = b""
+        self._large: bytearray | None = None
+        self._large_view: memoryview | None = None
+        self._large_size = 0
+        self._large_have = 0
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._parsing = False
+        self._write_paused = False
+        self._read_paused = False
+        self._is_held_back = False
+        self._holds = 0
+        self._closing = False
+        self._end_of_input = False
+        self._on_close: dict[object, Callable[[], None]] = {}
+        self._on_end_of_input: list[Callable[[], None]] = []
+        self.client_host = ""
+        self.peer_id: int | None = None
+        """The node at the other end, once it has proven the cluster secret on the internal listener."""
+        self.handshake: Answerer | None = None
+        """Between a node's HELLO and its PROOF."""
+        self.frame_bytes_max = server.frame_bytes_max
+        self.last_used_s = 0.0
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asked but told: uvloop's transports are of another class.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.client_host = str(peer[0]) if peer else ""
+        self.last_used_s = self._server.loop.time()
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        if not self._server.connection_opened(self):
+            self.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._large is not None:
+            assert self._large_view is not None
+            return self._large_view[self._large_have :]
+        scratch = self._server.scratch
+        held = len(self._partial)
+        if held:
+            scratch[:held] = self._partial
+        return scratch[held:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self.last_used_s = self._server.loop.time()
+        if self._large is not None:
+            self._large_updated(nbytes)
+            return
+        scratch = self._server.scratch
+        self._parse(scratch, len(self._partial) + nbytes)
+
+    def eof_received(self) -> bool:
+        # The peer sends no more; what it already sent is still answered (acks=0 producers close this way).
+        self._input_ended()
+        self._drop_unfinished_frame()
+        return bool(self._replies or self._partial)
+
+    def _input_ended(self) -> None:
+        self._end_of_input = True
+        callbacks, self._on_end_of_input = self._on_end_of_input, []
+        for callback in callbacks:
+            callback()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._input_ended()
+        callbacks = list(self._on_close.values())
+        self._on_close.clear()
+        self._replies.clear()
+        self._drop_large()
+        self._partial = b""
+        for callback in callbacks:
+            callback()
+        self._server.connection_closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._server.reads_slowly(self)
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._server.reads_again(self)
+        self._continue()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _may_run(self) -> bool:
+        return not (self._holds or self._write_paused or len(self._replies) >= self._requests_max)
+
+    def _parse(self, data: memoryview, end: int) -> None:
+        """Run the frames in data[:end]; keep what is left of it."""
+        at = 0
+        server = self._server
+        replies = self._replies
+        requests_max = self._requests_max
+        self._parsing = True
+        try:
+            # The conditions of _may_run, spelled out: this is where small requests spend their time.
+            while end - at >= 4 and not (
+                self._holds or self._write_paused or self._closing or len(replies) >= requests_max
+            ):
+                (size,) = FRAME_SIZE.unpack_from(data, at)
+                if size < 8 or size > self.frame_bytes_max:
+                    self._refuse(f"frame of {size} bytes; allowed are 8 to {self.frame_bytes_max}")
+                    return
+                start = at + 4
+                if end - start < size:
+                    if size + 4 > SCRATCH_BYTES:
+                        self._start_large(size, data[start:end])
+                        at = end
+                    break
+                at = start + size
+                server.run_request(self, data[start:at])
+                if self._out_bytes >= JOIN_BYTES_MAX:
+                    # Now, not at the end: a peer that does not read must stop us before the next large response.
+                    self._flush()
+        except MalformedRequest as error:
+            self._refuse(str(error))
+        finally:
+            self._parsing = False
+        if self._closing:
+            return
+        if self._large is None:
+            self._partial = bytes(data[at:end]) if at < end else b""
+        if self._out:
+            self._flush()
+        if self._partial or self._large is not None or self._write_paused or self._read_paused or self._end_of_input:
+            self._pause_or_resume_reading()
+
+    def _continue(self) -> None:
+        """What held back this connection's requests may be over: run what was kept."""
+        if self._closing or self._parsing:
+            return
+        if self._large is None and len(self._partial) >= 4 and self._may_run():
+            kept = self._partial
+            self._partial = b""
+            # A copy of its own: a handler that runs here may not share the scratch buffer with a later read.
+            self._parse(memoryview(bytearray(kept)), len(kept))
+        elif self._large is not None and self._large_have == self._large_size and self._may_run():
+            self._run_large()
+        else:
+            self._pause_or_resume_reading()
+
+    def _start_large(self, size: int, have: memoryview) -> None:
+        # All of it at once for a frame of ordinary size that has really begun to arrive, and that there is room for.
+        begun = len(have) >= SCRATCH_BYTES // 4 and self._server.has_room(LARGE_FRAME_BYTES)
+        first_bytes = min(size, LARGE_FRAME_BYTES if begun else 2 * len(have) + LARGE_FRAME_STEP_BYTES)
+        self._large = bytearray(first_bytes)
+        self._large_view = memoryview(self._large)
+        self._large_view[: len(have)] = have
+        self._large_size = size
+        self._large_have = len(have)
+        self._partial = b""
+        self._server.hold_bytes(first_bytes)
+
+    def _large_updated(self, nbytes: int) -> None:
+        assert self._large is not None and self._large_view is not None
+        self._large_have += nbytes
+        if self._large_have == self._large_size:
+            if self._may_run():
+                self._run_large()
+            else:
+                self._pause_or_resume_reading()
+        elif self._large_have == len(self._large):
+            bigger = min(self._large_size, 2 * len(self._large))
+            grown = bytearray(bigger)
+            grown[: self._large_have] = self._large
+            self._server.hold_bytes(bigger - len(self._large))
+            self._large = grown
+            self._large_view = memoryview(grown)
+            self._pause_or_resume_reading()
+
+    def _run_large(self) -> None:
+        frame = self._large_view
+        assert frame is not None
+        self._parsing = True
+        try:
+            self._run(frame)
+        finally:
+            self._parsing = False
+        self._drop_large()
+        if not self._closing:
+            self._flush()
+            self._pause_or_resume_reading()
+
+    def _drop_large(self) -> None:
+        if self._large is not None:
+            held_bytes = len(self._large)
+            self._large = None
+            self._large_view = None
+            self._server.release_bytes(self, held_bytes)
+
+    def _pause_or_resume_reading(self) -> None:
+        if self._closing or self._transport is None:
+            return
+        # While a request holds the others, reading goes on into the scratch buffer until it holds data: most clients
+        # send one request at a time, and pausing costs two system calls.
+        waiting = len(self._partial) >= 4 and not self._may_run()
+        complete = self._large is not None and self._large_have == self._large_size
+        self._is_held_back = self._large is not None and not complete and self._server.over_budget(self)
+        stop = self._write_paused or waiting or complete or self._is_held_back
+        if stop and not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+        elif not stop and self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+        if self._end_of_input:
+            self._drop_unfinished_frame()
+            if not self._replies and not self._partial:
+                self.close()
+
+    def _drop_unfinished_frame(self) -> None:
+        """After the peer's end of input, a frame that is not whole will never be."""
+        if self._may_run():
+            self._partial = b""
+            self._drop_large()
+
+    def budget_freed(self) -> None:
+        self._pause_or_resume_reading()
+
+    def _run(self, frame: memoryview) -> None:
+        try:
+            self._server.run_request(self, frame)
+        except MalformedRequest as error:
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
+        self._server.refused(self, reason)
+        self.close()
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def expect_reply(self, reply: Reply) -> None:
+        self._replies.append(reply)
+
+    def hold(self) -> None:
+        """No further request of this connection runs until each `hold` has had its `release`."""
+        self._holds += 1
+
+    def release(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self._continue()
+
+    def reply_ready(self, reply: Reply) -> None:
+        """A request has its answer; send all that are ready at the head of the line."""
+        if self._closing:
+            return
+        replies = self._replies
+        if not replies or replies[0] is not reply:
+            if not self._is_ordered:
+                self._answer_out_of_turn(reply)
+            return
+        while replies and replies[0].done:
+            done = replies.popleft()
+            if done.body is not None:
+                self._queue(done)
+        if not self._parsing:
+            self._flush()
+            if self._read_paused or self._end_of_input:
+                self._continue()
+
+    def _answer_out_of_turn(self, reply: Reply) -> None:
+        self._replies.remove(reply)
+        if reply.body is not None:
+            self._queue(reply)
+        if not self._parsing:
+            self._flush()
+            if self._read_paused or self._end_of_input:
+                self._continue()
+
+    def _queue(self, reply: Reply) -> None:
+        body = reply.body
+        assert body is not None
+        length = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        self._out.append(response_prefix(reply.request.correlation_id, reply.flexible_header, length))
+        self._out.extend(body)
+        self._out_bytes += length
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out or self._transport is None:
+            return
+        write = self._transport.write
+        out_bytes = self._out_bytes
+        self._out = []
+        self._out_bytes = 0
+        if out_bytes < JOIN_BYTES_MAX:
+            write(b"".join(out))
+            return
+        small: list[Buffer] = []
+        for part in out:
+            if len(part) < JOIN_BYTES_MAX:
+                small.append(part)
+                continue
+            if small:
+                write(b"".join(small))
+                small = []
+            write(part)
+        if small:
+            write(b"".join(small))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def when_closed(self, owner: object, callback: Callable[[], None]) -> None:
+        """Call back once when the connection ends, unless `forget` comes first."""
+        if self._closing:
+            self._server.loop.call_soon(callback)
+        else:
+            self._on_close[owner] = callback
+
+    def when_input_ends(self, callback: Callable[[], None]) -> None:
+        """Call back once when the peer can send no more, though answers may still be on their way to it."""
+        if self._closing or self._end_of_input:
+            self._server.loop.call_soon(callback)
+        else:
+            self._on_end_of_input.append(callback)
+
+    def forget(self, owner: object) -> None:
+        self._on_close.pop(owner, None)
+
+    def close(self) -> None:
+        """End the connection after what was written has gone out."""
+        if self._closing:
+            return
+        self._flush()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing
+
+    @property
+    def has_unfinished_frame(self) -> bool:
+        """A large frame of which more was announced than has come. Nobody else's turn ends while we read it."""
+        return self._large is not None and self._large_have < self._large_size and not self._is_held_back
+
+    @property
+    def has_unanswered(self) -> bool:
+        return bool(self._replies)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()

@@ -1,0 +1,319 @@
+"""A listener: takes connections, turns frames into requests, and runs the API that each asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from chronik.node.apis import api_versions
+from chronik.node.serving.connection import SCRATCH_BYTES, Connection
+from chronik.node.serving.request import Api, Reply, Request, Values
+from chronik.observe.metrics import ApiMetrics
+from chronik.wire.api import ApiKey, response_header_is_flexible
+from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
+from chronik.wire.frames import read_request_header
+from chronik.wire.messages import read_request, write_response
+
+if TYPE_CHECKING:
+    from chronik.node.broker import Broker
+
+IDLE_SWEEP_S = 5.0
+QUIET_CHECK_S = 0.01
+STALLED_FRAME_S = 10.0
+NO_FRAME = memoryview(b"")
+RESPONSE_BYTES_MIN = 64 * 1024
+REFUSALS_LOGGED_PER_SWEEP = 10
+
+
+class Route:
+    """What a request of one API needs, looked up once instead of with each request."""
+
+    __slots__ = ("api", "flexible_from", "highest", "hot", "lowest", "metrics")
+
+    def __init__(self, api: Api, metrics: ApiMetrics) -> None:
+        self.api = api
+        self.hot = api.hot
+        self.metrics = metrics
+        self.lowest, self.highest = api.parsed_versions
+        self.flexible_from = next(
+            (
+                version
+                for version in range(self.lowest, self.highest + 1)
+                if response_header_is_flexible(api.key, version)
+            ),
+            self.highest + 1,
+        )
+
+
+class Server:
+    """All client connections of one node; a subclass takes those of its peers.
+
+    Invariant: `held_bytes` is what connections hold of frames that are not whole yet. Owned by the loop.
+    """
+
+    def __init__(self, broker: Broker, apis: Mapping[int, Api]) -> None:
+        self.broker = broker
+        self.loop = broker.loop
+        self._clock = broker.loop.time
+        self.frame_bytes_max = broker.config.frame_bytes_max
+        self.idle_s_max = broker.config.connection_idle_ms_max / 1000
+        self.pipelined_requests_max = broker.config.in_flight_requests_max
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.held_bytes = 0
+        self.reading_bytes = 0
+        """What reads in threads may still bring into memory."""
+        self._listener: asyncio.Server | None = None
+        # Insertion-ordered, and never iterated where order would matter.
+        self._connections: dict[Connection, None] = {}
+        self._over_budget: dict[Connection, None] = {}
+        self._slow_readers: dict[Connection, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._refusals_logged = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        self._log = broker.log.bind(component="node")
+        self._routes = {key: Route(api, self._api_metrics(api)) for key, api in apis.items()}
+
+    def _api_metrics(self, api: Api) -> ApiMetrics:
+        return self.broker.metrics.api(api.key)
+
+    def _new_connection(self) -> Connection:
+        return Connection(self)
+
+    def _count_connections(self) -> None:
+        self.broker.metrics.connections = len(self._connections)
+
+    async def bind(self, host: str, port: int) -> None:
+        """Take the port, without answering on it yet."""
+        self._listener = await self.loop.create_server(
+            self._new_connection, host, port, backlog=1024, start_serving=False
+        )
+
+    async def serve(self) -> None:
+        assert self._listener is not None
+        await self._listener.start_serving()
+        self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self, grace_s: float) -> None:
+        """Stop listening, let requests that run finish for `grace_s`, then end every connection."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        await self._quiet(grace_s)
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _quiet(self, grace_s: float) -> None:
+        """Wait until no connection has an unanswered request or unsent bytes, for `grace_s` at most."""
+        deadline_s = self.loop.time() + grace_s
+        busy = True
+        while busy and self.loop.time() < deadline_s:
+            await asyncio.sleep(QUIET_CHECK_S)
+            busy = any(connection.has_unanswered or connection.unsent_bytes for connection in self._connections)
+
+    # -- what connections ask for --------------------------------------------------------------------------------------
+
+    def connection_opened(self, connection: Connection) -> bool:
+        metrics = self.broker.metrics
+        if len(self._connections) >= self.broker.config.connections_max:
+            metrics.connections_refused += 1
+            self.refused(connection, f"{len(self._connections)} connections are open, which is the limit")
+            return False
+        self._connections[connection] = None
+        self._count_connections()
+        return True
+
+    def connection_closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        self._over_budget.pop(connection, None)
+        self._wake_over_budget()
+        self._slow_readers.pop(connection, None)
+        self._count_connections()
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        """One log line for each connection that is closed for what it sent, but not for each of a flood."""
+        if connection.is_closing:
+            # Something else that it sent was refused before, and this had begun by then.
+            return
+        self.broker.metrics.malformed_requests += 1
+        self._refusals_logged += 1
+        if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:
+            self._log.warning("connection_refused", client=connection.client_host, reason=reason)
+
+    def has_room(self, count: int) -> bool:
+        return self.held_bytes + count <= self.broker.config.in_flight_bytes_max
+
+    def hold_bytes(self, count: int) -> None:
+        self.held_bytes += count
+
+    def release_bytes(self, connection: Connection, count: int) -> None:
+        """A large frame is whole, or will never be."""
+        self.held_bytes -= count
+        self._over_budget.pop(connection, None)
+        self._wake_over_budget()
+
+    def _wake_over_budget(self) -> None:
+        while self._over_budget:
+            connection = next(iter(self._over_budget))
+            if self.held_bytes > self.broker.config.in_flight_bytes_max:
+                connection.budget_freed()
+                return
+            del self._over_budget[connection]
+            connection.budget_freed()
+
+    def over_budget(self, connection: Connection) -> bool:
+        """Whether this connection has to wait with its large frame until others have finished theirs."""
+        if self.held_bytes <= self.broker.config.in_flight_bytes_max:
+            self._over_budget.pop(connection, None)
+            return False
+        # The one that has waited longest goes on, or nobody ever would.
+        self._over_budget.setdefault(connection)
+        return next(iter(self._over_budget)) is not connection
+
+    def reads_slowly(self, connection: Connection) -> None:
+        self._slow_readers[connection] = None
+
+    def reads_again(self, connection: Connection) -> None:
+        self._slow_readers.pop(connection, None)
+
+    def response_bytes_allowed(self) -> int:
+        """The bound of one response: small while much of what was sent has not been taken."""
+        unsent_bytes = sum(connection.unsent_bytes for connection in self._slow_readers)
+        left_bytes = self.broker.config.in_flight_bytes_max - unsent_bytes - self.reading_bytes
+        return max(RESPONSE_BYTES_MIN, min(self.broker.config.fetch_bytes_max, left_bytes))
+
+    def _sweep_idle(self) -> None:
+        if self._refusals_logged > REFUSALS_LOGGED_PER_SWEEP:
+            self._log.warning("connections_refused", count=self._refusals_logged)
+        self._refusals_logged = 0
+        now_s = self.loop.time()
+        oldest_s = now_s - self.idle_s_max
+        if self._over_budget:
+            # Others wait for the room that this frame holds; a peer that stopped in the middle may not keep it.
+            for connection in list(self._connections):
+                if connection.has_unfinished_frame and connection.last_used_s < now_s - STALLED_FRAME_S:
+                    self.refused(connection, "its frame stopped half way while others waited for room")
+                    connection.abort()
+        for connection in list(self._connections):
+            if connection.last_used_s >= oldest_s:
+                continue
+            if connection.unsent_bytes:
+                # Closing would wait for a peer that has not read for minutes.
+                connection.abort()
+            elif not connection.has_unanswered:
+                connection.close()
+        self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def run_request(self, connection: Connection, frame: memoryview) -> None:
+        api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
+        started_s = self._clock()
+        request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
+        self.broker.metrics.bytes_in += request.size_bytes
+        route = self._routes.get(api_key)
+        if route is None:
+            raise MalformedRequest(f"API {api_key} is not answered by this node")
+        if not route.lowest <= version <= route.highest:
+            if api_key == ApiKey.API_VERSIONS:
+                reply = self._expect(request, route)
+                reply.flexible_header = False
+                reply.send((api_versions.unsupported_version_body(route.api.versions),))
+                return
+            name = route.api.key.name
+            raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
+        if route.hot is not None:
+            # What _expect does, spelled out: this is where small requests spend their time.
+            reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
+            connection.expect_reply(reply)
+            try:
+                route.hot(self.broker, request, reply)
+            except MalformedRequest:
+                raise
+            except Exception:
+                self._log.exception("request_failed", api=route.api.key.name, version=version, client=client_id)
+                connection.abort()
+            # Who still waits must not hold the frame: its buffer is reused, or large.
+            request.frame = NO_FRAME
+            return
+        body = bytes(frame[body_at:])
+        request.message = read_request(api_key, version, body)
+        request.frame = NO_FRAME
+        reply = self._expect(request, route)
+        connection.hold()
+        self.spawn(self._run_cold(route.api, request, reply, body))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a request's work in a task that ends with this listener at the latest."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget_task)
+
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+
+    def _expect(self, request: Request, route: Route) -> Reply:
+        reply = Reply(request, request.api_version >= route.flexible_from, route.metrics, self._clock)
+        request.connection.expect_reply(reply)
+        return reply
+
+    async def _run_cold(self, api: Api, request: Request, reply: Reply, body: bytes) -> None:
+        connection = request.connection
+        try:
+            if api.on_controller and not self.broker.is_controller:
+                answer, reply.failed = await self._ask_controller(api, request, body)
+            else:
+                answer, reply.failed = await self.answer_cold(api, request)
+        except Exception:
+            # Not even the error could be said: the client must not wait for an answer that never comes.
+            self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
+            connection.abort()
+            return
+        self.broker.metrics.bytes_out += len(answer)
+        reply.send((answer,))
+        connection.release()
+
+    async def answer_cold(self, api: Api, request: Request) -> tuple[bytes, bool]:
+        """The response's body, and whether it is an error."""
+        assert api.handle is not None
+        try:
+            return write_response(request.api_key, request.api_version, await api.handle(self.broker, request)), False
+        except KafkaError as error:
+            return self._error_body(api, request, error.code, error.message), True
+        except Exception:
+            self._log.exception(
+                "request_failed", api=api.key.name, version=request.api_version, client=request.client_id
+            )
+            return (
+                self._error_body(
+                    api, request, ErrorCode.unknown_server_error, "unexpected error; the node's log has it"
+                ),
+                True,
+            )
+
+    async def _ask_controller(self, api: Api, request: Request, body: bytes) -> tuple[bytes, bool]:
+        try:
+            return await self.broker.envelopes.send(request, body)
+        except KafkaError as error:
+            return self._error_body(api, request, error.code, error.message), True
+
+    def _error_body(self, api: Api, request: Request, code: ErrorCode, message: str) -> bytes:
+        if api.on_error is not None:
+            return write_response(request.api_key, request.api_version, api.on_error(request, code))
+        values: Values = {"error_code": code, "error_message": message}
+        try:
+            return write_response(request.api_key, request.api_version, values)
+        except KeyError:
+            values.pop("error_message")
+            return write_response(request.api_key, request.api_version, values)
