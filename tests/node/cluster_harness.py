@@ -35,7 +35,8 @@ from chronik.storage.disk import RealDisk
 OWNER: contextvars.ContextVar[int | None] = contextvars.ContextVar("owner", default=None)
 """The number of the broker that a task belongs to: tasks inherit it from the one that started them."""
 
-SECRET = ClusterSecret("what the nodes of a test know of each other".replace(" ", "-"), "the test")
+SECRET_TEXT = "what-the-nodes-of-a-test-know-of-each-other"
+SECRET = ClusterSecret(SECRET_TEXT, "the test")
 DEADLINE_S = 15.0
 POLL_S = 0.01
 
@@ -49,7 +50,7 @@ class LocalNodes:
         self.settings = settings
         self.brokers: dict[int, Broker] = {}
         self.lines: dict[int, list[dict[str, Any]]] = {}
-        self.secrets: dict[int, ClusterSecret | None] = {}
+        self.secrets: dict[int, str] = {}
         """Of nodes that do not have the others' secret; None where a node's own files decide."""
         self._ports: dict[int, tuple[int, int]] = {}
         self._random = Random(7)
@@ -113,7 +114,7 @@ class LocalNodes:
             self._executor,
             _wall_ms,
             boot_id=self.boot_id,
-            cluster_secret=self.secrets.get(config.node_id, SECRET),
+            cluster_secret=self.secrets.get(config.node_id, SECRET_TEXT),
         )
         return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
 

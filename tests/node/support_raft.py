@@ -17,10 +17,10 @@ from chronik.node.membership.identity import Identity
 from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
-from chronik.node.membership.raft_store import RaftStore
 from chronik.observe.logging import silent_logger
 from chronik.raft.node import RaftNode
 from chronik.raft.settings import RaftSettings
+from chronik.raft.store import RaftStore
 
 DEADLINE_S = 10.0
 DISK_TIMEOUT_MS = 5_000

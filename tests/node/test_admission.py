@@ -43,7 +43,8 @@ from chronik.wire.fetch import FetchRequest, read_fetch_response, write_fetch_re
 from chronik.wire.frames import response_prefix
 
 Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
-OTHER = ClusterSecret("what-some-other-cluster-knows-of-itself", "the test")
+OTHER_TEXT = "what-some-other-cluster-knows-of-itself"
+OTHER = ClusterSecret(OTHER_TEXT, "the test")
 FIVE = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5", nonce=NONCE)
 
 
@@ -207,7 +208,7 @@ def test_a_node_with_another_secret_is_refused_in_words_on_both_sides(
 
     async def story(nodes: LocalNodes) -> None:
         one = await nodes.start(1, nodes.config(1, peers=[]))
-        nodes.secrets[2] = OTHER
+        nodes.secrets[2] = OTHER_TEXT
         with pytest.raises(ConfigError, match=r"node 1 at .* and this node have different cluster secrets: copy"):
             await nodes.start(2, nodes.config(2, peers=[1]))
         assert len(nodes.events(2, "peer_not_connected")) == 1
@@ -324,7 +325,7 @@ def test_a_node_alone_makes_a_secret_that_only_its_user_may_read_and_keeps_it(tm
     old_mask = os.umask(0)
 
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets[1] = None
+        nodes.secrets[1] = ""
         (one,) = await nodes.start_all()
         made = path.read_text()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -342,7 +343,7 @@ def test_a_node_alone_makes_a_secret_that_only_its_user_may_read_and_keeps_it(tm
 
 def test_two_nodes_make_two_secrets(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets = {1: None, 2: None}
+        nodes.secrets = {1: "", 2: ""}
         for node_id in (1, 2):
             await nodes.start(node_id, nodes.config(node_id, peers=[]))
         assert (tmp_path / "node-1" / SECRET_NAME).read_text() != (tmp_path / "node-2" / SECRET_NAME).read_text()
@@ -357,7 +358,7 @@ def test_a_folder_from_before_there_were_secrets_gets_one_at_the_next_start(tmp_
         (one,) = await nodes.start_all()
         assert not path.exists()
         await nodes.stop(one)
-        nodes.secrets[1] = None
+        nodes.secrets[1] = ""
         await nodes.start(1)
         assert path.exists()
 
@@ -366,7 +367,7 @@ def test_a_folder_from_before_there_were_secrets_gets_one_at_the_next_start(tmp_
 
 def test_a_node_with_peers_and_without_a_secret_does_not_start(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets[2] = None
+        nodes.secrets[2] = ""
         with pytest.raises(ConfigError) as refused:
             await nodes.start(2, nodes.config(2, peers=[1]))
         line = str(refused.value)
@@ -381,7 +382,7 @@ def test_a_secret_that_is_copied_lets_a_node_in(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
 
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets = {1: None, 2: None}
+        nodes.secrets = {1: "", 2: ""}
         one = await nodes.start(1, nodes.config(1, peers=[]))
         elsewhere.touch(mode=0o600)
         elsewhere.write_bytes((tmp_path / "node-1" / SECRET_NAME).read_bytes())
@@ -397,7 +398,7 @@ def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> N
     path = tmp_path / "node-1" / SECRET_NAME
 
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets[1] = None
+        nodes.secrets[1] = ""
         (one,) = await nodes.start_all()
         await nodes.stop(one)
         path.chmod(mode)
@@ -409,7 +410,7 @@ def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> N
 
 def test_a_secret_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
-        nodes.secrets[1] = None
+        nodes.secrets[1] = ""
         with pytest.raises(ConfigError, match="nowhere does not exist"):
             await nodes.start(1, nodes.config(1, peers=[], cluster_secret_file=str(tmp_path / "nowhere")))
         with pytest.raises(ConfigError, match="cannot be used"):

@@ -19,8 +19,6 @@ from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
-from chronik.node.membership.raft_store import MemoryRaftStore
-from chronik.node.membership.sqlite_file import StoreError
 from chronik.observe.logging import silent_logger
 from chronik.raft.entries import Entry, EntryKind, Snapshot, StoredState
 from chronik.raft.messages import (
@@ -37,6 +35,7 @@ from chronik.raft.messages import (
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Persist, ProposalId, RoleKind
 from chronik.raft.settings import RaftSettings
+from chronik.raft.store import MemoryRaftStore, StoreError
 from chronik.storage.disk import RealDisk
 
 DISK_TIMEOUT_MS = 500

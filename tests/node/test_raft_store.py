@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from chronik.node.membership.raft_store import MemoryRaftStore, SqliteRaftStore
-from chronik.node.membership.sqlite_file import StoreError
+from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist
+from chronik.raft.store import MemoryRaftStore, StoreError
 
 MEMBERSHIP = Membership((Member(1, UUID(int=1), True, "host:1"), Member(2, UUID(int=2), False)), (UUID(int=3),))
 

@@ -16,13 +16,13 @@ from uuid import UUID
 
 from tests.raft.oracle import Oracle, Promise, Violation
 
-from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.membership import Member, Membership, MembershipChange, encode_membership
 from chronik.raft.messages import Heartbeat, HeartbeatReply, Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event, ProposalId, Ready, Refused, RoleChanged, RoleKind
 from chronik.raft.settings import RaftSettings
+from chronik.raft.store import MemoryRaftStore
 
 SETTINGS = RaftSettings(
     heartbeat_interval_ms=50,

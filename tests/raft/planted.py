@@ -12,13 +12,13 @@ import msgspec
 from pytest import MonkeyPatch
 from tests.raft.harness import Cluster
 
-from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, StoredState
 from chronik.raft.follower import Follower
 from chronik.raft.leader import Leader
 from chronik.raft.log import RaftLog
 from chronik.raft.ready import Persist, ReadAnswer, Refused
 from chronik.raft.state import RaftState, ToCandidate, Transition
+from chronik.raft.store import MemoryRaftStore
 
 Maker = Callable[..., Cluster]
 

@@ -6,12 +6,12 @@ from random import Random
 
 from tests.raft.harness import SETTINGS, founded, store_id, stored_log
 
-from chronik.node.membership.raft_store import MemoryRaftStore
 from chronik.raft.entries import Entry, Snapshot, StoredState
 from chronik.raft.messages import Append, AppendReply, Body, Heartbeat, HeartbeatReply, Message, VoteReply
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event, Persist, ProposalId, Ready, RoleKind
 from chronik.raft.settings import RaftSettings
+from chronik.raft.store import MemoryRaftStore
 
 THREE = founded((1, 2, 3))
 

@@ -12,12 +12,12 @@ from tests.sim.planted import Planted, offset_is_loaded_and_later_stored
 
 from chronik.metadata.image import PartitionImage
 from chronik.node.broker import Broker
-from chronik.node.membership.raft_store import stored_after
 from chronik.node.replicas import partition as partition_module
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_state import PartitionState
 from chronik.raft.entries import StoredState
 from chronik.raft.ready import Persist
+from chronik.raft.store import stored_after
 from chronik.replication.follower import PartitionFollower, Truncate
 from chronik.replication.isr import InSyncReplicas
 from chronik.replication.leader import PartitionLeader

@@ -12,8 +12,8 @@ from chronik.cli.local_cluster import LocalCluster
 from chronik.cli.output import print_table, progress
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict, restored_image
-from chronik.node.membership.sqlite_file import StoreError
 from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata
+from chronik.raft.store import StoreError
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError
 from chronik.storage.folder import META_NAME, DataFolder

@@ -66,8 +66,8 @@ def _main(arguments: list[str]) -> int:
     tune_process()
     with unused_modules("rich", "hypothesis"):
         from chronik.node.config import ConfigError, load
-        from chronik.node.membership.sqlite_file import StoreError
         from chronik.observe.logging import LogLevelError, parse_levels
+        from chronik.raft.store import StoreError
         from chronik.storage.errors import DataFolderError
     try:
         config = load(
@@ -137,12 +137,12 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.broker import Broker
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
-        from chronik.node.membership.cluster_secret import SECRET_VARIABLE, ClusterSecret
+        from chronik.node.membership.cluster_secret import SECRET_VARIABLE
         from chronik.node.membership.slow_store import SlowRaftStore
-        from chronik.node.membership.sqlite_file import StoreError
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.observe.process import machine_boot_id
+        from chronik.raft.store import StoreError
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
         from chronik.storage.slow_disk import SlowDisk
@@ -153,14 +153,13 @@ async def run_node(config: NodeConfig) -> int:
     logging.getLogger().addHandler(LibraryLog(log))
     http_socket = _bind_http(config)
     executor = ThreadPoolExecutor(config.executor_threads, thread_name_prefix=THREAD_PREFIX)
-    secret = os.environ.get(SECRET_VARIABLE)
     environment = Environment(
         RealDisk(),
         random.SystemRandom(),
         executor,
         wall_ms,
         boot_id=machine_boot_id(),
-        cluster_secret=ClusterSecret(secret, SECRET_VARIABLE) if secret else None,
+        cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
     if config.debug_slow_reads or config.debug_slow_syncs:
         slow = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from uuid import UUID
 
-from chronik.node.membership.cluster_secret import ClusterSecret
-from chronik.node.membership.raft_store import RaftStore, SqliteRaftStore
+from chronik.raft.store import RaftStore
 from chronik.storage.disk import Disk
 
 
@@ -21,18 +20,19 @@ class Environment:
     """What one node may use of the machine it runs on.
 
     `random` is the system's own (SystemRandom) except in tests: secrets and nonces are drawn from it, and ids that
-    nobody may guess. `open_raft_store` gets the path of the store and what draws the id of a new one.
+    nobody may guess. `open_raft_store` receives the path of the store and the function that draws the id of a new one;
+    None opens a SQLite file.
     """
 
     disk: Disk
     random: Random
     executor: Executor
     wall_ms: Callable[[], int]
-    open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] = SqliteRaftStore
+    open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] | None = None
     boot_id: str = ""
     """Another one after each start of the machine; empty where that is not known."""
-    cluster_secret: ClusterSecret | None = None
-    """The secret that the process was started with; None where the node's files have it."""
+    cluster_secret: str = ""
+    """The secrets that the process was started with; empty if the node's files have them."""
 
     def new_uuid(self) -> UUID:
         """A version 4 UUID from the handed-in randomness."""

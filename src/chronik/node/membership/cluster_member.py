@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import msgspec
-
 from chronik.metadata.calls import (
     AlterIsrCall,
     IsrMember,
@@ -23,7 +21,7 @@ from chronik.metadata.calls import (
 )
 from chronik.metadata.commands import CreateCluster
 from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
-from chronik.metadata.image import ClusterImage, decode_image
+from chronik.metadata.image import ClusterImage
 from chronik.metadata.registration import REPLICATED
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.endpoint import Endpoint
@@ -37,14 +35,13 @@ from chronik.node.membership.link import PeerState
 from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
-from chronik.node.membership.raft_store import RaftStore
-from chronik.node.membership.sqlite_file import StoreError
-from chronik.raft.entries import Snapshot, StoredState
-from chronik.raft.membership import Member, Membership
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.raft.entries import StoredState
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished, Persist, RoleChanged
+from chronik.raft.ready import LeaderEstablished, RoleChanged
 from chronik.raft.settings import RaftSettings
+from chronik.raft.store import StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -120,11 +117,10 @@ class ClusterMember:
     async def open(self) -> None:
         """Reads the Raft store and takes part from now on. Raises what speaks against this folder or configuration."""
         broker, config = self._broker, self._config
-        store = broker.env.open_raft_store(f"{self._folder.path}/{STORE_NAME}", broker.env.new_uuid)
+        open_store = broker.env.open_raft_store or SqliteRaftStore
+        store = open_store(f"{self._folder.path}/{STORE_NAME}", broker.env.new_uuid)
         stored = await broker.run_blocking(store.load)
         try:
-            if stored.snapshot is not None and not stored.snapshot.membership.members:
-                stored = await self._take_over(store, stored, stored.snapshot)
             self._has_lost_metadata = await self._is_metadata_lost(stored)
             node = self._raft_node(stored)
             self._check(node, stored)
@@ -171,23 +167,6 @@ class ClusterMember:
             # With logs here a cluster has been founded before: to found another one would orphan them.
             founders=() if self._has_lost_metadata else founders(config),
         )
-
-    async def _take_over(self, store: RaftStore, stored: StoredState, former: Snapshot) -> StoredState:
-        """The metadata is from before there were clusters: this node is the cluster that it describes."""
-        if self._config.peers:
-            raise StoreError(
-                f"{self._folder.path}/{STORE_NAME} is from before there were clusters: start this node once without "
-                "peers, so that it becomes a cluster of one, then with them"
-            )
-        own = Member(self._config.node_id, stored.store_id, is_voter=True, address=self.identity.internal)
-        snapshot = msgspec.structs.replace(former, membership=Membership((own,)))
-        await self._broker.run_blocking(lambda: store.persist(Persist(stored.hard_state, snapshot)))
-        self._log.info(
-            "metadata_taken_over",
-            detail="from before there were clusters",
-            cluster=decode_image(former.data).cluster_id,
-        )
-        return await self._broker.run_blocking(store.load)
 
     async def _is_metadata_lost(self, stored: StoredState) -> bool:
         """Whether there are logs, and no metadata that knows them. A node alone cannot start then."""

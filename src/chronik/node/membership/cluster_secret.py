@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import base64
 from random import Random
-from typing import TYPE_CHECKING
 
 from chronik.node.config import ConfigError, NodeConfig
+from chronik.node.environment import Environment
 from chronik.storage.disk import Disk, NotPrivate, read_file, write_file_atomic
-
-if TYPE_CHECKING:
-    from chronik.node.environment import Environment
 
 SECRET_NAME = "cluster-secret"
 SECRET_VARIABLE = "CHRONIK_CLUSTER_SECRET"
@@ -55,8 +52,8 @@ def load_secret(env: Environment, config: NodeConfig, folder: str) -> ClusterSec
 
     Blocks. The environment variable wins over `cluster_secret_file`, which wins over the data folder.
     """
-    if env.cluster_secret is not None:
-        return env.cluster_secret
+    if env.cluster_secret:
+        return ClusterSecret(env.cluster_secret, SECRET_VARIABLE)
     path = config.cluster_secret_file or f"{folder}/{SECRET_NAME}"
     try:
         secret = read_secret(env.disk, path)

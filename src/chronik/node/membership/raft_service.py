@@ -15,8 +15,7 @@ from chronik.node.endpoint import Endpoint, EndpointError
 from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
-from chronik.node.membership.raft_store import RaftStore, is_full
-from chronik.node.membership.sqlite_file import StoreError
+from chronik.node.membership.raft_store import is_full
 from chronik.observe.logging import Logger
 from chronik.raft.entries import Entry, RaftError, Snapshot
 from chronik.raft.membership import MembershipChange
@@ -32,6 +31,7 @@ from chronik.raft.ready import (
     Refused,
     RoleChanged,
 )
+from chronik.raft.store import RaftStore, StoreError
 
 WRITE_RETRY_S = 1.0
 NO_LEADER = -1

@@ -6,7 +6,8 @@
     entries     position INTEGER PRIMARY KEY, term, kind, data BLOB, checksum                   without a gap
 
 `position` is the entry's index, which is a word of SQL; `membership` is the msgpack of `raft.membership`. Checksums are
-`sqlite_file.row_checksum` over the row's numbers in the order above, then its blobs.
+`row_checksum` over the row's numbers in the order above, then its blobs: SQLite guards its write-ahead log with
+checksums, but not its pages.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from __future__ import annotations
 import errno
 import sqlite3
 import struct
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
-from chronik.node.former_metadata import is_former, set_aside
-from chronik.node.membership.sqlite_file import SqliteFile, StoreError, row_checksum
+from crc32c import crc32c
+
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
-from chronik.raft.membership import Membership, decode_membership, encode_membership
+from chronik.raft.membership import decode_membership, encode_membership
 from chronik.raft.ready import Persist
+from chronik.raft.store import StoreError
 
 FORMAT = 1
 NO_VOTE = -1
 FIRST = 1
 
 _SCHEMA = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS hard_state (
     slot INTEGER PRIMARY KEY, term INTEGER NOT NULL, vote INTEGER NOT NULL, commit_index INTEGER NOT NULL,
     checksum INTEGER NOT NULL);
@@ -41,16 +44,80 @@ CREATE TABLE IF NOT EXISTS entries (
 """
 
 
-class RaftStore(Protocol):
-    """Durable Raft state. Blocking; called from one thread at a time."""
+class SqliteFile:
+    """One file, one connection. Blocking; called from one thread at a time, though not always the same one.
 
-    def load(self) -> StoredState:
-        """All that is stored; a new store draws its id. StoreError where it cannot be read."""
+    Invariant: when a transaction has returned, what it wrote survives any crash; otherwise none of it counts.
+    """
 
-    def persist(self, persist: Persist) -> None:
-        """Makes the write durable as a whole, or raises StoreError. May be tried again with the same write."""
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = None
 
-    def close(self) -> None: ...
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Opens the file if need be, and says of any damage which file has it."""
+        try:
+            yield self._open()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            # The latter where SQLite quotes what it found in the file.
+            raise StoreError(
+                f"{self.path} is damaged or cannot be opened ({one_line(error)}): "
+                "remove it, and a node of a cluster joins again with its logs; for a node alone, run "
+                "`chronik cluster restore-metadata`"
+            ) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and durable at its end."""
+        try:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path} cannot be written: {one_line(error)}") from error
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        report = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
+        if report != ["ok"]:
+            raise sqlite3.DatabaseError(report[0])
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (FORMAT,))
+        (found,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
+        if found != FORMAT:
+            raise StoreError(f"{self.path} has format {found}, this version reads {FORMAT}: use a newer version")
 
 
 class SqliteRaftStore:
@@ -60,11 +127,10 @@ class SqliteRaftStore:
     """
 
     def __init__(self, path: str, new_store_id: Callable[[], UUID]) -> None:
-        self._file = SqliteFile(path, _SCHEMA, FORMAT, self._upgrade)
+        self._file = SqliteFile(path)
         self._new_store_id = new_store_id
 
     def load(self) -> StoredState:
-        """What is from before there were clusters is a snapshot with no members: whoever starts on it has to be one."""
         with self._file.reading() as connection:
             try:
                 store_id = self._store_id(connection)
@@ -102,18 +168,6 @@ class SqliteRaftStore:
             raise StoreError(f"{self._file.path} ends at entry {last}, not {first - 1}: restart the node")
         connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", map(_entry_row, entries))
 
-    def _upgrade(self, connection: sqlite3.Connection) -> None:
-        if not is_former(connection):
-            return
-        image = set_aside(connection)
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        if image is not None:
-            numbers = (FIRST, NO_VOTE, FIRST)
-            connection.execute("INSERT INTO hard_state VALUES (0, ?, ?, ?, ?)", (*numbers, row_checksum(numbers)))
-            row = _snapshot_row(Snapshot(FIRST, FIRST, Membership(), image))
-            connection.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
-
     def _store_id(self, connection: sqlite3.Connection) -> UUID:
         row = connection.execute("SELECT value FROM settings WHERE name = 'store_id'").fetchone()
         if row is not None:
@@ -124,40 +178,12 @@ class SqliteRaftStore:
         return store_id
 
 
-class MemoryRaftStore:
-    """`RaftStore` in memory, for tests and the simulator: whoever holds it outlives the nodes that crash on it."""
-
-    def __init__(self, store_id: UUID) -> None:
-        self.stored = StoredState(store_id)
-
-    def load(self) -> StoredState:
-        return self.stored
-
-    def persist(self, persist: Persist) -> None:
-        self.stored = stored_after(self.stored, persist)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def is_full(error: Exception) -> bool:
     """Whether a write failed for want of room on the disk."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def stored_after(stored: StoredState, persist: Persist) -> StoredState:
-    """What a store holds after the write."""
-    first = 0 if persist.drop_before is None else persist.drop_before
-    cut_from = persist.entries[0].index if persist.entries else None
-    if persist.cut_from is not None:
-        cut_from = persist.cut_from if cut_from is None else min(cut_from, persist.cut_from)
-    kept = tuple(
-        entry for entry in stored.entries if first <= entry.index and (cut_from is None or entry.index < cut_from)
-    )
-    return StoredState(stored.store_id, persist.hard_state, persist.snapshot or stored.snapshot, kept + persist.entries)
 
 
 def _hard_state(connection: sqlite3.Connection) -> HardState:
@@ -222,3 +248,16 @@ def _last_position(connection: sqlite3.Connection) -> int:
 def _check(checksum: object, expected: int, what: str) -> None:
     if checksum != expected:
         raise sqlite3.DatabaseError(f"{what} fails its checksum")
+
+
+def one_line(error: Exception) -> str:
+    """SQLite quotes statements as they are written."""
+    return " ".join(str(error).split())
+
+
+def row_checksum(numbers: tuple[int, ...], *blobs: bytes) -> int:
+    """The CRC32C of the numbers (8 bytes each, big-endian), then each blob after its length (as one more number)."""
+    checksum = crc32c(struct.pack(f">{len(numbers)}q", *numbers))
+    for blob in blobs:
+        checksum = crc32c(blob, crc32c(struct.pack(">q", len(blob)), checksum))
+    return checksum

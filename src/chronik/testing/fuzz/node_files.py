@@ -15,11 +15,11 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from chronik.node.membership.raft_store import SqliteRaftStore, stored_after
-from chronik.node.membership.sqlite_file import StoreError
+from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist
+from chronik.raft.store import StoreError, stored_after
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError, StorageError
 from chronik.storage.folder import DataFolder, RecoveryPoint

@@ -9,10 +9,9 @@ from collections import deque
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, Listen, NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.membership.cluster_secret import ClusterSecret
-from chronik.node.membership.sqlite_file import StoreError
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
+from chronik.raft.store import StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host, Process
@@ -20,7 +19,7 @@ from chronik.testing.sim.raft_store import DiskRaftStore
 from chronik.testing.sim.tree import FolderNode
 from chronik.wire.errors import ErrorCode, KafkaError
 
-CLUSTER_SECRET = ClusterSecret("the-secret-of-every-simulated-cluster", "the simulator")
+CLUSTER_SECRET = "the-secret-of-every-simulated-cluster"
 """A node without peers makes its own, on its disk."""
 LOG_LINES_KEPT = 200
 TRY_AGAIN_S = 0.2
@@ -89,7 +88,7 @@ class SimNode:
             clock.wall_ms,
             lambda path, new_store_id: DiskRaftStore(disk, path, new_store_id),
             boot_id=f"boot-{self.host.boots}",
-            cluster_secret=CLUSTER_SECRET if self.config.peers else None,
+            cluster_secret=CLUSTER_SECRET if self.config.peers else "",
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
         self.broker = Broker(self.config, env, Metrics(), logger)

@@ -12,10 +12,9 @@ from uuid import UUID
 import msgspec
 from crc32c import crc32c
 
-from chronik.node.membership.raft_store import stored_after
-from chronik.node.membership.sqlite_file import StoreError
 from chronik.raft.entries import StoredState
 from chronik.raft.ready import Persist
+from chronik.raft.store import StoreError, stored_after
 from chronik.storage.disk import Disk, read_file, write_file_atomic
 
 _CRC = Struct(">I")
