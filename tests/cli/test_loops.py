@@ -71,7 +71,6 @@ def test_a_lease_is_over_when_the_machine_wakes_up_after_it(kind: str, monkeypat
             cast(RegisterBrokerCall, Registration()),
             nothing,
             nothing,
-            nothing,
             lambda: False,
             cast(Any, Log()),
         )

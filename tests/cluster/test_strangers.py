@@ -26,7 +26,7 @@ from chronik.metadata.calls import HeartbeatCall
 from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret
 from chronik.node.membership.internal_api import VERSION, CallReply, Hello, InternalKey, decode_call_reply, encode
-from chronik.node.membership.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS
+from chronik.node.membership.internal_server import KAFKA_APIS, UNPROVEN_APIS
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -114,7 +114,7 @@ def test_a_node_with_peers_and_no_secret_says_what_it_needs(node: Node, start_st
 
 
 def test_a_raw_client_gets_nothing_without_a_proof(node: Node) -> None:
-    keys = [*KAFKA_APIS, *(api.key for api in INTERNAL_APIS if api.key not in UNPROVEN_APIS)]
+    keys = [*KAFKA_APIS, *(key for key in InternalKey if key not in UNPROVEN_APIS)]
 
     async def ask() -> None:
         for key in keys:

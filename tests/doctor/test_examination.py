@@ -84,7 +84,7 @@ def test_when_all_brokers_go_while_it_looks_it_does_not_say_that_all_is_well(tmp
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
-        loop = brokers[0].loop
+        loop = brokers[0].runtime.loop
         examining = loop.create_task(diagnose(bootstrap(nodes), "t", seconds=5))
         killing: list[asyncio.Task[None]] = []
         loop.call_later(1.5, lambda: killing.extend(loop.create_task(nodes.kill(broker)) for broker in brokers))

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from chronik.node.serving.server import Server
+from chronik.node.serving import server
+from chronik.node.serving.api import Handler
+from chronik.node.serving.connection import Request
+from chronik.observe.logging import Logger
 from chronik.storage.log import Log
 from chronik.testing.fuzz.campaign import Result, campaign
 from chronik.testing.fuzz.findings import Finding, replay
@@ -89,50 +92,50 @@ def test_an_exception_in_a_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: object) -> Any:
         raise ZeroDivisionError
 
-    broker_apis = Server.answer_cold
+    answer_cold = server.answer_cold
 
-    async def answer(self: Server, api: Any, request: Any) -> tuple[bytes, bool]:
-        if api.key is ApiKey.HEARTBEAT:
-            api = type(api)(api.key, api.versions, fails)
-        return await broker_apis(self, api, request)
+    async def answer(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+        if handler.api.key is ApiKey.HEARTBEAT:
+            handler = Handler(handler.api, fails)
+        return await answer_cold(handler, request, log)
 
     assert found_with(ApiKey.HEARTBEAT) is None
-    planted(monkeypatch, Server, "answer_cold", answer)
+    planted(monkeypatch, server, "answer_cold", answer)
     assert "ZeroDivisionError" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
 def test_an_answer_that_does_not_parse_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer_cold = Server.answer_cold
+    answer_cold = server.answer_cold
 
-    async def cut(self: Server, api: Any, request: Any) -> tuple[bytes, bool]:
-        answer, failed = await answer_cold(self, api, request)
-        return (answer[:-1] if api.key is ApiKey.METADATA else answer), failed
+    async def cut(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+        answer, failed = await answer_cold(handler, request, log)
+        return (answer[:-1] if handler.api.key is ApiKey.METADATA else answer), failed
 
-    planted(monkeypatch, Server, "answer_cold", cut)
+    planted(monkeypatch, server, "answer_cold", cut)
     assert "does not parse" in (found_with(ApiKey.METADATA) or "")
 
 
 def test_a_request_that_is_never_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_cold = Server._run_cold
+    run_cold = server.Server._run_cold
 
-    async def silent(self: Server, api: Any, request: Any, reply: Any, body: bytes) -> None:
-        if api.key is not ApiKey.HEARTBEAT:
-            await run_cold(self, api, request, reply, body)
+    async def silent(self: server.Server, handler: Handler, request: Any, reply: Any, body: bytes) -> None:
+        if handler.api.key is not ApiKey.HEARTBEAT:
+            await run_cold(self, handler, request, reply, body)
 
-    planted(monkeypatch, Server, "_run_cold", silent)
+    planted(monkeypatch, server.Server, "_run_cold", silent)
     assert "no answer to API 12" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
 def test_a_connection_that_is_closed_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_request = Server.run_request
+    run_request = server.Server.run_request
 
-    def abort(self: Server, connection: Any, frame: memoryview) -> None:
+    def abort(self: server.Server, connection: Any, frame: memoryview) -> None:
         if int.from_bytes(frame[:2], "big") == ApiKey.HEARTBEAT:
             connection.abort()
         else:
             run_request(self, connection, frame)
 
-    planted(monkeypatch, Server, "run_request", abort)
+    planted(monkeypatch, server.Server, "run_request", abort)
     assert "without a word" in (found_with(ApiKey.HEARTBEAT) or "")
 
 

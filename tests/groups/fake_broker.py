@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
+from tests.support.handlers import handlers_of
+
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic, DeleteTopic, RegisterBroker
 from chronik.metadata.events import Event
@@ -19,13 +21,15 @@ from chronik.node.age_clock import AgeClock
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.environment import Environment
+from chronik.node.membership.topic_plans import NewTopic, plan_topic
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import make_logger
 from chronik.wire.batch import encode_batch, read_batch_header, stamp
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
 
 if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+    pass
 
 T = TypeVar("T")
 NODE_ID = 1
@@ -108,12 +112,13 @@ class FakeBroker:
         self.append_error: KafkaError | None = None
         self.appends_allowed = asyncio.Event()
         self.appends_allowed.set()
-        self.groups = GroupService(self.as_broker)
+        runtime = Runtime(self.loop, self.env, self.config, cast(Any, self.metrics), cast(Any, None), self.log)
+        fake = cast(Any, self)
+        self.runtime = runtime
+        self.partitions = self
+        self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
+        self.handlers = handlers_of(self)
         self.metadata.listener = self.groups.metadata_event
-
-    @property
-    def as_broker(self) -> Broker:
-        return cast("Broker", self)
 
     @property
     def image(self) -> ClusterImage:
@@ -136,18 +141,15 @@ class FakeBroker:
     async def delete_topic(self, name: str) -> None:
         await self.metadata.propose(DeleteTopic(name, self.image.require_topic(name).id))
 
-    is_controller = True
-
-    def has_opened(self, topic: TopicImage) -> bool:
-        return True
-
-    async def applied_everywhere(self) -> None:
-        await self.applied()
+    async def create(self, new: NewTopic, *, by_broker: bool = False) -> TopicImage:
+        await self.metadata.propose(lambda image: plan_topic(image, self.config, self.env, new, by_broker=by_broker))
+        return self.image.require_topic(new.name)
 
     async def applied(self) -> None:
         await asyncio.sleep(0)
 
-    def partition(self, topic: str, index: int) -> MemoryLog | None:
+    def get(self, key: tuple[str, int]) -> MemoryLog | None:
+        topic, index = key
         if self.image.partition(topic, index) is None:
             return None
         log = self.logs.setdefault((topic, index), MemoryLog())
@@ -165,7 +167,7 @@ class FakeBroker:
             raise KafkaError(ErrorCode.request_timed_out) from None
         if self.append_error is not None:
             raise self.append_error
-        log = self.partition(topic, index)
+        log = self.get((topic, index))
         if log is None:
             raise KafkaError(ErrorCode.not_leader_or_follower)
         return log.append(batch)
@@ -185,8 +187,10 @@ class FakeBroker:
             client_host="127.0.0.1",
             message=message,
         )
+        handle = self.handlers[api.key].cold
+        assert handle is not None
         try:
-            answer = await api.handle(self, request)
+            answer = await handle(cast(Any, request))
         except KafkaError as error:
             answer = {"error_code": error.code} if api.on_error is None else api.on_error(request, error.code)
         return read_response(api.key, version, write_response(api.key, version, answer))

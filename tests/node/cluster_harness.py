@@ -28,6 +28,7 @@ from chronik.node.broker import Broker
 from chronik.node.config import Listen, NodeConfig, Peer
 from chronik.node.environment import Environment
 from chronik.node.membership.cluster_secret import ClusterSecret
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
@@ -57,6 +58,7 @@ class LocalNodes:
         self._executor = ThreadPoolExecutor(8)
         self._tasks: dict[int, list[asyncio.Task[Any]]] = {}
         self._owners: dict[Broker, int] = {}
+        self._owner = 0
         for node_id in range(1, count + 1):
             self.add(node_id)
 
@@ -102,7 +104,7 @@ class LocalNodes:
             },
         )
 
-    def broker(self, config: NodeConfig) -> Broker:
+    async def broker(self, config: NodeConfig) -> Broker:
         """A broker that is not started yet; its log lines are kept."""
         lines = self.lines.setdefault(config.node_id, [])
         log = make_logger(
@@ -116,7 +118,8 @@ class LocalNodes:
             boot_id=self.boot_id,
             cluster_secret=self.secrets.get(config.node_id, SECRET_TEXT),
         )
-        return Broker(config, environment, Metrics(), log, http="127.0.0.1:6092")
+        runtime = Runtime.make(config, environment, Metrics(), log)
+        return await Broker.open(runtime, http="127.0.0.1:6092")
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -124,12 +127,14 @@ class LocalNodes:
         return list(await asyncio.gather(*(self.start(node_id) for node_id in self._ports)))
 
     async def start(self, node_id: int, config: NodeConfig | None = None) -> Broker:
-        broker = self.broker(config or self.config(node_id))
-        self.brokers[node_id] = broker
-        owner = self._owners[broker] = len(self._owners) + 1
+        loop = asyncio.get_running_loop()
+        owner = self._owner = self._owner + 1
         context = contextvars.copy_context()
         context.run(OWNER.set, owner)
-        starting = asyncio.get_running_loop().create_task(broker.start(), context=context)
+        broker = await loop.create_task(self.broker(config or self.config(node_id)), context=context)
+        self.brokers[node_id] = broker
+        self._owners[broker] = owner
+        starting = loop.create_task(broker.start(), context=context)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await starting

@@ -46,8 +46,9 @@ from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.runtime import Runtime
+from chronik.node.serving.connection import Reply, Request
 from chronik.node.serving.fetch_sessions import FetchSessions
-from chronik.node.serving.request import Reply, Request
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
@@ -205,7 +206,9 @@ class Node:
         self.folder: DataFolder
         self.host: PartitionHost
         self.healing: Healing
-        self.broker: Any = None
+        self.runtime = Runtime(self.loop, self.env, self.config, self.metrics, self.traces, silent_logger())
+        self.fetch_services: fetch_api.Services
+        self.list_offsets_services: list_offsets_api.Services
 
     async def start(self, image: ClusterImage) -> None:
         self.metadata.image = image
@@ -236,23 +239,12 @@ class Node:
         self.healing = Healing(
             self.loop, self.env, str(self._path), self.host.replication, self.host.reports, self.metrics, log
         )
-        self.broker = SimpleNamespace(
-            host=self.host,
-            has_opened_logs=True,
-            loop=self.loop,
-            env=self.env,
-            log=log,
-            metrics=self.metrics,
-            traces=self.traces,
-            node_id=self.id,
-            fetch_sessions=FetchSessions(self.env.random, 10),
-            fetch_bytes_allowed=lambda: 1 << 20,
-            server=SimpleNamespace(reading_bytes=0),
-            partition=lambda topic, index: self.host.partitions.get((topic, index)),
-            require_partition=self.require_partition,
-            leader_of=lambda topic, index: None,
-            run_blocking=self.run_blocking,
+        server = SimpleNamespace(reading_bytes=0, response_bytes_allowed=lambda: 1 << 20)
+        sessions = FetchSessions(self.env.random, 10)
+        self.fetch_services = fetch_api.Services(
+            self.runtime, cast(Any, self.metadata), self.host, cast(Any, server), sessions
         )
+        self.list_offsets_services = list_offsets_api.Services(self.runtime, self.host)
         await self.host.open_all()
 
     @property
@@ -266,12 +258,6 @@ class Node:
     async def run_blocking(self, call: Callable[[], Any]) -> Any:
         return await self.loop.run_in_executor(self.executor, call)
 
-    def require_partition(self, topic: str, index: int) -> Partition:
-        partition = self.host.partitions.get((topic, index))
-        if partition is None or not partition.leads:
-            raise KafkaError(ErrorCode.not_leader_or_follower)
-        return partition
-
     async def _connect(self, node_id: int) -> ClientConnection:
         if node_id not in self._cluster.nodes or self._cluster.is_cut(self.id, node_id):
             raise Unreachable(f"node {node_id} is down")
@@ -283,13 +269,12 @@ class Node:
 
     def request(self, connection: ServerConnection, version: int, body: bytes) -> asyncio.Future[bytes]:
         """One Fetch, as the server would run it."""
-        self.broker.image = self.metadata.image
         frame = memoryview(body)
         request = Request(cast(Any, connection), 1, version, 1, "test", frame, 0, self.loop.time())
         reply = Reply(request, True, self.metrics.api(1), self.loop.time)
         answer: asyncio.Future[bytes] = self.loop.create_future()
         connection.answers[reply] = answer
-        fetch_api.handle(self.broker, request, reply)
+        fetch_api.handle(self.fetch_services, request, reply)
         return answer
 
     async def fetch(self, fetch: FetchRequest, *, peer_id: int | None = None, version: int = FETCH_VERSION) -> Any:
@@ -314,7 +299,7 @@ class Node:
         wanted = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
         message = SimpleNamespace(replica_id=replica_id, topics=[SimpleNamespace(name=TOPIC, partitions=[wanted])])
         request = SimpleNamespace(message=message, api_version=7)
-        answer = await list_offsets_api.handle(self.broker, cast(Any, request))
+        answer = await list_offsets_api.handle(self.list_offsets_services, cast(Any, request))
         found: Mapping[str, Any] = answer["topics"][0]["partitions"][0]
         return found
 

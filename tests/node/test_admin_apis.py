@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,13 +14,13 @@ from uuid import UUID
 
 import pytest
 from tests.node.support_raft import lone_log
+from tests.support.handlers import handlers_of
 
 from chronik.metadata.commands import ChangePartition, CreateTopic, RegisterBroker
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
-from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.apis import (
     alter_configs,
     create_partitions,
@@ -37,15 +37,19 @@ from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
 from chronik.node.membership.metadata_log import RaftMetadataLog
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.node.serving.request import Api, Request
+from chronik.node.membership.topic_plans import NewTopic, plan_topic
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api
+from chronik.node.serving.connection import Request
 from chronik.node.topic_settings import topic_defaults, topic_settings
 from chronik.observe.logging import silent_logger
+from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
 
 if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+    pass
 
 TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -90,14 +94,13 @@ class FakeBroker:
     """What the handlers see of a broker, with a real metadata log behind it."""
 
     def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
-        self.config, self.env, self.metadata = config, env, metadata
+        self.config, self.metadata = config, metadata
+        self.runtime = Runtime.make(config, env, Metrics(), silent_logger())
         self.controller = WillingLeaders(metadata)
         self.node_id = config.node_id
-        self.log = silent_logger()
-        self.loop = asyncio.get_running_loop()
         self.stuck: asyncio.Event | None = None
-        self.is_controller = True
-        self.controller_id = config.node_id
+        self.partitions = self
+        self.handlers = handlers_of(self)
 
     @property
     def image(self) -> ClusterImage:
@@ -107,26 +110,26 @@ class FakeBroker:
         if self.stuck is not None:
             await self.stuck.wait()
 
-    def has_opened(self, topic: TopicImage) -> bool:
-        return True
-
-    async def applied_everywhere(self) -> None:
+    async def create(self, new: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
+        new = NewTopic(new) if isinstance(new, str) else new
+        await self.metadata.propose(
+            lambda image: plan_topic(image, self.config, self.runtime.env, new, by_broker=by_broker)
+        )
         await self.applied()
+        return self.image.require_topic(new.name)
 
-    def partition(self, topic: str, index: int) -> FakePartition | None:
+    def get(self, key: tuple[str, int]) -> FakePartition | None:
+        topic, index = key
         if self.image.partition(topic, index) is None:
             return None
         settings = topic_settings(self.image.topics[topic], topic_defaults(self.config, self.image))
         return FakePartition(topic, index, settings)
 
-    def require_partition(self, topic: str, index: int) -> FakePartition:
-        found = self.partition(topic, index)
+    def require_leader(self, topic: str, index: int) -> FakePartition:
+        found = self.get((topic, index))
         if found is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, "missing")
         return found
-
-    async def run_blocking(self, call: Callable[[], Any]) -> Any:
-        return call()
 
 
 @asynccontextmanager
@@ -144,8 +147,9 @@ async def call(broker: FakeBroker, api: Api, values: Mapping[str, Any], version:
     version = api.versions[1] if version is None else version
     message = read_request(api.key, version, write_request(api.key, version, values))
     request = cast(Request, SimpleNamespace(api_key=api.key, api_version=version, message=message))
-    assert api.handle is not None
-    answer = await api.handle(cast("Broker", broker), request)
+    handle = broker.handlers[api.key].cold
+    assert handle is not None
+    answer = await handle(request)
     return read_response(api.key, version, write_response(api.key, version, answer))
 
 
@@ -270,7 +274,7 @@ def test_validate_only_answers_like_the_real_thing_and_changes_nothing(tmp_path:
 
 
 def test_a_creation_that_is_not_applied_in_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronik.node.admin.outcomes.WAIT_MS_MIN", 20)
+    monkeypatch.setattr("chronik.node.serving.deadlines.WAIT_MS_MIN", 20)
 
     async def story() -> None:
         async with running(tmp_path) as broker:
@@ -302,10 +306,10 @@ def test_the_broker_may_make_internal_topics(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             new = NewTopic("__consumer_offsets", 16, configs={"cleanup.policy": "compact"})
-            topic = await create_topic(cast("Broker", broker), new, by_broker=True)
+            topic = await broker.create(new, by_broker=True)
             assert topic.is_internal and len(topic.partitions) == 16
             with pytest.raises(KafkaError):
-                await create_topic(cast("Broker", broker), "__transaction_state")
+                await broker.create("__transaction_state")
 
     asyncio.run(story())
 
@@ -316,7 +320,7 @@ def test_topics_are_deleted_in_every_version(tmp_path: Path, version: int) -> No
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders"))
             new = NewTopic("__consumer_offsets", 1)
-            await create_topic(cast("Broker", broker), new, by_broker=True)
+            await broker.create(new, by_broker=True)
             names = ["orders", "missing", "__consumer_offsets"]
             values: dict[str, Any] = {"topic_names": names, "timeout": 5000}
             if version >= 6:
@@ -361,7 +365,7 @@ def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> 
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("a", 2), wanted("b", 2), wanted("c", 2), wanted("d", 2))
-            await create_topic(cast("Broker", broker), NewTopic("__consumer_offsets", 1), by_broker=True)
+            await broker.create(NewTopic("__consumer_offsets", 1), by_broker=True)
             one = [{"broker_ids": [1]}]
             topics = [
                 {"name": "a", "count": 5, "assignments": None},
@@ -489,7 +493,7 @@ def test_a_broker_describes_what_it_was_started_with_and_what_was_set_since(tmp_
                 "log.segment.bytes": "2000000",
             }
             await create(broker, wanted("orders"))
-            settings = broker.require_partition("orders", 0).settings
+            settings = broker.require_leader("orders", 0).settings
             assert settings.log_config.retention_ms == 7
             assert settings.log_config.segment_bytes == 2000000
 
@@ -542,7 +546,7 @@ def test_configs_are_changed_one_by_one(tmp_path: Path) -> None:
             assert configs()["cleanup.policy"] == "delete,compact"
             await change(broker, TOPIC, "orders", ("cleanup.policy", SUBTRACT, "delete"))
             assert configs()["cleanup.policy"] == "compact"
-            settings = broker.require_partition("orders", 0).settings
+            settings = broker.require_leader("orders", 0).settings
             assert settings.is_compacted and not settings.is_deletable
 
     asyncio.run(story())

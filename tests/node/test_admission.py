@@ -35,7 +35,7 @@ from chronik.node.membership.internal_api import (
     decode_hello_reply,
     encode,
 )
-from chronik.node.membership.internal_server import INTERNAL_APIS, KAFKA_APIS, UNPROVEN_APIS, UNPROVEN_FRAME_BYTES_MAX
+from chronik.node.membership.internal_server import KAFKA_APIS, UNPROVEN_APIS, UNPROVEN_FRAME_BYTES_MAX
 from chronik.raft import messages as raft
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -68,7 +68,7 @@ async def peer(broker: Broker, hello: Hello = FIVE) -> Connection:
 
 
 def test_a_stranger_gets_nothing_for_any_request(tmp_path: Path) -> None:
-    keys = [*KAFKA_APIS, *(api.key for api in INTERNAL_APIS if api.key not in UNPROVEN_APIS)]
+    keys = [*KAFKA_APIS, *(key for key in InternalKey if key not in UNPROVEN_APIS)]
 
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
@@ -96,8 +96,8 @@ def test_a_proof_of_nothing_or_of_another_secret_ends_the_connection(tmp_path: P
                 assert await stranger.rest() == b"", (key, body)
         with pytest.raises(NotProven):
             await proven_connection(port(one), FIVE, OTHER)
-        assert not one.greeter.is_present(5)
-        assert one.peers.known() == []
+        assert not one.member.greeter.is_present(5)
+        assert one.member.peers.known() == []
 
     play(tmp_path, story)
 
@@ -216,7 +216,7 @@ def test_a_node_with_another_secret_is_refused_in_words_on_both_sides(
         (line,) = nodes.events(1, "peer_refused")
         assert "does not know the secret of this cluster" in line["reason"]
         assert one.is_ready
-        assert [member.node_id for member in one.raft.node.membership.members] == [1]
+        assert [member.node_id for member in one.member.raft.node.membership.members] == [1]
 
     play(tmp_path, story, count=2)
 
@@ -278,13 +278,15 @@ def test_a_raft_message_in_the_name_of_another_node_is_not_taken(tmp_path: Path)
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         connection = await peer(one)
-        term, store = one.raft.node.term, UUID(int=9)
-        message = raft.Message(6, store, 1, one.member._store_id, term + 5, raft.VoteRequest(99, term + 4))
+        term, store = one.member.raft.node.term, UUID(int=9)
+        message = raft.Message(
+            6, store, 1, one.member.session.registration.folder_id, term + 5, raft.VoteRequest(99, term + 4)
+        )
         connection.send_unanswered(InternalKey.RAFT, VERSION, raft.encode_message(message))
         (line,) = await until(lambda: nodes.events(1, "raft_message_refused"))
         assert line["peer"] == 5
         assert "node 6" in line["reason"]
-        assert one.raft.node.term == term
+        assert one.member.raft.node.term == term
         assert one.is_controller
 
     play(tmp_path, story)
@@ -312,7 +314,7 @@ def test_a_connection_stays_that_of_the_process_that_opened_it(tmp_path: Path, o
         assert "this connection is not that of" in reply.refusal
         async with asyncio.timeout(5):
             assert isinstance(await connection.wait_closed(), ConnectionLost)
-        assert not one.greeter.is_present(6)
+        assert not one.member.greeter.is_present(6)
 
     play(tmp_path, story)
 

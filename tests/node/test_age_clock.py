@@ -11,9 +11,9 @@ from tests.node.cluster_harness import LocalNodes, until
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
-from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.age_clock import AGREES_S, JUMP_MS, AgeClock
 from chronik.node.broker import Broker
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.observe.logging import make_logger
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode
@@ -119,7 +119,7 @@ class WallClock:
 def produced(broker: Broker, topic: str, wall: WallClock, **more: Any) -> int:
     """Appends a batch of now; the end of the log."""
     batch = encode_batch([(b"k", b"v" * 1000, (), wall.now_ms)], **more)
-    return broker.require_partition(topic, 0).append(memoryview(bytearray(batch)), wall.now_ms).last_offset + 1
+    return broker.host.require_leader(topic, 0).append(memoryview(bytearray(batch)), wall.now_ms).last_offset + 1
 
 
 async def committed(broker: Broker, group: str) -> dict[TopicPartition, ErrorCode]:
@@ -143,22 +143,22 @@ def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
         )
         async with nodes:
             broker = await nodes.start(1)
-            await create_topic(broker, NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
+            await broker.topics.create(NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
             # Deleted by its size: it shows that a round of retention came after the jump.
             by_size = {"retention.bytes": "1000", "segment.bytes": "1024", "retention.ms": "-1"}
-            await create_topic(broker, NewTopic("large", 1, configs=by_size))
+            await broker.topics.create(NewTopic("large", 1, configs=by_size))
             end = produced(broker, "old", wall, producer_id=7, producer_epoch=0, base_sequence=0)
             assert await committed(broker, "group") == {("old", 0): ErrorCode.none}
 
             wall.now_ms += DAY_MS + HOUR_MS
-            large = broker.require_partition("large", 0)
+            large = broker.host.require_leader("large", 0)
             for _ in range(5):
                 produced(broker, "large", wall)
             await until(lambda: large.log_start_offset > 0, "retention by size goes on")
             broker.groups._expire()
             # What that removes is written before this.
             assert await committed(broker, "later") == {("old", 0): ErrorCode.none}
-            old = broker.require_partition("old", 0)
+            old = broker.host.require_leader("old", 0)
             await until(lambda: old.high_watermark == end)
             assert (old.log_start_offset, old.log_end_offset) == (0, end)
             assert old.log.producers.get(7) is not None
@@ -171,6 +171,6 @@ def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
             # Timestamps of records show the clock as it is, and a restart believes it.
             await nodes.stop(broker)
             broker = await nodes.start(1)
-            await until(lambda: broker.require_partition("old", 0).log_start_offset == end, "the clock is believed")
+            await until(lambda: broker.host.require_leader("old", 0).log_start_offset == end, "the clock is believed")
 
     asyncio.run(run())

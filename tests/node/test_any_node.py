@@ -314,7 +314,7 @@ def test_a_leader_that_has_to_make_way_hands_over_all_that_it_acknowledged_alone
         await until(lambda: len(acknowledged) > count)
         writing.cancel()
         await asyncio.wait([writing])
-        led = leader_of(nodes, 0).require_partition("t", 0)
+        led = leader_of(nodes, 0).host.require_leader("t", 0)
         # Readers see what all replicas in sync have: with acks=1 the last records may not be that far yet.
         await until(lambda: led.is_committed(led.log_end_offset))
         read = await values_of(nodes, 0)

@@ -18,12 +18,12 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.metadata.commands import AllocateProducerIds
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.registration import plan_registration
-from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, NodeConfig, Peer
 from chronik.node.membership.cluster_member import founders
 from chronik.node.membership.internal_api import CreateTopicCall
 from chronik.node.membership.metadata_log import NotController
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.raft.store import StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.wire.api import ApiKey
@@ -42,11 +42,11 @@ def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
 
 
 def voters(broker: Broker) -> list[int]:
-    return [member.node_id for member in broker.raft.node.membership.voters]
+    return [member.node_id for member in broker.member.raft.node.membership.voters]
 
 
 def learners(broker: Broker) -> list[int]:
-    return [member.node_id for member in broker.raft.node.membership.members if not member.is_voter]
+    return [member.node_id for member in broker.member.raft.node.membership.members if not member.is_voter]
 
 
 def stored_cluster_id(nodes: LocalNodes, node_id: int) -> str:
@@ -76,7 +76,7 @@ def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         assert one.is_controller
-        assert one.lease_is_valid()
+        assert one.member.lease_is_valid()
         await one.metadata.propose(AllocateProducerIds(1, 10))
         await nodes.kill(one)
         (one,) = await nodes.start_all()
@@ -205,7 +205,7 @@ def test_a_majority_that_is_lost_is_said_with_who_is_missing_and_nothing_is_agre
         await until(lambda: not survivor.is_controller, "it cannot be sure to lead any more", timeout_s=3.0)
         with pytest.raises(NotController):
             await survivor.metadata.propose(AllocateProducerIds(1, 10))
-        await until(lambda: not survivor.lease_is_valid(), timeout_s=3.0)
+        await until(lambda: not survivor.member.lease_is_valid(), timeout_s=3.0)
         (lost,) = await until(lambda: nodes.events(survivor.node_id, "majority_lost"), timeout_s=5.0)
         assert lost["voters"] == [1, 2, 3]
         assert [line.partition(":")[0] for line in lost["missing"]] == [f"node {broker.node_id}" for broker in gone]
@@ -219,7 +219,7 @@ def test_a_majority_that_is_lost_is_said_with_who_is_missing_and_nothing_is_agre
         assert refused.topics[0].error_code is ErrorCode.request_timed_out
         await nodes.start(gone[0].node_id)
         await until(lambda: nodes.events(survivor.node_id, "majority_found"), timeout_s=5.0)
-        await until(survivor.lease_is_valid, timeout_s=5.0)
+        await until(survivor.member.lease_is_valid, timeout_s=5.0)
 
     play(tmp_path, story)
 
@@ -242,12 +242,12 @@ def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_ag
         await nodes.start_all()
         controller = nodes.controller()
         lost = nodes.others(controller)[0]
-        store = next(m.store for m in controller.raft.node.membership.members if m.node_id == lost.node_id)
+        store = next(m.store for m in controller.member.raft.node.membership.members if m.node_id == lost.node_id)
         await nodes.kill(lost)
         shutil.rmtree(tmp_path / f"node-{lost.node_id}")
         back = await nodes.start(lost.node_id)
         await until(lambda: voters(back) == [1, 2, 3], "it votes again")
-        assert next(m.store for m in back.raft.node.membership.members if m.node_id == lost.node_id) != store
+        assert next(m.store for m in back.member.raft.node.membership.members if m.node_id == lost.node_id) != store
         assert back.image.cluster_id == controller.image.cluster_id
         await until(lambda: stored_cluster_id(nodes, lost.node_id) == controller.image.cluster_id)
 
@@ -266,7 +266,7 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
         assert learners(four) == [4]
         assert four.image.cluster_id == one.image.cluster_id
         for broker in (one, two, three):
-            await until(partial(lambda broker: broker.peers.is_connected(4), broker))
+            await until(partial(lambda broker: broker.member.peers.is_connected(4), broker))
             await until(partial(lambda broker: 4 in broker.image.brokers, broker))
         await nodes.kill(four)
         back = await nodes.start(4, nodes.config(4, peers=[3]))
@@ -329,7 +329,7 @@ def test_a_clean_stop_of_the_controller_hands_over_before_it_goes(tmp_path: Path
         first = nodes.controller()
         others = nodes.others(first)
         await nodes.stop(first)
-        assert any(broker.raft.node.is_leader for broker in others)
+        assert any(broker.member.raft.node.is_leader for broker in others)
         for broker in others:
             assert broker.image.brokers[first.node_id].is_shutting_down or broker.image.brokers[first.node_id].is_fenced
 
@@ -364,7 +364,7 @@ def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
         await nodes.start_all()
         for broker in nodes.brokers.values():
             with pytest.raises(KafkaError) as raised:
-                await broker.controller_client.call(CreateTopicCall("not a name"))
+                await broker.member.client.call(CreateTopicCall("not a name"))
             assert raised.value.code is ErrorCode.invalid_topic_exception
 
     play(tmp_path, story)
@@ -373,7 +373,7 @@ def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
 def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
-        await create_topic(brokers[0], NewTopic("orders", num_partitions=3))
+        await brokers[0].topics.create(NewTopic("orders", num_partitions=3))
         await until(lambda: all(len(broker.host.partitions) == 3 for broker in brokers))
         one = next(broker for broker in brokers if not broker.is_controller)
         before = dict(one.host.partitions)
@@ -392,6 +392,6 @@ def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do
         assert isinstance(failure, ConfigError)
         assert "taken over by the node at elsewhere" in str(failure)
         assert "stop one of the two, or give it another id" in str(failure)
-        assert not one.lease_is_valid()
+        assert not one.member.lease_is_valid()
 
     play(tmp_path, story)

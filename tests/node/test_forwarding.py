@@ -13,8 +13,8 @@ import pytest
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.node.broker import Broker
 from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.metrics import Metrics
@@ -87,18 +87,21 @@ class Scene:
         self.leaders: dict[int, FakeLeader] = {2: FakeLeader(2), 3: FakeLeader(3)}
         self.refused = False
         self.deadlines = Deadlines(loop)
-        self.broker = SimpleNamespace(
+        self.metrics = Metrics()
+        runtime = SimpleNamespace(
             loop=loop,
             node_id=OWN,
-            is_leaving=False,
-            config=SimpleNamespace(forwarding=True),
-            metrics=Metrics(),
-            deadlines=self.deadlines,
-            image=ClusterImage(),
-            partition=lambda topic, index: self.hosted,
-            peers=SimpleNamespace(open_connection=self._open, connection=self._connect),
+            config=SimpleNamespace(forwarding=True, forward_bytes_max=bytes_max),
+            metrics=self.metrics,
         )
-        self.forwarding = Forwarding(cast(Broker, self.broker), bytes_max)
+        self.metadata = SimpleNamespace(image=ClusterImage())
+        self.forwarding = Forwarding(
+            cast(Any, runtime),
+            cast(Any, self.metadata),
+            cast(Any, SimpleNamespace(open_connection=self._open, connection=self._connect)),
+            cast(Any, SimpleNamespace(partitions=SimpleNamespace(get=lambda key: self.hosted))),
+            self.deadlines,
+        )
         self.appended_here: list[bytes] = []
         self.client = FakeClient()
         self.lead(2)
@@ -116,10 +119,16 @@ class Scene:
     def lead(self, leader: int) -> None:
         partitions = tuple(PartitionImage(index, leader, 5, (1, 2, 3), (1, 2, 3)) for index in range(2))
         self.topic = TopicImage("t", TOPIC, partitions)
-        self.broker.image = ClusterImage(topics={"t": self.topic}, names_by_id={TOPIC: "t"})
+        self.metadata.image = ClusterImage(topics={"t": self.topic}, names_by_id={TOPIC: "t"})
 
     def produce(
-        self, records: bytes, *, partition: int = 0, acks: int = -1, timeout_ms: int = 10_000, group: object = None
+        self,
+        records: bytes,
+        *,
+        partition: int = 0,
+        acks: int = -1,
+        timeout_ms: int = 10_000,
+        group: ForwardedRequest | None = None,
     ) -> asyncio.Future[ProducePartitionResponse]:
         """One batch of the client; its outcome."""
         outcome: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
@@ -137,17 +146,9 @@ class Scene:
             waiter(None)
 
         connection = cast(Connection, self.client)
-        self.forwarding.forward(
-            connection,
-            group if group is not None else object(),
-            self.topic,
-            response,
-            memoryview(bytearray(records)),
-            acks,
-            timeout_ms,
-            append_here,
-            waiter,
-        )
+        request = group if group is not None else ForwardedRequest(connection, acks, timeout_ms)
+        batch = memoryview(bytearray(records))
+        self.forwarding.forward(ForwardedBatch(request, self.topic, response, batch, append_here, waiter))
         return outcome
 
     async def turn(self) -> None:
@@ -185,7 +186,7 @@ def test_the_leaders_answer_is_the_clients() -> None:
         assert scene.leaders[2].sent == [([(0, plain(b"a"))], -1)]
         scene.leaders[2].answer(0, base_offset=42)
         assert (await outcome).base_offset == 42
-        assert scene.broker.metrics.produce_forwarded == 1
+        assert scene.metrics.produce_forwarded == 1
         assert scene.forwarding.in_flight_bytes == 0
         assert not scene.forwarding.is_busy(cast(Connection, scene.client), TOPIC, 0)
 
@@ -194,7 +195,7 @@ def test_the_leaders_answer_is_the_clients() -> None:
 
 def test_the_batches_of_one_request_for_one_leader_travel_together() -> None:
     async def story(scene: Scene) -> None:
-        group = object()
+        group = ForwardedRequest(cast(Connection, scene.client), -1, 10_000)
         outcomes = [scene.produce(plain(b"a"), partition=index, group=group) for index in range(2)]
         await scene.turn()
         assert [[index for index, _ in batches] for batches, _ in scene.leaders[2].sent] == [[0, 1]]
@@ -258,7 +259,7 @@ def test_a_node_that_does_not_lead_any_more_means_not_leader_and_the_next_batche
         scene.leaders[2].answer(0, ErrorCode.not_leader_or_follower)
         await scene.turn()
         assert code(first) is ErrorCode.not_leader_or_follower
-        assert scene.broker.metrics.not_leader == 1
+        assert scene.metrics.not_leader == 1
         scene.lead(3)
         later = scene.produce(numbered(1))
         assert code(later) is ErrorCode.not_leader_or_follower
@@ -376,7 +377,7 @@ def test_an_error_of_the_leader_is_passed_on() -> None:
             await scene.turn()
             scene.leaders[2].answer(at, error)
             assert (await outcome).error_code == error
-        assert scene.broker.metrics.not_leader == 0
+        assert scene.metrics.not_leader == 0
 
     play(story)
 
@@ -516,11 +517,11 @@ def test_a_request_is_forwarded_once_only_and_not_by_a_node_that_is_about_to_sto
         scene.client.peer_id = 3
         assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
         scene.client.peer_id = None
-        scene.broker.is_leaving = True
+        scene.forwarding.is_leaving = True
         assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
         assert scene.forwarding.can_forward(client, scene.topic, 0, 0)
-        scene.broker.is_leaving = False
-        scene.broker.config.forwarding = False
+        scene.forwarding.is_leaving = False
+        scene.forwarding._is_enabled = False
         assert not scene.forwarding.can_forward(client, scene.topic, 0, -1)
 
     play(story)

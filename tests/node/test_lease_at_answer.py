@@ -26,15 +26,16 @@ def test_list_offsets_claims_nothing_after_the_lease_ended_while_it_looked_for_a
         await leader.produce(b"a")
 
         async def ends_the_lease(call: Any) -> Any:
-            found = await leader.run_blocking(call)
+            found = await leader.runtime.run_blocking(call)
             leader.has_lease = False
             return found
 
         request = list_offsets_request(LATEST, BY_TIME)
-        answer = await list_offsets.handle(leader.broker, request)
+        services = leader.list_offsets_services
+        answer = await list_offsets.handle(services, request)
         assert [each["offset"] for each in answer["topics"][0]["partitions"]] == [1, 0]
-        leader.broker.run_blocking = ends_the_lease
-        answer = await list_offsets.handle(leader.broker, request)
+        ending = cast(Any, SimpleNamespace(run_blocking=ends_the_lease))
+        answer = await list_offsets.handle(services._replace(runtime=ending), request)
         for each in answer["topics"][0]["partitions"]:
             assert (each["error_code"], each["offset"]) == (ErrorCode.not_leader_or_follower, -1)
 

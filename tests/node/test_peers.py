@@ -62,8 +62,10 @@ def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         for broker in brokers:
-            await until(partial(lambda broker: all(map(broker.peers.is_connected, broker.peers.known())), broker))
-            assert broker.peers.known() == [other.node_id for other in brokers if other is not broker]
+            await until(
+                partial(lambda broker: all(map(broker.member.peers.is_connected, broker.member.peers.known())), broker)
+            )
+            assert broker.member.peers.known() == [other.node_id for other in brokers if other is not broker]
         assert len({broker.image.cluster_id for broker in brokers}) == 1
 
     play(tmp_path, story)
@@ -74,11 +76,13 @@ def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_i
         one, two, three = await nodes.start_all()
         await nodes.kill(three)
         for broker in (one, two):
-            await until(partial(lambda broker: broker.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0)
-            assert not broker.greeter.is_present(3)
+            await until(
+                partial(lambda broker: broker.member.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0
+            )
+            assert not broker.member.greeter.is_present(3)
         await nodes.start(3)
         for broker in (one, two):
-            await until(partial(lambda broker: broker.peers.is_connected(3), broker), timeout_s=1.0)
+            await until(partial(lambda broker: broker.member.peers.is_connected(3), broker), timeout_s=1.0)
 
     play(tmp_path, story)
 
@@ -97,14 +101,14 @@ def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
             await asyncio.Event().wait()
             raise AssertionError
 
-        monkeypatch.setattr(one.controller, "answer", never)
+        monkeypatch.setattr(one.member.controller, "answer", never)
         connection = await peer(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
         answer = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 1)))
         await asked.wait()
-        assert one.greeter.is_present(5)
+        assert one.member.greeter.is_present(5)
         assert connection._transport is not None
         connection._transport.write_eof()
-        await until(lambda: not one.greeter.is_present(5))
+        await until(lambda: not one.member.greeter.is_present(5))
         assert not answer.done() and not connection.is_closed
         connection.close()
 
@@ -117,7 +121,7 @@ def test_a_node_of_another_cluster_is_refused_in_words_on_both_sides(tmp_path: P
         await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
         await nodes.stop(nodes.brokers[2])
         again = await nodes.start(2, nodes.config(2, peers=[1]))
-        status = await until(lambda: again.peers.state(1) is PeerState.REJECTED and again.peers.status(1))
+        status = await until(lambda: again.member.peers.state(1) is PeerState.REJECTED and again.member.peers.status(1))
         for word in ("ours", "theirs", "correct the peers"):
             assert word in status.reason
         assert len(nodes.events(2, "peer_not_connected")) == 1
@@ -176,13 +180,13 @@ def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkey
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         going_on = asyncio.Event()
-        answer = one.controller.answer
+        answer = one.member.controller.answer
 
         async def slowly(call: Call, caller_id: int) -> CallReply:
             await going_on.wait()
             return await answer(call, caller_id)
 
-        monkeypatch.setattr(one.controller, "answer", slowly)
+        monkeypatch.setattr(one.member.controller, "answer", slowly)
         hello = Hello("", 5, UUID(int=5), 1, "127.0.0.1:5")
         connection = await peer(one, hello)
         slow = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 10)))
@@ -210,10 +214,10 @@ def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path
         new = await opened("produce")
         async with asyncio.timeout(5):
             assert isinstance(await old.wait_closed(), ConnectionLost)
-        assert one.greeter.is_present(5) and not other.is_closed and not new.is_closed
+        assert one.member.greeter.is_present(5) and not other.is_closed and not new.is_closed
         other.close()
         new.close()
-        await until(lambda: not one.greeter._present[5].newest)
+        await until(lambda: not one.member.greeter._present[5].newest)
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 
@@ -233,14 +237,14 @@ def test_a_call_to_a_peer_that_is_gone_fails_at_once_and_says_so(tmp_path: Path)
     async def story(nodes: LocalNodes) -> None:
         one, _, three = await nodes.start_all()
         await nodes.kill(three)
-        await until(lambda: one.peers.state(3) is PeerState.REFUSED)
+        await until(lambda: one.member.peers.state(3) is PeerState.REFUSED)
         async with asyncio.timeout(1.0):
             with pytest.raises(ClientError, match="node 3"):
-                await one.peers.call(3, InternalKey.CONTROLLER_CALL, b"", 10.0)
+                await one.member.peers.call(3, InternalKey.CONTROLLER_CALL, b"", 10.0)
             with pytest.raises(Unreachable):
-                await one.peers.connection(3)
+                await one.member.peers.connection(3)
         with pytest.raises(Unreachable, match="not known"):
-            await one.peers.call(77, InternalKey.CONTROLLER_CALL, b"", 10.0)
+            await one.member.peers.call(77, InternalKey.CONTROLLER_CALL, b"", 10.0)
 
     play(tmp_path, story)
 
@@ -248,9 +252,9 @@ def test_a_call_to_a_peer_that_is_gone_fails_at_once_and_says_so(tmp_path: Path)
 def test_the_configured_address_of_a_peer_wins_over_the_one_it_tells(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, _ = await nodes.start_all()
-        link = one.peers._links[2]
-        one.peers.learn(2, Endpoint("127.0.0.1", 1))
-        assert one.peers._links[2] is link
+        link = one.member.peers._links[2]
+        one.member.peers.learn(2, Endpoint("127.0.0.1", 1))
+        assert one.member.peers._links[2] is link
         assert str(link.endpoint) == two.member.identity.internal
 
     play(tmp_path, story)
@@ -259,13 +263,13 @@ def test_the_configured_address_of_a_peer_wins_over_the_one_it_tells(tmp_path: P
 def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, _ = await nodes.start_all()
-        await until(lambda: one.peers.is_connected(2))
-        data = await one.peers.connection(2)
+        await until(lambda: one.member.peers.is_connected(2))
+        data = await one.member.peers.connection(2)
         # It reads nothing any more, as a stopped process or a cut network would look.
         for connection in two.internal_server._connections:
             connection._transport.pause_reading()  # type: ignore[union-attr]
         await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=12.0)
-        await until(lambda: one.peers.is_connected(2), timeout_s=8.0)
+        await until(lambda: one.member.peers.is_connected(2), timeout_s=8.0)
 
     play(tmp_path, story)
 
@@ -279,16 +283,16 @@ def test_who_asked_for_a_connection_that_is_given_up_meanwhile_is_told_so_and_ma
         one, *_ = await nodes.start_all()
         opening = asyncio.Event()
         with monkeypatch.context() as patch:
-            patch.setattr(one.peers, "open", lambda *_: _for_ever(opening))
-            asking = [asyncio.create_task(one.peers.connection(2, "test")) for _ in range(2)]
+            patch.setattr(one.member.peers, "open", lambda *_: _for_ever(opening))
+            asking = [asyncio.create_task(one.member.peers.connection(2, "test")) for _ in range(2)]
             await opening.wait()
             asking[0].cancel()
             await asyncio.wait(asking[:1])
             assert asking[0].cancelled()
-            one.peers.silent(2)
+            one.member.peers.silent(2)
             with pytest.raises(Unreachable, match="node 2 was given up"):
                 await asking[1]
-        assert not (await one.peers.connection(2, "test")).is_closed
+        assert not (await one.member.peers.connection(2, "test")).is_closed
 
     play(tmp_path, story)
 

@@ -17,8 +17,8 @@ import kafka
 import pytest
 from tests.node.cluster_harness import LocalNodes, until
 
-from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.broker import Broker
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.node.replicas.partition import Partition
 from chronik.storage.errors import StorageFull
 from chronik.wire.batch import decode_batch, read_batch_header
@@ -137,7 +137,7 @@ def batches(partition: Partition) -> Iterator[tuple[int, list[int]]]:
 
 
 async def sent(broker: Broker, error: KafkaError, taken: int, send: Send) -> Refusing:
-    await create_topic(broker, NewTopic(TOPIC, num_partitions=1))
+    await broker.topics.create(NewTopic(TOPIC, num_partitions=1))
     partition = broker.host.partitions[(TOPIC, 0)]
     has_sent = threading.Event()
     refusing = Refusing(partition, error, taken, has_sent)
@@ -178,7 +178,7 @@ def test_a_leader_that_hands_over_when_its_disk_is_full_passes_nothing_on_that_c
     async def story() -> None:
         async with LocalNodes(tmp_path) as nodes:
             brokers = await nodes.start_all()
-            await create_topic(brokers[0], NewTopic(TOPIC, num_partitions=1))
+            await brokers[0].topics.create(NewTopic(TOPIC, num_partitions=1))
             where = (TOPIC, 0)
             await until(lambda: all(where in broker.host.partitions for broker in brokers), "all nodes have it")
             led = await until(lambda: next((b for b in brokers if b.host.partitions[where].leads), None), "one leads")

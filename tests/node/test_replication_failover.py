@@ -273,7 +273,7 @@ def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
         assert (await cluster[1].consume(0)).error_code == ErrorCode.not_leader_or_follower
         assert (await cluster[1].end_offset())["error_code"] is ErrorCode.not_leader_or_follower
         with pytest.raises(KafkaError):
-            cluster[1].require_partition(TOPIC, 0)
+            cluster[1].host.require_leader(TOPIC, 0)
         # A fetch that waited looks at the lease when it is answered.
         cluster[1].append(b"second")
         response = await asyncio.wait_for(waiting, 10)

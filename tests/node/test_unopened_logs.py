@@ -15,6 +15,7 @@ from chronik.metadata.commands import DeleteTopic
 from chronik.node.broker import Broker
 from chronik.node.config import Listen, NodeConfig
 from chronik.node.environment import Environment
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
@@ -46,7 +47,7 @@ def play(tmp_path: Path, disk: SickDisk, steps: Callable[[Broker], Awaitable[Non
                 recovery_point_interval_ms=20,
             )
             environment = Environment(disk, Random(1), executor, lambda: 0)
-            broker = Broker(config, environment, Metrics(), silent_logger())
+            broker = await Broker.open(Runtime.make(config, environment, Metrics(), silent_logger()))
             await broker.start()
             await steps(broker)
             await broker.stop()
@@ -60,10 +61,10 @@ def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(t
     async def steps(broker: Broker) -> None:
         disk.is_sick = True
         with pytest.raises(KafkaError) as failed:
-            await broker.create_missing_topic("orders")
+            await broker.topics.create("orders")
         assert failed.value.code is ErrorCode.kafka_storage_error
         with pytest.raises(KafkaError) as refused:
-            broker.require_partition("orders", 0)
+            broker.host.require_leader("orders", 0)
         assert refused.value.code is ErrorCode.not_leader_or_follower
         disk.is_sick = False
         async with asyncio.timeout(10):
@@ -78,11 +79,9 @@ def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Pa
     disk = SickDisk()
 
     async def steps(broker: Broker) -> None:
-        host = broker.host
-        broker.has_opened_logs = False
-        del broker.host
-        assert (await broker.create_missing_topic("orders")).name == "orders"
-        broker.host, broker.has_opened_logs = host, True
+        broker.host.is_open = False
+        assert (await broker.topics.create("orders")).name == "orders"
+        broker.host.is_open = True
 
     play(tmp_path, disk, steps)
 
@@ -92,12 +91,12 @@ def test_a_deleted_topics_log_goes_when_the_disk_is_well(tmp_path: Path) -> None
     disk = SickDisk()
 
     async def steps(broker: Broker) -> None:
-        topic = await broker.create_missing_topic("orders")
+        topic = await broker.topics.create("orders")
         folder = tmp_path / "node" / "logs" / "orders-0"
         assert folder.exists()
         disk.is_sick = True
         await broker.metadata.propose(DeleteTopic("orders", topic.id))
-        await broker.applied()
+        await broker.host.applied()
         assert folder.exists()
         disk.is_sick = False
         async with asyncio.timeout(10):

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from chronik.web import batches, diagnosis, events, messages, traces
 from chronik.web.app import DESCRIPTION, create_app
-from chronik.web.served import ServedNode
+from chronik.web.node_view import NodeView
 
 DESCRIBED: dict[str, Any] = json.loads(DESCRIPTION.read_text())
 PATHS: dict[str, Any] = DESCRIBED["paths"]
@@ -17,7 +17,7 @@ PATHS: dict[str, Any] = DESCRIBED["paths"]
 
 def routes() -> list[Route]:
     # Nothing of the node is looked at before a request comes.
-    return [route for route in create_app(cast(ServedNode, None)).routes if isinstance(route, Route)]
+    return [route for route in create_app(cast(NodeView, None)).routes if isinstance(route, Route)]
 
 
 def parameters(path: str) -> dict[str, Any]:

@@ -139,6 +139,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
         from chronik.node.membership.slow_store import SlowRaftStore
+        from chronik.node.runtime import Runtime
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
         from chronik.observe.process import machine_boot_id
@@ -147,6 +148,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.storage.errors import DataFolderError
         from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
+        from chronik.web.node_view import LocalNode
         from chronik.web.server import WebServer
 
     log = make_logger(LogLines(partial(os.write, sys.stderr.fileno())), wall_ms, config.levels, node=config.node_id)
@@ -165,11 +167,14 @@ async def run_node(config: NodeConfig) -> int:
         slow = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs)
         environment = replace(environment, disk=slow, open_raft_store=partial(SlowRaftStore, slow))
     http = config.advertised_http(http_socket.getsockname()[1])
-    broker = Broker(config, environment, Metrics(), log, http=str(http))
+    runtime = Runtime.make(config, environment, Metrics(), log)
+    node = LocalNode(runtime)
     try:
-        web = WebServer(create_app(broker), http_socket)
+        web = WebServer(create_app(node), http_socket)
         await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
         try:
+            broker = await Broker.open(runtime, http=str(http))
+            node.broker = broker
             if not await _unless(stop, broker.start()):
                 await web.stop()
                 log.info("stopped", detail="before it was ready")
@@ -196,7 +201,9 @@ async def run_node(config: NodeConfig) -> int:
             await web.stop()
         log.info("stopped")
     finally:
-        await _end_threads(executor, STUCK_THREADS_END_S if broker.disk_watch.is_stuck else THREADS_END_S)
+        await _end_threads(
+            executor, STUCK_THREADS_END_S if node.broker and node.broker.disk_watch.is_stuck else THREADS_END_S
+        )
     if failure is not None:
         raise CliError(f"the node stopped, since it cannot go on safely: {failure}", FAILED)
     return 0

@@ -26,10 +26,10 @@ from chronik.web.answers import Parameters, Refusal, encoded_answer, json_answer
 from chronik.web.asked_brokers import AskedBrokers
 from chronik.web.events import EventHub
 from chronik.web.group_views import group_view, groups_view
+from chronik.web.node_view import NodeView, require_image, require_topic
 from chronik.web.offsets import OffsetSampler
 from chronik.web.page_files import page_routes
 from chronik.web.safe_headers import SafeHeaders
-from chronik.web.served import ServedNode, require_image, require_topic
 from chronik.web.views import cluster_view, damages_view, topic_view, topics_view
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +39,7 @@ ASKING_MAX = 4
 """Requests at a time that ask every broker; the others wait for them."""
 
 
-def create_app(node: ServedNode) -> Starlette:
+def create_app(node: NodeView) -> Starlette:
     """The application for one node; it runs on the node's loop and reads the node's state there."""
 
     async def healthz(request: Request) -> Response:
@@ -138,7 +138,7 @@ def create_app(node: ServedNode) -> Starlette:
 
 
 async def _asked(
-    node: ServedNode, view: Callable[[ServedNode, OffsetSampler, AskedBrokers], Awaitable[dict[str, Any]]]
+    node: NodeView, view: Callable[[NodeView, OffsetSampler, AskedBrokers], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
     """A view that asks other brokers, with connections of its own."""
     sampler, brokers = OffsetSampler(node), AskedBrokers()

@@ -15,9 +15,9 @@ from chronik.node.replicas.partition import Partition
 from chronik.storage.headers import HeadersResult
 from chronik.web.answers import INT64_MAX, Parameters
 from chronik.web.leader_log import LeaderLog, leader_log
+from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition
 from chronik.web.other_nodes import ask_leader
 from chronik.web.own_log import OwnLog
-from chronik.web.served import ServedNode, led_here, require_other_leader, require_partition
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.compression import CODECS
 
@@ -81,7 +81,7 @@ def view_of(header: BatchHeader) -> BatchView:
     )
 
 
-async def batches_page(node: ServedNode, topic: TopicImage, parameters: Parameters) -> bytes:
+async def batches_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
     """One page, encoded."""
     partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
     first = parameters.number("from", 0)
@@ -103,7 +103,7 @@ async def batches_page(node: ServedNode, topic: TopicImage, parameters: Paramete
     return await node.run_blocking(lambda: page(found))
 
 
-async def _from_own_log(node: ServedNode, partition: Partition, first: int, to: int, limit: int) -> bytes:
+async def _from_own_log(node: NodeView, partition: Partition, first: int, to: int, limit: int) -> bytes:
     log = OwnLog(node, partition)
     start, end = await log.bounds()
     page = _page(partition.topic, partition.index, node.node_id, start, end)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from chronik.client.errors import ClientError
 from chronik.doctor import diagnose
 from chronik.web.answers import Parameters, Refusal
-from chronik.web.served import ServedNode, require_image
+from chronik.web.node_view import NodeView, require_image
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PARAMETERS = ("group", "seconds")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Doctor:
     """One examination at a time. Owned by the node's loop."""
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         self._node = node
         self._topic: str | None = None
 

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from chronik.web.answers import Parameters, Refusal
 from chronik.web.feeds import ClusterFeed, Feed, GroupFeed, GroupsFeed, TopicFeed, TopicsFeed
 from chronik.web.listeners import Listener
-from chronik.web.served import ServedNode
+from chronik.web.node_view import NodeView
 from chronik.web.traces import TracesFeed
 
 PARAMETERS = ("topics", "topic", "groups", "group", "traces")
@@ -39,7 +39,7 @@ FeedKey = tuple[str, str]
 class EventHub:
     """The feeds that somebody listens to. Owned by the loop."""
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         self._node = node
         self._feeds: dict[FeedKey, Feed] = {}
         self._listeners: dict[Listener, list[FeedKey]] = {}

@@ -14,8 +14,8 @@ from chronik.web.answers import Refusal
 from chronik.web.asked_brokers import AskedBrokers
 from chronik.web.group_views import group_view, groups_view
 from chronik.web.listeners import Listener
+from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler, Sample
-from chronik.web.served import ServedNode, current_image, require_image
 from chronik.web.views import cluster_view, damages_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
@@ -31,7 +31,7 @@ class Feed(ABC):
     event: ClassVar[str]
     interval_s: ClassVar[float]
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[Listener, None] = {}
@@ -97,13 +97,13 @@ class ClusterFeed(Feed):
     event = "cluster"
     interval_s = 0.25
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         super().__init__(node)
         self._told: tuple[object, ...] = ()
         self._told_at_s = 0.0
 
     async def tick(self) -> None:
-        node, image = self._node, current_image(self._node)
+        node, image = self._node, self._node.image
         damages = damages_view(node)
         controller_id = -1 if image is None else node.controller_id
         state = (None if image is None else image.version, controller_id, node.is_ready, damages)
@@ -120,7 +120,7 @@ class ClusterFeed(Feed):
 class SampledFeed(Feed):
     """A feed with offsets from all over the cluster."""
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         super().__init__(node)
         self._sampler = OffsetSampler(node)
 
@@ -135,7 +135,7 @@ class TopicFeed(SampledFeed):
     event = "topic"
     interval_s = 0.5
 
-    def __init__(self, node: ServedNode, topic: str) -> None:
+    def __init__(self, node: NodeView, topic: str) -> None:
         super().__init__(node)
         self._topic = topic
 
@@ -189,7 +189,7 @@ class GroupsFeed(SampledFeed):
     event = "groups"
     interval_s = 2.0
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         super().__init__(node)
         self._brokers = AskedBrokers()
 
@@ -205,7 +205,7 @@ class GroupFeed(SampledFeed):
     event = "group"
     interval_s = 1.0
 
-    def __init__(self, node: ServedNode, group: str) -> None:
+    def __init__(self, node: NodeView, group: str) -> None:
         super().__init__(node)
         self._group = group
         self._brokers = AskedBrokers()

@@ -11,8 +11,8 @@ from chronik.client.groups import read_assignment
 from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.web.answers import Refusal
 from chronik.web.asked_brokers import AskedBrokers, PartitionName
+from chronik.web.node_view import NodeView, require_image
 from chronik.web.offsets import OffsetSampler
-from chronik.web.served import ServedNode, require_image
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     """The brokers that did not answer: their groups are missing."""
 
 
-async def groups_view(node: ServedNode, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
+async def groups_view(node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
     """One line for each group, those that stand furthest behind first."""
     image = require_image(node)
     found = await _find(image, brokers, None)
@@ -47,7 +47,7 @@ async def groups_view(node: ServedNode, sampler: OffsetSampler, brokers: AskedBr
     return {"groups": lines, "total": found.total, "silent_nodes": found.silent}
 
 
-async def group_view(name: str, node: ServedNode, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
+async def group_view(name: str, node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
     """One group with its members and its lag per partition. Refuses with 404 where no coordinator knows it."""
     image = require_image(node)
     found = await _find(image, brokers, name)

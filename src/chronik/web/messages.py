@@ -15,9 +15,9 @@ from chronik.web.answers import Parameters, Refusal
 from chronik.web.batches import headers_in
 from chronik.web.contents import Content, content_of
 from chronik.web.leader_log import leader_log
+from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition
 from chronik.web.other_nodes import ask_leader
 from chronik.web.own_log import OwnLog
-from chronik.web.served import ServedNode, led_here, require_other_leader, require_partition
 from chronik.wire.batch import Record, decode_batch
 from chronik.wire.errors import KafkaError
 
@@ -90,7 +90,7 @@ class Decoded(NamedTuple):
     next_offset: int | None
 
 
-async def messages_page(node: ServedNode, topic: TopicImage, parameters: Parameters) -> bytes:
+async def messages_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
     """One page, encoded."""
     partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
     if parameters.has("offset") and parameters.has("time"):
@@ -121,7 +121,7 @@ async def messages_page(node: ServedNode, topic: TopicImage, parameters: Paramet
 
 
 async def _read_page(
-    node: ServedNode, log: ReadLog, topic: str, partition: int, asked: Asked, told_by: int, source: str
+    node: NodeView, log: ReadLog, topic: str, partition: int, asked: Asked, told_by: int, source: str
 ) -> bytes:
     start, end = await log.bounds()
     offset: int | None = asked.offset if asked.time_ms is None else await log.offset_at(asked.time_ms)

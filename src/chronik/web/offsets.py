@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chronik.client.errors import ClientError
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.web.asked_brokers import AskedBrokers, Bounds, PartitionName
-from chronik.web.served import ServedNode, led_here
+from chronik.web.node_view import NodeView, led_here
 from chronik.wire.errors import KafkaError
 
 ANSWER_WAIT_S = 0.4
@@ -44,7 +44,7 @@ class Sample:
 class OffsetSampler:
     """Samples of some topics, kept between one sample and the next. Owned by the loop; close it when done."""
 
-    def __init__(self, node: ServedNode) -> None:
+    def __init__(self, node: NodeView) -> None:
         self.samples: dict[PartitionName, Sample] = {}
         self._node = node
         self._loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from chronik.node.replicas.partition import Partition
 from chronik.web.answers import Refusal
-from chronik.web.served import ServedNode
+from chronik.web.node_view import NodeView
 from chronik.wire.errors import ErrorCode, KafkaError
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ READ_BYTES_MAX = 1024 * 1024
 class OwnLog:
     """One partition that this node leads, or has a copy of: then up to the watermark that it knows."""
 
-    def __init__(self, node: ServedNode, partition: Partition) -> None:
+    def __init__(self, node: NodeView, partition: Partition) -> None:
         self._node = node
         self._partition = partition
         self._name = f"{partition.topic}-{partition.index}"

@@ -13,7 +13,7 @@ from chronik.observe.traces import Trace, TraceRing
 from chronik.web.answers import Parameters, Refusal
 from chronik.web.feeds import Feed
 from chronik.web.listeners import Listener
-from chronik.web.served import ServedNode, current_image
+from chronik.web.node_view import NodeView
 
 PARAMETERS = ("after", "last", "topic", "partition", "limit")
 LIMIT = 1_000
@@ -36,7 +36,7 @@ class TracesPage(msgspec.Struct, frozen=True):
     events: list[Trace]
 
 
-async def traces_page(node: ServedNode, parameters: Parameters) -> bytes:
+async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
     """One page of the ring, encoded: oldest first from `after` on, or the `last` ones."""
     if parameters.has("after") and parameters.has("last"):
         raise Refusal(400, "after and last were both given: pass one of them")
@@ -59,7 +59,7 @@ def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None
     return events[-count:], following
 
 
-def _page(node: ServedNode, ring: TraceRing, events: list[Trace], following: int) -> TracesPage:
+def _page(node: NodeView, ring: TraceRing, events: list[Trace], following: int) -> TracesPage:
     return TracesPage(node.node_id, following, ring.last_n, node.metrics.traces_dropped, sorted(ring.topics), events)
 
 
@@ -69,7 +69,7 @@ class TracesFeed(Feed):
     event = "traces"
     interval_s = 0.5
 
-    def __init__(self, node: ServedNode, topic: str | None) -> None:
+    def __init__(self, node: NodeView, topic: str | None) -> None:
         super().__init__(node)
         self._topic = topic
         self._after: dict[int, int] = {}
@@ -115,7 +115,7 @@ class TracesFeed(Feed):
 
     async def _others(self) -> list[Any]:
         """What the others tell in time; one that does not is asked again when its question has run out."""
-        image = current_image(self._node)
+        image = self._node.image
         brokers = {} if image is None else image.brokers
         for broker in brokers.values():
             is_other = broker.id != self._node.node_id and broker.http and not broker.is_fenced

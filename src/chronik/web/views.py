@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.web.served import ServedNode
+from chronik.web.node_view import NodeView
 
 NAMED_PARTITIONS_MAX = 100
 """How many partitions in trouble are named; their number is always told."""
@@ -65,7 +65,7 @@ def cluster_view(
     }
 
 
-def damages_view(node: ServedNode, topic: str | None = None) -> list[dict[str, Any]]:
+def damages_view(node: NodeView, topic: str | None = None) -> list[dict[str, Any]]:
     """Damage that was found in logs of this node since its start, the newest first, and the outcome."""
     return [
         {
@@ -90,7 +90,7 @@ def topics_view(image: ClusterImage) -> dict[str, Any]:
     return {"topics": [topic_summary(topic) for _, topic in sorted(image.topics.items())]}
 
 
-def topic_view(node: ServedNode, topic: TopicImage) -> dict[str, Any]:
+def topic_view(node: NodeView, topic: TopicImage) -> dict[str, Any]:
     """One topic. Offsets and damages are those of this node's own replicas, offsets null without one: see `node`."""
     return {
         **topic_summary(topic),
@@ -113,7 +113,7 @@ def topic_summary(topic: TopicImage) -> dict[str, Any]:
     }
 
 
-def _partition(node: ServedNode, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
+def _partition(node: NodeView, topic: TopicImage, partition: PartitionImage) -> dict[str, Any]:
     replica = node.partition(topic.name, partition.partition)
     return {
         "partition": partition.partition,

@@ -13,7 +13,7 @@ from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, 
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.config import NodeConfig
-from chronik.node.serving.request import Values
+from chronik.node.serving.api import Values
 from chronik.node.topic_settings import Sourced, as_text, broker_values, dynamic_values, topic_values
 from chronik.observe.logging import DEBUG, ERROR, INFO, WARNING, LogLevels
 from chronik.wire.errors import ErrorCode, KafkaError

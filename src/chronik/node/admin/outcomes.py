@@ -6,20 +6,15 @@ import asyncio
 from collections.abc import Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from chronik.node.serving.request import Values
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Values
+from chronik.node.serving.deadlines import bounded_wait_s
+from chronik.observe.logging import Logger
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-
 H = TypeVar("H", bound=Hashable)
-
-WAIT_MS_MIN = 1_000
-"""Clients pass a timeout of 0 to say that they do not care to wait. The work takes milliseconds: it is told."""
-
-WAIT_MS_MAX = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +25,15 @@ class Outcome:
     work: Coroutine[Any, Any, Values]
 
 
-async def within(broker: Broker, wait: timedelta, outcomes: Sequence[Outcome]) -> list[Values]:
+async def within(runtime: Runtime, wait: timedelta, outcomes: Sequence[Outcome]) -> list[Values]:
     """Runs the work of all entries side by side, so that they share commits; one answer each, in order.
 
     What is not done within the timeout is answered with REQUEST_TIMED_OUT and goes on all the same.
     """
-    tasks = [broker.loop.create_task(_filled(broker, outcome)) for outcome in outcomes]
+    tasks = [runtime.loop.create_task(_filled(runtime.log, outcome)) for outcome in outcomes]
     if not tasks:
         return []
-    wait_s = seconds(wait)
+    wait_s = bounded_wait_s(wait)
     await asyncio.wait(tasks, timeout=wait_s)
     late = KafkaError(ErrorCode.request_timed_out, f"Not done within {int(wait_s * 1000)} ms; it may still be done.")
     return [
@@ -47,12 +42,7 @@ async def within(broker: Broker, wait: timedelta, outcomes: Sequence[Outcome]) -
     ]
 
 
-def seconds(wait: timedelta) -> float:
-    """How long a request's timeout lets it wait."""
-    return min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX) / 1000
-
-
-async def _filled(broker: Broker, outcome: Outcome) -> Values:
+async def _filled(log: Logger, outcome: Outcome) -> Values:
     try:
         return {**outcome.name, "error_code": ErrorCode.none, "error_message": None, **await outcome.work}
     except KafkaError as error:
@@ -60,7 +50,7 @@ async def _filled(broker: Broker, outcome: Outcome) -> Values:
     except TimeoutError:
         return refusal(KafkaError(ErrorCode.request_timed_out, "Done, but not yet in effect here."), **outcome.name)
     except Exception:
-        broker.log.exception("admin_request_failed", **{key: str(value) for key, value in outcome.name.items()})
+        log.exception("admin_request_failed", **{key: str(value) for key, value in outcome.name.items()})
         return refusal(
             KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it"), **outcome.name
         )

@@ -11,28 +11,30 @@ Not supported: loggers (INVALID_REQUEST; IncrementalAlterConfigs has them), grou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.node.admin.config_changes import replace_all
-from chronik.node.apis.incremental_alter_configs import alter_resources, on_error
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.apis.incremental_alter_configs import Services, alter_resources, on_error
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     plans = [
         replace_all(
             resource.resource_type,
             resource.resource_name,
             [(config.name, config.value) for config in resource.configs],
-            broker.config,
+            node.runtime.config,
         )
         for resource in request.message.resources
     ]
-    return await alter_resources(broker, request.message, plans)
+    return await alter_resources(node, request.message, plans)
 
 
-API = Api(ApiKey.ALTER_CONFIGS, (0, 2), handle, on_error=on_error, on_controller=True)
+API = Api(ApiKey.ALTER_CONFIGS, (0, 2), on_error=on_error, on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

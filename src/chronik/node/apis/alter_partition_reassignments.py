@@ -12,20 +12,19 @@ Answered by the controller; other nodes pass the request on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
 from chronik.node.admin.partition_plans import carry_out
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     may_change_factor = getattr(message, "allow_replication_factor_change", True)
     moves = [
@@ -34,7 +33,7 @@ async def handle(broker: Broker, request: Request) -> Values:
         for entry in topic.partitions
     ]
     plan = await carry_out(
-        broker,
+        metadata,
         message.timeout,
         lambda image: plan_moves(image, BrokerStates.of(image), moves, may_change_factor=may_change_factor),
     )
@@ -55,4 +54,8 @@ async def handle(broker: Broker, request: Request) -> Values:
     }
 
 
-API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), handle, on_controller=True)
+API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), on_controller=True)
+
+
+def handler(metadata: MetadataLog) -> Handler:
+    return Handler(API, partial(handle, metadata))

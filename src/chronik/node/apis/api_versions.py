@@ -12,32 +12,35 @@ Not supported: finalized features; there is no `transaction.version`, so clients
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 # error_code int16, one entry: api_key int16, min_version int16, max_version int16
 _UNSUPPORTED = struct.Struct(">hihhh")
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(apis: Iterable[Api], request: Request) -> Values:
     return {
         "error_code": ErrorCode.none,
         "api_keys": [
-            {"api_key": int(api.key), "min_version": api.versions[0], "max_version": api.versions[1]}
-            for api in broker.apis.values()
+            {"api_key": int(api.key), "min_version": api.versions[0], "max_version": api.versions[1]} for api in apis
         ],
     }
 
 
-def unsupported_version_body(versions: tuple[int, int]) -> bytes:
+def unsupported_version_body() -> bytes:
     """The v0 body that says which versions of ApiVersions itself may be asked for."""
-    return _UNSUPPORTED.pack(ErrorCode.unsupported_version, 1, ApiKey.API_VERSIONS, *versions)
+    return _UNSUPPORTED.pack(ErrorCode.unsupported_version, 1, ApiKey.API_VERSIONS, *API.versions)
 
 
-API = Api(ApiKey.API_VERSIONS, (0, 4), handle)
+API = Api(ApiKey.API_VERSIONS, (0, 4), unsupported_version_body=unsupported_version_body)
+
+
+def handler(apis: Iterable[Api]) -> Handler:
+    """`apis` are all that this node answers, this one included."""
+    return Handler(API, partial(handle, tuple(apis)))

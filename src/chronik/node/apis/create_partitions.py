@@ -11,21 +11,31 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION), since their partitions
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
-from chronik.node.admin.topic_creation import plan_partitions
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import plan_partitions
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    controller: ControllerService
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
     results = [
@@ -33,10 +43,10 @@ async def handle(broker: Broker, request: Request) -> Values:
         for name in repeated
     ]
     results += await within(
-        broker,
+        node.runtime,
         message.timeout,
         [
-            Outcome({"name": topic.name}, _grow(broker, topic, message.validate_only))
+            Outcome({"name": topic.name}, _grow(node, topic, message.validate_only))
             for topic in message.topics
             if topic.name not in repeated
         ],
@@ -44,20 +54,20 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"results": results}
 
 
-async def _grow(broker: Broker, topic: Any, validate_only: bool) -> Values:
+async def _grow(node: Services, topic: Any, validate_only: bool) -> Values:
     assignments = None
     # An empty list means what null means: librdkafka and kafka-python send either for "place them yourself".
     if topic.assignments:
         assignments = [assignment.broker_ids for assignment in topic.assignments]
 
     def plan(image: ClusterImage) -> CreatePartitions:
-        return plan_partitions(image, broker.env, topic.name, topic.count, assignments)
+        return plan_partitions(image, node.runtime.env, topic.name, topic.count, assignments)
 
     if validate_only:
-        plan(broker.image)
+        plan(node.metadata.image)
     else:
-        await broker.metadata.propose(plan)
-        await broker.applied_everywhere()
+        await node.metadata.propose(plan)
+        await node.controller.applied_everywhere()
     return {}
 
 
@@ -65,4 +75,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return {"results": [refusal(KafkaError(code), name=topic.name) for topic in request.message.topics]}
 
 
-API = Api(ApiKey.CREATE_PARTITIONS, (0, 3), handle, on_error=on_error, on_controller=True)
+API = Api(ApiKey.CREATE_PARTITIONS, (0, 3), on_error=on_error, on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

@@ -13,23 +13,33 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 parti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from chronik.metadata.apply import apply
 from chronik.metadata.image import TopicImage
 from chronik.node.admin.config_entries import created_topic_entries
 from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
-from chronik.node.admin.topic_creation import NewTopic, check_partition_count, create_topic, plan_topic
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.admin.topics import Topics
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import NewTopic, check_partition_count, plan_topic
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    topics: Topics
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
     wanted = [topic for topic in message.topics if topic.name not in repeated]
@@ -39,24 +49,26 @@ async def handle(broker: Broker, request: Request) -> Values:
         for name in repeated
     ]
     results += await within(
-        broker,
+        node.runtime,
         message.timeout,
         [
-            Outcome({"name": topic.name, "configs": []}, _create(broker, topic, asked, message.validate_only))
+            Outcome({"name": topic.name, "configs": []}, _create(node, topic, asked, message.validate_only))
             for topic in wanted
         ],
     )
     return {"topics": results}
 
 
-async def _create(broker: Broker, topic: Any, asked: int, validate_only: bool) -> Values:
+async def _create(node: Services, topic: Any, asked: int, validate_only: bool) -> Values:
     check_partition_count(asked)
     new = _new_topic(topic)
     if validate_only:
-        planned, _ = apply(broker.image, plan_topic(broker.image, broker.config, broker.env, new))
-        return _created(broker, planned.topics[new.name], None)
-    created = await create_topic(broker, new)
-    return _created(broker, created, created.id)
+        planned, _ = apply(
+            node.metadata.image, plan_topic(node.metadata.image, node.runtime.config, node.runtime.env, new)
+        )
+        return _created(node, planned.topics[new.name], None)
+    created = await node.topics.create(new)
+    return _created(node, created, created.id)
 
 
 def _new_topic(topic: Any) -> NewTopic:
@@ -73,13 +85,13 @@ def _new_topic(topic: Any) -> NewTopic:
     )
 
 
-def _created(broker: Broker, topic: TopicImage, topic_id: UUID | None) -> Values:
+def _created(node: Services, topic: TopicImage, topic_id: UUID | None) -> Values:
     return {
         "name": topic.name,
         "topic_id": topic_id,
         "num_partitions": len(topic.partitions),
         "replication_factor": len(topic.partitions[0].replicas),
-        "configs": created_topic_entries(topic, broker.config, broker.image),
+        "configs": created_topic_entries(topic, node.runtime.config, node.metadata.image),
     }
 
 
@@ -87,4 +99,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return {"topics": [refusal(KafkaError(code), name=topic.name, configs=[]) for topic in request.message.topics]}
 
 
-API = Api(ApiKey.CREATE_TOPICS, (2, 7), handle, on_error=on_error, on_controller=True)
+API = Api(ApiKey.CREATE_TOPICS, (2, 7), on_error=on_error, on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

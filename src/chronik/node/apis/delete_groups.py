@@ -8,20 +8,19 @@ Versions: 2 flexible.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     names = dict.fromkeys(request.message.groups_names)
     return {
-        "results": [{"group_id": name, "error_code": await broker.groups.delete_group(name)} for name in names],
+        "results": [{"group_id": name, "error_code": await groups.delete_group(name)} for name in names],
     }
 
 
@@ -29,4 +28,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return {"results": [{"group_id": name, "error_code": code} for name in request.message.groups_names]}
 
 
-API = Api(ApiKey.DELETE_GROUPS, (0, 2), handle, on_error=on_error)
+API = Api(ApiKey.DELETE_GROUPS, (0, 2), on_error=on_error)
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

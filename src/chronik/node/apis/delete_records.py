@@ -13,31 +13,40 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.metadata.names import is_internal
-from chronik.node.admin.outcomes import Outcome, seconds, within
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.admin.outcomes import Outcome, within
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
+from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 NO_LOW_WATERMARK = -1
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    host: PartitionHost
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     entries = [(topic.name, partition) for topic in message.topics for partition in topic.partitions]
     done = iter(
         await within(
-            broker,
+            node.runtime,
             message.timeout,
             [
                 Outcome(
                     {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
-                    _delete(broker, name, partition, seconds(message.timeout)),
+                    _delete(node, name, partition, bounded_wait_s(message.timeout)),
                 )
                 for name, partition in entries
             ],
@@ -52,16 +61,20 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"topics": results}
 
 
-async def _delete(broker: Broker, topic: str, wanted: Any, wait_s: float) -> Values:
+async def _delete(node: Services, topic: str, wanted: Any, wait_s: float) -> Values:
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
-    partition = broker.require_partition(topic, wanted.partition_index)
+    partition = node.host.require_leader(topic, wanted.partition_index)
     if not partition.settings.is_deletable:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
     low_watermark = await partition.delete_records(wanted.offset, wait_s)
     # The lease may have ended while the replicas followed.
-    broker.require_partition(topic, wanted.partition_index)
+    node.host.require_leader(topic, wanted.partition_index)
     return {"low_watermark": low_watermark}
 
 
-API = Api(ApiKey.DELETE_RECORDS, (0, 2), handle)
+API = Api(ApiKey.DELETE_RECORDS, (0, 2))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

@@ -10,34 +10,44 @@ Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 BY_ID_FROM_VERSION = 6
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     entries = _entries(request)
-    repeated = duplicates(_resolved(broker.image, name, topic_id) for name, topic_id in entries)
+    repeated = duplicates(_resolved(node.metadata.image, name, topic_id) for name, topic_id in entries)
     return {
         "responses": await within(
-            broker,
+            node.runtime,
             message.timeout,
             [
                 Outcome(
                     {"name": name, "topic_id": topic_id},
-                    _delete(broker, name, topic_id, _resolved(broker.image, name, topic_id) in repeated),
+                    _delete(node, name, topic_id, _resolved(node.metadata.image, name, topic_id) in repeated),
                 )
                 for name, topic_id in dict.fromkeys(entries)
             ],
@@ -52,7 +62,7 @@ def _entries(request: Request) -> list[tuple[str | None, UUID | None]]:
     return [(name, None) for name in message.topic_names]
 
 
-async def _delete(broker: Broker, name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
+async def _delete(node: Services, name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
     if is_repeated:
         raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
     if (name is None) == (topic_id is None):
@@ -64,8 +74,8 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID | None, is_re
         deleted.append(topic)
         return DeleteTopic(topic.name, topic.id)
 
-    await broker.metadata.propose(plan)
-    await broker.applied()
+    await node.metadata.propose(plan)
+    await node.host.applied()
     return {"name": deleted[0].name, "topic_id": deleted[0].id}
 
 
@@ -95,4 +105,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.DELETE_TOPICS, (1, 6), handle, on_error=on_error, on_controller=True)
+API = Api(ApiKey.DELETE_TOPICS, (1, 6), on_error=on_error, on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

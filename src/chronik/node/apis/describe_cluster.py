@@ -9,34 +9,33 @@ Not supported: asking for the controllers' endpoints (MISMATCHED_ENDPOINT_TYPE):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 BROKER_ENDPOINTS = 1
 CONTROLLER_ENDPOINTS = 2
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     endpoint_type = getattr(message, "endpoint_type", BROKER_ENDPOINTS)
     if endpoint_type == CONTROLLER_ENDPOINTS:
         raise KafkaError(ErrorCode.mismatched_endpoint_type, "This is a broker's listener, not a controller's.")
     if endpoint_type != BROKER_ENDPOINTS:
         raise KafkaError(ErrorCode.unsupported_endpoint_type, f"Endpoint type {endpoint_type} is unknown.")
-    image = broker.image
+    image = metadata.image
     return {
         "error_code": ErrorCode.none,
         "error_message": None,
         "endpoint_type": BROKER_ENDPOINTS,
         "cluster_id": image.cluster_id,
-        "controller_id": broker.controller_id,
+        "controller_id": metadata.controller_id,
         "brokers": [
             {"broker_id": live.id, "host": live.host, "port": live.port, "rack": live.rack}
             for live in image.live_brokers()
@@ -51,4 +50,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return {"error_code": code, "cluster_id": "", "controller_id": -1, "brokers": []}
 
 
-API = Api(ApiKey.DESCRIBE_CLUSTER, (0, 1), handle, on_error=on_error)
+API = Api(ApiKey.DESCRIBE_CLUSTER, (0, 1), on_error=on_error)
+
+
+def handler(metadata: MetadataLog) -> Handler:
+    return Handler(API, partial(handle, metadata))

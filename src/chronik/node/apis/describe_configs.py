@@ -11,7 +11,8 @@ Not supported: configs of groups and client metrics (INVALID_REQUEST).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.node.admin.config_entries import (
     ResourceType,
@@ -21,23 +22,30 @@ from chronik.node.admin.config_entries import (
     logger_entries,
     topic_entries,
 )
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.config import NodeConfig
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    config: NodeConfig
+    metadata: MetadataLog
 
 
-async def handle(broker: Broker, request: Request) -> Values:
-    return {"results": [_describe(broker, request.message, resource) for resource in request.message.resources]}
+async def handle(node: Services, request: Request) -> Values:
+    return {"results": [_describe(node, request.message, resource) for resource in request.message.resources]}
 
 
-def _describe(broker: Broker, message: Any, resource: Any) -> Values:
+def _describe(node: Services, message: Any, resource: Any) -> Values:
     named = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     try:
         entries = chosen(
-            _entries(broker, resource.resource_type, resource.resource_name),
+            _entries(node, resource.resource_type, resource.resource_name),
             resource.configuration_keys,
             synonyms=message.include_synonyms,
             documentation=getattr(message, "include_documentation", False),
@@ -47,15 +55,19 @@ def _describe(broker: Broker, message: Any, resource: Any) -> Values:
     return {**named, "error_code": ErrorCode.none, "error_message": None, "configs": entries}
 
 
-def _entries(broker: Broker, resource_type: int, name: str) -> list[Values]:
+def _entries(node: Services, resource_type: int, name: str) -> list[Values]:
     if resource_type == ResourceType.TOPIC:
-        return topic_entries(broker.image.require_topic(name), broker.config, broker.image)
+        return topic_entries(node.metadata.image.require_topic(name), node.config, node.metadata.image)
     if resource_type == ResourceType.BROKER:
-        return broker_entries(name, broker.config, broker.image)
+        return broker_entries(name, node.config, node.metadata.image)
     if resource_type == ResourceType.BROKER_LOGGER:
-        check_broker_name(name, broker.config)
-        return logger_entries(broker.config.levels)
+        check_broker_name(name, node.config)
+        return logger_entries(node.config.levels)
     raise KafkaError(ErrorCode.invalid_request, f"Unsupported resource type {resource_type}")
 
 
-API = Api(ApiKey.DESCRIBE_CONFIGS, (1, 4), handle)
+API = Api(ApiKey.DESCRIBE_CONFIGS, (1, 4))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

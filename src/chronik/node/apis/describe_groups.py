@@ -8,36 +8,39 @@ Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.groups.group import GroupState
 from chronik.node.admin.operations import GROUP_OPERATIONS
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 FIRST_VERSION_WITH_NOT_FOUND = 6
 
 
-async def handle(broker: Broker, request: Request) -> Values:
-    groups = []
+async def handle(groups: GroupService, request: Request) -> Values:
+    answered = []
     for group_id in request.message.groups:
-        described = await broker.groups.describe(group_id)
+        described = await groups.describe(group_id)
         is_dead = described["group_state"] == GroupState.DEAD
         if is_dead and request.api_version >= FIRST_VERSION_WITH_NOT_FOUND:
             described["error_code"] = ErrorCode.group_id_not_found
             described["error_message"] = f"Group {group_id} not found."
         elif getattr(request.message, "include_authorized_operations", False) and not is_dead:
             described["authorized_operations"] = GROUP_OPERATIONS
-        groups.append(described)
-    return {"groups": groups}
+        answered.append(described)
+    return {"groups": answered}
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:
     return {"groups": [{"error_code": code, "group_id": group_id} for group_id in request.message.groups]}
 
 
-API = Api(ApiKey.DESCRIBE_GROUPS, (0, 6), handle, on_error=on_error)
+API = Api(ApiKey.DESCRIBE_GROUPS, (0, 6), on_error=on_error)
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

@@ -10,26 +10,36 @@ Not supported: moving between folders (there is only one).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
-    image = broker.image
+    image = node.metadata.image
     if message.topics is None:
         asked = [(topic.name, range(len(topic.partitions))) for topic in image.topics.values()]
     else:
         asked = [(topic.topic, topic.partitions) for topic in message.topics]
-    topics = [{"name": name, "partitions": _partitions(broker, name, indexes)} for name, indexes in asked]
-    folder = os.path.abspath(broker.config.data_folder)
-    space = await broker.run_blocking(lambda: broker.env.disk.space(folder))
+    topics = [{"name": name, "partitions": _partitions(node, name, indexes)} for name, indexes in asked]
+    folder = os.path.abspath(node.runtime.config.data_folder)
+    space = await node.runtime.run_blocking(lambda: node.runtime.env.disk.space(folder))
     return {
         "error_code": ErrorCode.none,
         "results": [
@@ -44,8 +54,8 @@ async def handle(broker: Broker, request: Request) -> Values:
     }
 
 
-def _partitions(broker: Broker, topic: str, indexes: Any) -> list[Values]:
-    hosted = [broker.partition(topic, index) for index in indexes]
+def _partitions(node: Services, topic: str, indexes: Any) -> list[Values]:
+    hosted = [node.host.partitions.get((topic, index)) for index in indexes]
     return [
         {
             "partition_index": partition.index,
@@ -58,4 +68,8 @@ def _partitions(broker: Broker, topic: str, indexes: Any) -> list[Values]:
     ]
 
 
-API = Api(ApiKey.DESCRIBE_LOG_DIRS, (1, 4), handle)
+API = Api(ApiKey.DESCRIBE_LOG_DIRS, (1, 4))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

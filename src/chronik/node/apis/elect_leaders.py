@@ -12,26 +12,34 @@ Answered by the controller; other nodes pass the request on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
 from chronik.metadata.preferred import plan_unclean_elections
-from chronik.node.admin.outcomes import seconds
 from chronik.node.admin.partition_plans import carry_out
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
+from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 PREFERRED = 0
 UNCLEAN = 1
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    metadata: MetadataLog
+    controller: ControllerService
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     kind = getattr(message, "election_type", PREFERRED)
     if kind not in (PREFERRED, UNCLEAN):
@@ -39,12 +47,12 @@ async def handle(broker: Broker, request: Request) -> Values:
     asked = None
     if message.topic_partitions is not None:
         asked = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
-    wanted = _all(broker.image) if asked is None else asked
+    wanted = _all(node.metadata.image) if asked is None else asked
     if kind == PREFERRED:
-        outcomes = await broker.controller.elect_preferred(wanted, seconds(message.timeout))
+        outcomes = await node.controller.elect_preferred(wanted, bounded_wait_s(message.timeout))
     else:
         plan = await carry_out(
-            broker, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), wanted)
+            node.metadata, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), wanted)
         )
         outcomes = plan.outcomes
     results: dict[str, list[Values]] = {}
@@ -72,4 +80,8 @@ def _all(image: ClusterImage) -> list[Key]:
     ]
 
 
-API = Api(ApiKey.ELECT_LEADERS, (0, 2), handle, on_controller=True)
+API = Api(ApiKey.ELECT_LEADERS, (0, 2), on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

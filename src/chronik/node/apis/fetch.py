@@ -20,16 +20,29 @@ Not supported: records behind the watermark for consumers, except where `visibil
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 from chronik.node.apis.fetch_trace import FetchTrace
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.healing import is_damage
 from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.read_replica import NO_REPLICA, read_replica
 from chronik.node.replicas.replica_sessions import run_reads
-from chronik.node.serving.fetch_sessions import NO_SESSION, FetchSession, PartitionKey, SessionPartition
-from chronik.node.serving.request import Api, Buffer, Reply, Request
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.connection import Buffer, Reply, Request
+from chronik.node.serving.fetch_sessions import (
+    NO_SESSION,
+    FetchSession,
+    FetchSessions,
+    PartitionKey,
+    SessionPartition,
+)
+from chronik.node.serving.server import Server
 from chronik.storage.log import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -41,31 +54,39 @@ from chronik.wire.fetch import (
     write_fetch_response,
 )
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-
 FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
 
 
-def handle(broker: Broker, request: Request, reply: Reply) -> None:
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+    server: Server
+    fetch_sessions: FetchSessions
+
+
+def handle(node: Services, request: Request, reply: Reply) -> None:
     fetch = read_fetch_request(request.api_version, request.frame, request.body_at)
     if fetch.replica_id >= 0:
-        if broker.has_opened_logs:
-            broker.host.replica_sessions.handle(request, reply, fetch)
+        if node.host.is_open:
+            node.host.replica_sessions.handle(request, reply, fetch)
         else:
             reply.failed = True
             reply.send(write_fetch_response(request.api_version, ErrorCode.broker_not_available, NO_SESSION, []))
         return
     try:
-        session, incremental = broker.fetch_sessions.resolve(fetch, request.started_s)
+        session, incremental = node.fetch_sessions.resolve(fetch, request.started_s)
     except KafkaError as error:
         reply.failed = True
         reply.send(write_fetch_response(request.api_version, error.code, NO_SESSION, []))
         return
-    PendingFetch(broker, request, reply, fetch, session, incremental).start()
+    PendingFetch(node, request, reply, fetch, session, incremental).start()
 
 
 class PendingFetch:
@@ -76,7 +97,6 @@ class PendingFetch:
 
     __slots__ = (
         "_arrived_bytes",
-        "_broker",
         "_entries",
         "_fetch",
         "_incremental",
@@ -84,6 +104,7 @@ class PendingFetch:
         "_is_over",
         "_is_settling",
         "_min_bytes",
+        "_node",
         "_reading",
         "_reply",
         "_request",
@@ -95,14 +116,14 @@ class PendingFetch:
 
     def __init__(
         self,
-        broker: Broker,
+        node: Services,
         request: Request,
         reply: Reply,
         fetch: FetchRequest,
         session: FetchSession | None,
         incremental: bool,
     ) -> None:
-        self._broker = broker
+        self._node = node
         self._request = request
         self._reply = reply
         self._fetch = fetch
@@ -110,7 +131,7 @@ class PendingFetch:
         self._incremental = incremental
         self._entries = self._wanted()
         # What the limits never let through cannot be waited for.
-        self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, broker.fetch_bytes_allowed())
+        self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
         self._waiting_on: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
         self._arrived_bytes = 0
@@ -120,12 +141,12 @@ class PendingFetch:
         """More is there than the limits let through: there is nothing to wait for."""
         self._is_settling = False
         """A leader has just taken over, and may have the data in a moment."""
-        self._trace = self._traced() if broker.traces.topics else None
+        self._trace = self._traced() if node.runtime.traces.topics else None
 
     def _traced(self) -> FetchTrace:
-        broker = self._broker
+        node = self._node
         wanted = [(self._name(key), wanted) for key, wanted in self._entries]
-        return FetchTrace(broker.traces, self._request, self._fetch, wanted, broker.loop.time)
+        return FetchTrace(node.runtime.traces, self._request, self._fetch, wanted, node.runtime.loop.time)
 
     def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
@@ -162,7 +183,7 @@ class PendingFetch:
                 self._waiting_on.append(partition)
         if self._trace is not None:
             self._trace.waits()
-        loop = self._broker.loop
+        loop = self._node.runtime.loop
         self._timer = loop.call_later(min(self._fetch.max_wait_ms, WAIT_MS_MAX) / 1000, self._finish)
         self._request.connection.when_closed(self, self._abandon)
 
@@ -204,17 +225,17 @@ class PendingFetch:
 
     def _find(self, key: PartitionKey, wanted: FetchPartition) -> Partition | None:
         name = self._name(key)
-        return None if name is None else self._broker.partition(name, wanted.partition)
+        return None if name is None else self._node.host.partitions.get((name, wanted.partition))
 
     def _name(self, key: PartitionKey) -> str | None:
         (name, topic_id), _ = key
         if name is None and topic_id is not None:
-            name = self._broker.image.names_by_id.get(UUID(bytes=topic_id))
+            name = self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
         return name
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
         """Read every partition until the size limit; reads whose pages are not in memory are returned instead."""
-        left_bytes = min(self._fetch.max_bytes, self._broker.fetch_bytes_allowed())
+        left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0
         failed = False
@@ -246,7 +267,7 @@ class PendingFetch:
                     partition.found_damaged(wanted.fetch_offset, "read", str(error))
                     response.error_code = ErrorCode.kafka_storage_error
                     continue
-                self._broker.log.exception("read_failed", key=str(key))
+                self._node.runtime.log.exception("read_failed", key=str(key))
                 response.error_code = ErrorCode.unknown_server_error
         return responses, size_bytes, failed, cold
 
@@ -254,14 +275,14 @@ class PendingFetch:
         """The partition, if this node may read it for this client: as its leader, or as a replica near to it."""
         (name, topic_id), index = key
         if name is None:
-            name = None if topic_id is None else self._broker.image.names_by_id.get(UUID(bytes=topic_id))
+            name = None if topic_id is None else self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
             if name is None:
                 raise KafkaError(ErrorCode.unknown_topic_id)
-        partition = self._broker.partition(name, index)
+        partition = self._node.host.partitions.get((name, index))
         if partition is None or not partition.leads:
             may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
             if partition is None or not may_follow or not partition.follows:
-                partition = self._broker.require_partition(name, index)
+                partition = self._node.host.require_leader(name, index)
         partition.check_leader_epoch(wanted.current_leader_epoch)
         return partition
 
@@ -312,7 +333,7 @@ class PendingFetch:
         """Whether the consumer should read from a replica in its own rack; the response then says which."""
         if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
             return False
-        replica = read_replica(self._broker.image, partition, self._fetch.rack_id, offset)
+        replica = read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
         response.preferred_read_replica = NO_REPLICA if replica is None else replica
         return replica is not None
 
@@ -322,10 +343,10 @@ class PendingFetch:
         connection = self._request.connection
         connection.when_closed(self, self._abandon)
         jobs = [read.job for read in cold]
-        server = self._broker.server
+        server = self._node.server
         reading_bytes = sum(read.max_bytes for read in cold)
         server.reading_bytes += reading_bytes
-        future = self._broker.loop.run_in_executor(self._broker.env.executor, run_reads, jobs)
+        future = self._node.runtime.loop.run_in_executor(self._node.runtime.env.executor, run_reads, jobs)
 
         def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
             self._reading = False
@@ -354,7 +375,7 @@ class PendingFetch:
                 elif isinstance(outcome, KafkaError):
                     read.response.error_code = outcome.code
                 else:
-                    self._broker.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
+                    self._node.runtime.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error
             self._answer(responses)
 
@@ -390,22 +411,22 @@ class PendingFetch:
         self._reply.failed = failed
         if self._trace is not None:
             self._trace.served(responses)
-        broker = self._broker
-        broker.metrics.bytes_out += sum(len(part) for part in body)
-        broker.metrics.fetch.observe(broker.loop.time() - self._request.started_s)
+        node = self._node
+        node.runtime.metrics.bytes_out += sum(len(part) for part in body)
+        node.runtime.metrics.fetch.observe(node.runtime.loop.time() - self._request.started_s)
         self._reply.send(body)
 
     def _endpoints(self, responses: list[FetchPartitionResponse]) -> list[tuple[int, str, int, str | None]]:
         """Names the leader in each response that comes from old metadata, and where to find those leaders."""
         if self._request.api_version < NODE_ENDPOINTS_FROM_VERSION:
             return []
-        broker = self._broker
+        node = self._node
         found: dict[int, tuple[int, str, int, str | None]] = {}
         for (((name, topic_id), index), _), response in zip(self._entries, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
-            topic = name if topic_id is None else broker.image.names_by_id.get(UUID(bytes=topic_id))
-            leader = None if topic is None else broker.leader_of(topic, index)
+            topic = name if topic_id is None else node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
+            leader = None if topic is None else node.host.other_leader(topic, index)
             if leader is not None:
                 response.current_leader, member = leader
                 found[member.id] = (member.id, member.host, member.port, member.rack)
@@ -435,4 +456,8 @@ def _describe(response: FetchPartitionResponse, partition: Partition) -> None:
     response.log_start_offset = partition.log_start_offset
 
 
-API = Api(ApiKey.FETCH, (4, 18), hot=handle)
+API = Api(ApiKey.FETCH, (4, 18))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, hot=partial(handle, services))

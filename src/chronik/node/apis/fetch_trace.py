@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from chronik.node.serving.request import Request
+from chronik.node.serving.connection import Request
 from chronik.observe.traces import PartitionTrace, TraceRing, error_name
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequest
 

@@ -11,38 +11,37 @@ Not supported: transactions (type 1; `transactions` says which error it gets and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 GROUP = 0
 TRANSACTION = 1
 FIRST_VERSION_WITH_MANY_KEYS = 4
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     key_type = getattr(message, "key_type", GROUP)
     if request.api_version < FIRST_VERSION_WITH_MANY_KEYS:
-        found = await _find(broker, message.key, key_type)
+        found = await _find(groups, message.key, key_type)
         del found["key"]
         return found
-    return {"coordinators": [await _find(broker, key, key_type) for key in message.coordinator_keys]}
+    return {"coordinators": [await _find(groups, key, key_type) for key in message.coordinator_keys]}
 
 
-async def _find(broker: Broker, key: str, key_type: int) -> Values:
+async def _find(groups: GroupService, key: str, key_type: int) -> Values:
     try:
         if key_type == TRANSACTION:
             raise KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
         if key_type != GROUP:
             raise KafkaError(ErrorCode.invalid_request, f"Coordinators of type {key_type} are not supported.")
-        leader = await broker.groups.coordinator_of(key)
+        leader = await groups.coordinator_of(key)
     except KafkaError as error:
         return _failed(key, error.code, error.message)
     return {
@@ -67,4 +66,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return {"coordinators": [_failed(key, code, None) for key in request.message.coordinator_keys]}
 
 
-API = Api(ApiKey.FIND_COORDINATOR, (0, 6), handle, on_error=on_error)
+API = Api(ApiKey.FIND_COORDINATOR, (0, 6), on_error=on_error)
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

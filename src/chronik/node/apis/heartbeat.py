@@ -9,20 +9,23 @@ Versions: 3 static members, 4 flexible.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     instance_id = getattr(message, "group_instance_id", None)
-    error = broker.groups.heartbeat(message.group_id, message.member_id, message.generation_id, instance_id)
+    error = groups.heartbeat(message.group_id, message.member_id, message.generation_id, instance_id)
     return {"error_code": error}
 
 
-API = Api(ApiKey.HEARTBEAT, (0, 4), handle)
+API = Api(ApiKey.HEARTBEAT, (0, 4))
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

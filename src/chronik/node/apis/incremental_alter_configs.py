@@ -14,46 +14,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.node.admin.config_changes import Change, Planned, change_some
 from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 WAIT = timedelta(seconds=30)
 """The request has no timeout of its own."""
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+
+
+async def handle(node: Services, request: Request) -> Values:
     plans = [
         change_some(
             resource.resource_type,
             resource.resource_name,
             [Change(config.name, config.config_operation, config.value) for config in resource.configs],
-            broker.config,
+            node.runtime.config,
         )
         for resource in request.message.resources
     ]
-    return await alter_resources(broker, request.message, plans)
+    return await alter_resources(node, request.message, plans)
 
 
-async def alter_resources(broker: Broker, message: Any, plans: Sequence[Planned]) -> Values:
+async def alter_resources(node: Services, message: Any, plans: Sequence[Planned]) -> Values:
     """Carries out one plan for each of the request's resources."""
     keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
     repeated = duplicates(keys)
     return {
         "responses": await within(
-            broker,
+            node.runtime,
             WAIT,
             [
                 Outcome(
                     {"resource_type": key[0], "resource_name": key[1]},
-                    _alter(broker, plan, message.validate_only, key in repeated),
+                    _alter(node, plan, message.validate_only, key in repeated),
                 )
                 for key, plan in zip(keys, plans, strict=True)
             ],
@@ -61,14 +71,14 @@ async def alter_resources(broker: Broker, message: Any, plans: Sequence[Planned]
     }
 
 
-async def _alter(broker: Broker, plan: Planned, validate_only: bool, is_repeated: bool) -> Values:
+async def _alter(node: Services, plan: Planned, validate_only: bool, is_repeated: bool) -> Values:
     if is_repeated:
         raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
     if validate_only:
-        plan(broker.image)
+        plan(node.metadata.image)
     else:
-        await broker.metadata.propose(plan)
-        await broker.applied()
+        await node.metadata.propose(plan)
+        await node.host.applied()
     return {}
 
 
@@ -81,4 +91,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), handle, on_error=on_error, on_controller=True)
+API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), on_error=on_error, on_controller=True)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

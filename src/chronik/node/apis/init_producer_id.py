@@ -10,20 +10,19 @@ Not supported: a transactional id; `transactions` says which error it gets, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.producer_ids import ProducerIds
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 EPOCH_MAX = 0x7FFE
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(producer_ids: ProducerIds, request: Request) -> Values:
     message = request.message
     if message.transactional_id is not None:
         raise KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
@@ -31,11 +30,15 @@ async def handle(broker: Broker, request: Request) -> Values:
     known_epoch = getattr(message, "producer_epoch", -1)
     if known_id >= 0 and 0 <= known_epoch < EPOCH_MAX:
         return {"error_code": ErrorCode.none, "producer_id": known_id, "producer_epoch": known_epoch + 1}
-    return {"error_code": ErrorCode.none, "producer_id": await broker.producer_ids.next(), "producer_epoch": 0}
+    return {"error_code": ErrorCode.none, "producer_id": await producer_ids.next(), "producer_epoch": 0}
 
 
 def on_error(request: Request, code: ErrorCode) -> Values:
     return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
 
 
-API = Api(ApiKey.INIT_PRODUCER_ID, (0, 5), handle, on_error=on_error)
+API = Api(ApiKey.INIT_PRODUCER_ID, (0, 5), on_error=on_error)
+
+
+def handler(producer_ids: ProducerIds) -> Handler:
+    return Handler(API, partial(handle, producer_ids))

@@ -17,16 +17,17 @@ Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRE
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
+from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
 FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
@@ -34,17 +35,24 @@ FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    groups: GroupService
+    log: Logger
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     session_timeout_ms = message.session_timeout // _MILLISECOND
     rebalance_timeout_ms = getattr(message, "rebalance_timeout", -_MILLISECOND) // _MILLISECOND
     instance_id = getattr(message, "group_instance_id", None)
     reason = getattr(message, "reason", None)
     if reason:
-        broker.log.bind(component="groups").debug(
+        node.log.bind(component="groups").debug(
             "member_joins", group=message.group_id, member=message.member_id, reason=reason
         )
-    return await broker.groups.join(
+    return await node.groups.join(
         JoinRequest(
             group_id=message.group_id,
             member_id=message.member_id,
@@ -65,4 +73,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return join_error(code, request.message.member_id)
 
 
-API = Api(ApiKey.JOIN_GROUP, (0, 9), handle, on_error=on_error)
+API = Api(ApiKey.JOIN_GROUP, (0, 9), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

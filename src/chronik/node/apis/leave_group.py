@@ -10,33 +10,45 @@ Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
+from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 FIRST_VERSION_WITH_MANY_MEMBERS = 3
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    groups: GroupService
+    log: Logger
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     if request.api_version < FIRST_VERSION_WITH_MANY_MEMBERS:
-        left = await broker.groups.leave(message.group_id, [(message.member_id, None)])
+        left = await node.groups.leave(message.group_id, [(message.member_id, None)])
         error = left["error_code"]
         return {"error_code": left["members"][0]["error_code"] if error is ErrorCode.none else error}
     for member in message.members:
         reason = getattr(member, "reason", None)
         if reason:
-            broker.log.bind(component="groups").debug(
+            node.log.bind(component="groups").debug(
                 "member_leaves", group=message.group_id, member=member.member_id, reason=reason
             )
-    return await broker.groups.leave(
+    return await node.groups.leave(
         message.group_id, [(member.member_id, member.group_instance_id) for member in message.members]
     )
 
 
-API = Api(ApiKey.LEAVE_GROUP, (0, 5), handle)
+API = Api(ApiKey.LEAVE_GROUP, (0, 5))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

@@ -9,26 +9,29 @@ Versions: 3 flexible, 4 states, 5 types: every group here is of type "classic".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
     states = [state.lower() for state in getattr(message, "states_filter", ())]
     types = [kind.lower() for kind in getattr(message, "types_filter", ())]
-    groups = [
+    listed = [
         group
-        for group in broker.groups.groups()
+        for group in groups.groups()
         if (not states or group["group_state"].lower() in states) and (not types or group["group_type"] in types)
     ]
-    return {"error_code": ErrorCode.none, "groups": groups}
+    return {"error_code": ErrorCode.none, "groups": listed}
 
 
-API = Api(ApiKey.LIST_GROUPS, (0, 5), handle)
+API = Api(ApiKey.LIST_GROUPS, (0, 5))
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

@@ -21,14 +21,17 @@ Not supported: tiered storage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from chronik.node.broker import Broker
     from chronik.node.replicas.partition import Partition
 
 LATEST = -1
@@ -42,7 +45,14 @@ NOT_AVAILABLE_FROM_VERSION = 5
 TIMES_FROM_VERSION = 1
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    host: PartitionHost
+
+
+async def handle(node: Services, request: Request) -> Values:
     topics = []
     answered: list[tuple[Values, Partition, int]] = []
     is_debugging = request.message.replica_id == DEBUGGING_REPLICA
@@ -53,10 +63,10 @@ async def handle(broker: Broker, request: Request) -> Values:
             try:
                 if wanted.timestamp >= 0 and request.api_version < TIMES_FROM_VERSION:
                     raise KafkaError(ErrorCode.unsupported_version, "version 0 looks for segments, not for records")
-                partition = _hosted(broker, topic.name, wanted.partition_index, is_debugging)
+                partition = _hosted(node, topic.name, wanted.partition_index, is_debugging)
                 partition.check_leader_epoch(getattr(wanted, "current_leader_epoch", -1))
                 generation = partition.generation
-                values.update(await _offset(broker, partition, wanted.timestamp, is_debugging))
+                values.update(await _offset(node, partition, wanted.timestamp, is_debugging))
                 answered.append((values, partition, generation))
             except KafkaError as error:
                 values["error_code"] = error.code
@@ -75,15 +85,15 @@ async def handle(broker: Broker, request: Request) -> Values:
     return {"topics": topics}
 
 
-def _hosted(broker: Broker, topic: str, index: int, is_debugging: bool) -> Partition:
+def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Partition:
     """The partition that answers: led by this node, or for a debugging consumer just open here."""
-    partition = broker.partition(topic, index) if is_debugging else None
+    partition = node.host.partitions.get((topic, index)) if is_debugging else None
     if partition is None or partition.is_closed:
-        return broker.require_partition(topic, index)
+        return node.host.require_leader(topic, index)
     return partition
 
 
-async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
+async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_debugging: bool) -> Values:
     log = partition.log
     if timestamp_ms == LATEST and is_debugging:
         end = log.log_end_offset
@@ -105,7 +115,7 @@ async def _offset(broker: Broker, partition: Partition, timestamp_ms: int, is_de
     with partition.jobs.running():
         upto = partition.visible_end_offset
         job = log.offset_for_timestamp_job(timestamp_ms, upto) if timestamp_ms >= 0 else log.max_timestamp_job(upto)
-        found = await broker.run_blocking(job)
+        found = await node.runtime.run_blocking(job)
     if partition.generation != generation or not (partition.leads or is_debugging):
         raise KafkaError(ErrorCode.not_leader_or_follower, "the leader changed meanwhile")
     if found is None or found.offset >= partition.visible_end_offset:
@@ -136,4 +146,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.LIST_OFFSETS, (0, 9), handle, on_error=on_error)
+API = Api(ApiKey.LIST_OFFSETS, (0, 9), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

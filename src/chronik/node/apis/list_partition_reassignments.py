@@ -8,24 +8,23 @@ Answered by the controller, which begins and ends moves; other nodes pass the re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.metadata.reassignment import moving
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(metadata: MetadataLog, request: Request) -> Values:
     asked = request.message.topics
     wanted = None
     if asked is not None:
         wanted = [(topic.name, index) for topic in asked for index in topic.partition_indexes]
     topics: dict[str, list[Values]] = {}
-    for name, partition in moving(broker.image, wanted):
+    for name, partition in moving(metadata.image, wanted):
         topics.setdefault(name, []).append(
             {
                 "partition_index": partition.partition,
@@ -41,4 +40,8 @@ async def handle(broker: Broker, request: Request) -> Values:
     }
 
 
-API = Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), handle, on_controller=True)
+API = Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, (0, 0), on_controller=True)
+
+
+def handler(metadata: MetadataLog) -> Handler:
+    return Handler(API, partial(handle, metadata))

@@ -14,71 +14,107 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.names import check_topic_name
+from chronik.metadata.names import OFFSETS_TOPIC, check_topic_name
 from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.admin.topics import Topics
+from chronik.node.config import NodeConfig
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.departures import Departures
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    config: NodeConfig
+    metadata: MetadataLog
+    departures: Departures
+    topics: Topics
+    groups: GroupService
+    host: PartitionHost
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     wanted = message.topics
     if wanted is None or (request.api_version == 0 and not wanted):
-        await broker.departures.noticed(None)
-        image = broker.image
+        await node.departures.noticed(None)
+        image = node.metadata.image
         topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
     else:
-        await broker.departures.noticed(_names(broker, wanted))
-        may_create = getattr(message, "allow_auto_topic_creation", True) and broker.config.auto_create_topics
-        topics = [await _find(broker, topic, may_create) for topic in wanted]
+        await node.departures.noticed(_names(node, wanted))
+        may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
+        topics = [await _find(node, topic, may_create) for topic in wanted]
     if getattr(message, "include_topic_authorized_operations", False):
         for topic in topics:
             if topic["error_code"] is ErrorCode.none:
                 topic["topic_authorized_operations"] = TOPIC_OPERATIONS
     asks_for_cluster = getattr(message, "include_cluster_authorized_operations", False)
-    image = broker.image
+    image = node.metadata.image
     return {
         "brokers": [
             {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
-            for member in broker.departures.named_brokers()
+            for member in node.departures.named_brokers()
         ],
         "cluster_id": image.cluster_id,
-        "controller_id": broker.controller_id,
+        "controller_id": node.metadata.controller_id,
         "cluster_authorized_operations": CLUSTER_OPERATIONS if asks_for_cluster else NOT_ASKED,
         "topics": topics,
     }
 
 
-def _names(broker: Broker, wanted: Sequence[Any]) -> list[str]:
+def _names(node: Services, wanted: Sequence[Any]) -> list[str]:
     ids = [topic.topic_id for topic in wanted if topic.name is None]
-    known = [broker.image.names_by_id.get(topic_id) for topic_id in ids]
+    known = [node.metadata.image.names_by_id.get(topic_id) for topic_id in ids]
     return [name for name in (*(topic.name for topic in wanted), *known) if name is not None]
 
 
-async def _find(broker: Broker, wanted: Any, may_create: bool) -> Values:
+async def _find(node: Services, wanted: Any, may_create: bool) -> Values:
     name = wanted.name
     topic_id = getattr(wanted, "topic_id", None)
     if name is None:
-        found = None if topic_id is None else broker.image.topic_by_id(topic_id)
-        return _described(broker.image, found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
-    found = broker.image.topic(name)
+        found = None if topic_id is None else node.metadata.image.topic_by_id(topic_id)
+        return _described(node.metadata.image, found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
+    found = node.metadata.image.topic(name)
     if found is not None:
-        return _described(broker.image, found)
+        return _described(node.metadata.image, found)
     try:
         check_topic_name(name)
         if not may_create:
             raise KafkaError(ErrorCode.unknown_topic_or_partition)
-        created = await broker.create_missing_topic(name)
-        return _described(broker.image, created)
+        created = await _create(node, name)
+        return _described(node.metadata.image, created)
     except KafkaError as error:
         return _failed(name, None, error.code)
+
+
+async def _create(node: Services, name: str) -> TopicImage:
+    """Create a topic with the node's defaults; fine if another client was first.
+
+    The groups' own topic too, which lag tools ask for before there is a group.
+    """
+    try:
+        if name == OFFSETS_TOPIC:
+            await node.groups.ensure_topic()
+        else:
+            await node.topics.create(name)
+    except KafkaError as error:
+        if error.code == ErrorCode.coordinator_not_available:
+            # The groups' error; a client that asks for metadata retries after this one.
+            raise KafkaError(ErrorCode.leader_not_available, error.message) from error
+        if error.code != ErrorCode.topic_already_exists:
+            raise
+        await node.host.applied()
+    return node.metadata.image.require_topic(name)
 
 
 def _failed(name: str | None, topic_id: object, code: ErrorCode) -> Values:
@@ -114,4 +150,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.METADATA, (0, 13), handle, on_error=on_error)
+API = Api(ApiKey.METADATA, (0, 13), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

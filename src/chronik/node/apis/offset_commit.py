@@ -13,23 +13,31 @@ Not supported: the retention time of versions 2-4, which Kafka ignores as well o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.records import TopicPartition
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    groups: GroupService
+    metadata: MetadataLog
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
-    image = broker.image
+    image = node.metadata.image
     names: list[str | None] = []
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for topic in message.topics:
@@ -47,7 +55,7 @@ async def handle(broker: Broker, request: Request) -> Values:
                 offsets.append((partition, each.committed_offset, leader_epoch, each.committed_metadata or ""))
     errors: dict[TopicPartition, ErrorCode] = {}
     if offsets:
-        errors = await broker.groups.commit(
+        errors = await node.groups.commit(
             CommitRequest(
                 group_id=message.group_id,
                 generation=message.generation_id_or_member_epoch,
@@ -95,4 +103,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.OFFSET_COMMIT, (2, 10), handle, on_error=on_error)
+API = Api(ApiKey.OFFSET_COMMIT, (2, 10), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

@@ -9,26 +9,34 @@ Versions: only 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import NamedTuple
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
+
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    groups: GroupService
+    metadata: MetadataLog
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
-    image = broker.image
+    image = node.metadata.image
     known = [
         (str(topic.name), int(partition.partition_index))
         for topic in message.topics
         for partition in topic.partitions
         if image.partition(topic.name, partition.partition_index) is not None
     ]
-    error, errors = await broker.groups.delete_offsets(message.group_id, list(dict.fromkeys(known)))
+    error, errors = await node.groups.delete_offsets(message.group_id, list(dict.fromkeys(known)))
     if error is not ErrorCode.none:
         return {"error_code": error, "topics": []}
     unknown = ErrorCode.unknown_topic_or_partition
@@ -50,4 +58,8 @@ async def handle(broker: Broker, request: Request) -> Values:
     }
 
 
-API = Api(ApiKey.OFFSET_DELETE, (0, 0), handle)
+API = Api(ApiKey.OFFSET_DELETE, (0, 0))
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

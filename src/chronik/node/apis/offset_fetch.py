@@ -13,47 +13,53 @@ not checked), 10 topic ids.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 FIRST_VERSION_WITH_MANY_GROUPS = 8
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 NO_OFFSET = -1
 
 
-async def handle(broker: Broker, request: Request) -> Values:
+class Services(NamedTuple):
+    """What this API uses of its node."""
+
+    groups: GroupService
+    metadata: MetadataLog
+
+
+async def handle(node: Services, request: Request) -> Values:
     message = request.message
     version = request.api_version
     if version >= FIRST_VERSION_WITH_MANY_GROUPS:
-        return {"groups": [await _group(broker, version, group) for group in message.groups]}
-    fetched = await _group(broker, version, message)
+        return {"groups": [await _group(node, version, group) for group in message.groups]}
+    fetched = await _group(node, version, message)
     del fetched["group_id"]
     if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
         return _failed_topics(message.topics, fetched["error_code"])
     return fetched
 
 
-async def _group(broker: Broker, version: int, wanted: Any) -> Values:
+async def _group(node: Services, version: int, wanted: Any) -> Values:
     """One group's offsets. `wanted` is a group of the request, or the request where it is about one group."""
     topics: list[tuple[Values, str | None, Iterable[int]]] = []
     partitions: list[TopicPartition] | None = None
     if wanted.topics is not None:
-        topics = [
-            (_topic_key(topic), _name(broker, version, topic), topic.partition_indexes) for topic in wanted.topics
-        ]
+        topics = [(_topic_key(topic), _name(node, version, topic), topic.partition_indexes) for topic in wanted.topics]
         partitions = [(name, index) for _, name, indexes in topics if name is not None for index in indexes]
-    error, committed = await broker.groups.committed(wanted.group_id, partitions)
+    error, committed = await node.groups.committed(wanted.group_id, partitions)
     if error is not ErrorCode.none:
         return {"group_id": wanted.group_id, "error_code": error, "topics": []}
     if wanted.topics is None:
-        topics = _all_topics(broker, version, committed)
+        topics = _all_topics(node, version, committed)
     return {
         "group_id": wanted.group_id,
         "error_code": ErrorCode.none,
@@ -73,21 +79,21 @@ async def _group(broker: Broker, version: int, wanted: Any) -> Values:
 
 
 def _all_topics(
-    broker: Broker, version: int, committed: Iterable[TopicPartition]
+    node: Services, version: int, committed: Iterable[TopicPartition]
 ) -> list[tuple[Values, str | None, Iterable[int]]]:
     indexes: dict[str, list[int]] = {}
     for name, index in sorted(committed):
         indexes.setdefault(name, []).append(index)
     if version < FIRST_VERSION_WITH_TOPIC_IDS:
         return [({"name": name}, name, indexes[name]) for name in indexes]
-    found = [(broker.image.topic(name), name) for name in indexes]
+    found = [(node.metadata.image.topic(name), name) for name in indexes]
     return [({"topic_id": topic.id}, name, indexes[name]) for topic, name in found if topic is not None]
 
 
-def _name(broker: Broker, version: int, topic: Any) -> str | None:
+def _name(node: Services, version: int, topic: Any) -> str | None:
     if version < FIRST_VERSION_WITH_TOPIC_IDS:
         return str(topic.name)
-    found = None if topic.topic_id is None else broker.image.topic_by_id(topic.topic_id)
+    found = None if topic.topic_id is None else node.metadata.image.topic_by_id(topic.topic_id)
     return None if found is None else found.name
 
 
@@ -137,4 +143,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.OFFSET_FETCH, (1, 10), handle, on_error=on_error)
+API = Api(ApiKey.OFFSET_FETCH, (1, 10), on_error=on_error)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, partial(handle, services))

@@ -9,24 +9,23 @@ Versions: 3 replica id, 4 flexible.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(host: PartitionHost, request: Request) -> Values:
     topics = []
     for topic in request.message.topics:
         partitions = []
         for wanted in topic.partitions:
             values: Values = {"partition": wanted.partition, "error_code": ErrorCode.none}
             try:
-                partition = broker.require_partition(topic.topic, wanted.partition)
+                partition = host.require_leader(topic.topic, wanted.partition)
                 partition.check_leader_epoch(wanted.current_leader_epoch)
                 epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
                 values.update(leader_epoch=epoch, end_offset=end_offset)
@@ -49,4 +48,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     }
 
 
-API = Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), handle, on_error=on_error)
+API = Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), on_error=on_error)
+
+
+def handler(host: PartitionHost) -> Handler:
+    return Handler(API, partial(handle, host))

@@ -17,12 +17,22 @@ Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
+from chronik.metadata.image import TopicImage
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.replicas.partition import Appended, Waiter
-from chronik.node.serving.request import Api, Reply, Request
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition import Appended
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.partition_waits import Waiter
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.connection import Reply, Request
+from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
@@ -37,15 +47,22 @@ from chronik.wire.produce import (
     write_produce_response,
 )
 
-if TYPE_CHECKING:
-    from chronik.metadata.image import TopicImage
-    from chronik.node.broker import Broker
-
 ZSTD_FROM_VERSION = 7
 TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 
-def handle(broker: Broker, request: Request, reply: Reply) -> None:
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What this API uses of its node."""
+
+    runtime: Runtime
+    metadata: MetadataLog
+    host: PartitionHost
+    forwarding: Forwarding
+    deadlines: Deadlines
+
+
+def handle(node: Services, request: Request, reply: Reply) -> None:
     produce = read_produce_request(request.api_version, request.frame, request.body_at)
     acks = produce.acks
     refused: KafkaError | None = None
@@ -53,10 +70,10 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
         refused = KafkaError(ErrorCode.invalid_required_acks, f"acks={acks}; allowed are 0, 1 and -1")
     elif produce.transactional_id is not None:
         refused = KafkaError(TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE)
-    now_ms = broker.env.wall_ms()
-    pending = PendingProduce(broker, request, reply)
+    now_ms = node.runtime.env.wall_ms()
+    pending = PendingProduce(node, request, reply)
     for topic in produce.topics:
-        name = topic.name if topic.name is not None else _name_of(broker, topic)
+        name = topic.name if topic.name is not None else _name_of(node, topic)
         responses: list[ProducePartitionResponse] = []
         pending.topics.append((topic.name, topic.topic_id, responses))
         for index, records in topic.partitions:
@@ -67,15 +84,15 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
                     raise refused
                 if name is None:
                     raise KafkaError(ErrorCode.unknown_topic_id, f"topic id {topic.topic_id} is not known")
-                _append_or_forward(broker, pending, response, name, records, produce, now_ms)
+                _append_or_forward(node, pending, response, name, records, produce, now_ms)
             except KafkaError as error:
                 pending.fail(response, error)
                 pending.trace_rejected(name, index, error)
                 if error.code is ErrorCode.not_leader_or_follower and name is not None:
-                    broker.metrics.rejected(name, index)
-                    pending.name_leader(broker, response, name)
+                    node.runtime.metrics.rejected(name, index)
+                    pending.name_leader(response, name)
             except Exception:
-                broker.log.exception("append_failed", topic=name, partition=index)
+                node.runtime.log.exception("append_failed", topic=name, partition=index)
                 unexpected = KafkaError(ErrorCode.unknown_server_error, "unexpected error; the node's log has it")
                 pending.fail(response, unexpected)
                 pending.trace_rejected(name, index, unexpected)
@@ -85,15 +102,15 @@ def handle(broker: Broker, request: Request, reply: Reply) -> None:
             request.connection.close()
         return
     if pending.started():
-        broker.deadlines.add(max(produce.timeout_ms, 0), pending)
+        node.deadlines.add(max(produce.timeout_ms, 0), pending)
 
 
-def _name_of(broker: Broker, topic: ProduceTopic) -> str | None:
-    return None if topic.topic_id is None else broker.image.names_by_id.get(topic.topic_id)
+def _name_of(node: Services, topic: ProduceTopic) -> str | None:
+    return None if topic.topic_id is None else node.metadata.image.names_by_id.get(topic.topic_id)
 
 
 def _append_or_forward(
-    broker: Broker,
+    node: Services,
     pending: PendingProduce,
     response: ProducePartitionResponse,
     name: str,
@@ -103,20 +120,20 @@ def _append_or_forward(
 ) -> None:
     """Append here, unless another node leads or what came before on this connection is still on its way there."""
     connection = pending.request.connection
-    forwarding = broker.forwarding
+    forwarding = node.forwarding
     if forwarding.has_lanes(connection):
-        topic = broker.image.topics.get(name)
+        topic = node.metadata.image.topics.get(name)
         if topic is not None and forwarding.is_busy(connection, topic.id, response.partition):
-            _forward(broker, pending, response, topic, records, produce)
+            _forward(node, pending, response, topic, records, produce)
             return
     try:
-        _append(broker, pending, None, response, name, records, produce.acks, now_ms)
+        _append(node, pending, None, response, name, records, produce.acks, now_ms)
         return
     except KafkaError as error:
-        topic = broker.image.topics.get(name)
+        topic = node.metadata.image.topics.get(name)
         if error.code is not ErrorCode.not_leader_or_follower or topic is None or records is None:
             raise
-        hosted = broker.partition(name, response.partition)
+        hosted = node.host.partitions.get((name, response.partition))
         if not forwarding.can_forward(connection, topic, response.partition, produce.acks):
             if hosted is not None:
                 # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
@@ -124,11 +141,11 @@ def _append_or_forward(
             raise
         if hosted is not None:
             hosted.check_passing_on(records, now_ms)
-    _forward(broker, pending, response, topic, records, produce)
+    _forward(node, pending, response, topic, records, produce)
 
 
 def _forward(
-    broker: Broker,
+    node: Services,
     pending: PendingProduce,
     response: ProducePartitionResponse,
     topic: TopicImage,
@@ -141,7 +158,7 @@ def _forward(
 
     def answer(error: KafkaError | None) -> None:
         if error is not None and error.code is ErrorCode.not_leader_or_follower:
-            pending.name_leader(broker, response, name)
+            pending.name_leader(response, name)
         done(error)
 
     def outcome(error: KafkaError | None) -> None:
@@ -150,24 +167,18 @@ def _forward(
         answer(error)
 
     def append_here(kept: memoryview) -> None:
-        is_waiting = _append(broker, pending, answer, response, name, kept, acks, broker.env.wall_ms())
+        is_waiting = _append(node, pending, answer, response, name, kept, acks, node.runtime.env.wall_ms())
         if not is_waiting:
             answer(None)
 
-    if name in broker.traces.topics:
+    if name in node.runtime.traces.topics:
         to, size_bytes = topic.partitions[response.partition].leader, len(records or b"")
-        PartitionTrace(broker.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
-    broker.forwarding.forward(
-        request.connection,
-        pending,
-        topic,
-        response,
-        memoryview(b"") if records is None else records,
-        acks,
-        produce.timeout_ms,
-        append_here,
-        outcome,
-    )
+        PartitionTrace(node.runtime.traces, name, response.partition).forwarded(request.client_id, to, size_bytes)
+    forwarded = pending.forwarded
+    if forwarded is None:
+        forwarded = pending.forwarded = ForwardedRequest(request.connection, acks, produce.timeout_ms)
+    kept = memoryview(b"") if records is None else records
+    node.forwarding.forward(ForwardedBatch(forwarded, topic, response, kept, append_here, outcome))
 
 
 def _closing_on_error(request: Request) -> Waiter:
@@ -181,7 +192,7 @@ def _closing_on_error(request: Request) -> Waiter:
 
 
 def _append(
-    broker: Broker,
+    node: Services,
     pending: PendingProduce,
     answer: Waiter | None,
     response: ProducePartitionResponse,
@@ -191,7 +202,7 @@ def _append(
     now_ms: int,
 ) -> bool:
     """Append to this node's log; tells whether the answer has to wait, for `answer`'s call or else for `pending`'s."""
-    partition = broker.require_partition(topic, response.partition, is_answer=False)
+    partition = node.host.require_leader(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
     version = pending.request.api_version
@@ -249,16 +260,18 @@ def _traced(pending: PendingProduce, trace: PartitionTrace, answer: Waiter, appe
 class PendingProduce:
     """A produce request whose batches are appended and not all written yet. Answered once; late calls do nothing."""
 
-    __slots__ = ("_broker", "_endpoints", "_is_started", "_waiting", "reply", "request", "topics")
+    __slots__ = ("_endpoints", "_is_started", "_node", "_waiting", "forwarded", "reply", "request", "topics")
 
-    def __init__(self, broker: Broker, request: Request, reply: Reply) -> None:
-        self._broker = broker
+    def __init__(self, node: Services, request: Request, reply: Reply) -> None:
+        self._node = node
         self.request = request
         self.reply = reply
         self.topics: list[TopicResponses] = []
         self._waiting: list[ProducePartitionResponse] = []
         self._endpoints: dict[int, NodeEndpoint] | None = None
         self._is_started = False
+        self.forwarded: ForwardedRequest | None = None
+        """Set once a batch of it is forwarded."""
 
     @property
     def is_over(self) -> bool:
@@ -274,18 +287,18 @@ class PendingProduce:
         response.log_start_offset = -1
 
     def trace_rejected(self, topic: str | None, partition: int, error: KafkaError) -> None:
-        traces = self._broker.traces
+        traces = self._node.runtime.traces
         if topic is not None and topic in traces.topics:
             trace = PartitionTrace(traces, topic, partition)
             trace.rejected(self.request.client_id, error_name(error.code), error.message)
 
     def trace_acknowledged(self, trace: PartitionTrace, appended: Appended, acks: int) -> None:
-        elapsed_s = self._broker.loop.time() - self.request.started_s
+        elapsed_s = self._node.runtime.loop.time() - self.request.started_s
         trace.acknowledged(self.request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
 
-    def name_leader(self, broker: Broker, response: ProducePartitionResponse, topic: str) -> None:
+    def name_leader(self, response: ProducePartitionResponse, topic: str) -> None:
         """Tell the producer where to go instead (KIP-951)."""
-        leader = broker.leader_of(topic, response.partition)
+        leader = self._node.host.other_leader(topic, response.partition)
         if leader is not None:
             response.current_leader, member = leader
             if self._endpoints is None:
@@ -319,8 +332,8 @@ class PendingProduce:
         for response in self._waiting:
             self.fail(response, timed_out)
         waiting = {id(response) for response in self._waiting}
-        for name, topic_id, responses in self.topics if self._broker.traces.topics else ():
-            topic = name if topic_id is None else self._broker.image.names_by_id.get(topic_id)
+        for name, topic_id, responses in self.topics if self._node.runtime.traces.topics else ():
+            topic = name if topic_id is None else self._node.metadata.image.names_by_id.get(topic_id)
             for response in responses:
                 if id(response) in waiting:
                     self.trace_rejected(topic, response.partition, timed_out)
@@ -331,4 +344,8 @@ class PendingProduce:
         self.reply.send((write_produce_response(self.request.api_version, self.topics, node_endpoints=endpoints),))
 
 
-API = Api(ApiKey.PRODUCE, (0, 13), hot=handle, readable_from=3)
+API = Api(ApiKey.PRODUCE, (0, 13), readable_from=3)
+
+
+def handler(services: Services) -> Handler:
+    return Handler(API, hot=partial(handle, services))

@@ -10,21 +10,20 @@ Versions: 3 static members, 4 flexible, 5 protocol type and name, which must be 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from chronik.groups.member import SyncRequest
 from chronik.groups.rebalance import sync_error
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
+async def handle(groups: GroupService, request: Request) -> Values:
     message = request.message
-    return await broker.groups.sync(
+    return await groups.sync(
         SyncRequest(
             group_id=message.group_id,
             generation=message.generation_id,
@@ -41,4 +40,8 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     return sync_error(code)
 
 
-API = Api(ApiKey.SYNC_GROUP, (0, 5), handle, on_error=on_error)
+API = Api(ApiKey.SYNC_GROUP, (0, 5), on_error=on_error)
+
+
+def handler(groups: GroupService) -> Handler:
+    return Handler(API, partial(handle, groups))

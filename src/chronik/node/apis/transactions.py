@@ -15,20 +15,16 @@ Not supported: all of it. The seam: a coordinator beside `groups`, and these han
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 TRANSACTIONS_REFUSED = ErrorCode.transactional_id_authorization_failed
 TRANSACTIONS_REFUSED_MESSAGE = "This broker does not support transactions: use a producer without a transactional id."
 
 
-async def add_partitions(broker: Broker, request: Request) -> Values:
+async def add_partitions(request: Request) -> Values:
     return {
         "results_by_topic_v3_and_below": [
             {
@@ -43,15 +39,15 @@ async def add_partitions(broker: Broker, request: Request) -> Values:
     }
 
 
-async def add_offsets(broker: Broker, request: Request) -> Values:
+async def add_offsets(request: Request) -> Values:
     return {"error_code": TRANSACTIONS_REFUSED}
 
 
-async def end_txn(broker: Broker, request: Request) -> Values:
+async def end_txn(request: Request) -> Values:
     return {"error_code": TRANSACTIONS_REFUSED}
 
 
-async def txn_offset_commit(broker: Broker, request: Request) -> Values:
+async def txn_offset_commit(request: Request) -> Values:
     return {
         "topics": [
             {
@@ -67,8 +63,15 @@ async def txn_offset_commit(broker: Broker, request: Request) -> Values:
 
 
 APIS = (
-    Api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 3), add_partitions),
-    Api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4), add_offsets),
-    Api(ApiKey.END_TXN, (0, 4), end_txn),
-    Api(ApiKey.TXN_OFFSET_COMMIT, (0, 4), txn_offset_commit),
+    Api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 3)),
+    Api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4)),
+    Api(ApiKey.END_TXN, (0, 4)),
+    Api(ApiKey.TXN_OFFSET_COMMIT, (0, 4)),
 )
+
+
+def handlers() -> list[Handler]:
+    return [
+        Handler(api, handle)
+        for api, handle in zip(APIS, (add_partitions, add_offsets, end_txn, txn_offset_commit), strict=True)
+    ]

@@ -9,19 +9,22 @@ Behaviour
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
-from chronik.node.serving.request import Api, Request, Values
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
-
-async def handle(broker: Broker, request: Request) -> Values:
-    await broker.controller.remove_node(request.message.broker_id)
+async def handle(controller: ControllerService, request: Request) -> Values:
+    await controller.remove_node(request.message.broker_id)
     return {"error_code": ErrorCode.none, "error_message": None}
 
 
-API = Api(ApiKey.UNREGISTER_BROKER, (0, 0), handle, on_controller=True)
+API = Api(ApiKey.UNREGISTER_BROKER, (0, 0), on_controller=True)
+
+
+def handler(controller: ControllerService) -> Handler:
+    return Handler(API, partial(handle, controller))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from chronik.groups.actions import Append
 from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 APPEND_BYTES_MAX = 512 * 1024
 """Appends that wait for the same partition share a batch up to this size."""
@@ -29,12 +27,15 @@ class GroupAppender:
     How much may wait is bounded by the requests in flight, one for each connection.
     """
 
-    def __init__(self, broker: Broker, partition: int, appended: Callable[[int, ErrorCode], None]) -> None:
+    def __init__(
+        self, runtime: Runtime, host: PartitionHost, partition: int, appended: Callable[[int, ErrorCode], None]
+    ) -> None:
         self.task: asyncio.Task[None] | None = None
-        self._broker = broker
+        self._runtime = runtime
+        self._host = host
         self._partition = partition
         self._appended = appended
-        self._log = broker.log.bind(component="groups")
+        self._log = runtime.log.bind(component="groups")
         self._waiting: deque[Append] = deque()
         self._is_closed = False
 
@@ -42,7 +43,7 @@ class GroupAppender:
         self._waiting.append(append)
         if self.task is None:
             name = f"append-groups-{self._partition}"
-            self.task = self._broker.loop.create_task(self._write_all(), name=name)
+            self.task = self._runtime.loop.create_task(self._write_all(), name=name)
 
     def close(self) -> None:
         """The partition is another's: what waits is not written, and what is being written is reported to nobody."""
@@ -71,10 +72,10 @@ class GroupAppender:
         return taken
 
     async def _write(self, appends: list[Append]) -> ErrorCode:
-        wall_ms = self._broker.env.wall_ms()
+        wall_ms = self._runtime.env.wall_ms()
         batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
         try:
-            await self._broker.append_internal(OFFSETS_TOPIC, self._partition, batch, APPEND_TIMEOUT_S)
+            await self._host.append_internal(OFFSETS_TOPIC, self._partition, batch, APPEND_TIMEOUT_S)
         except KafkaError as error:
             self._log.warning("groups_append_failed", partition=self._partition, error=str(error))
             return error.code

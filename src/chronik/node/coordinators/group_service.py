@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from chronik.groups.actions import Action, Append, Moment, Rebalanced, Reply
 from chronik.groups.commits import CommitRequest
@@ -25,15 +24,18 @@ from chronik.groups.settings import GroupSettings
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import BrokerImage
 from chronik.metadata.names import OFFSETS_TOPIC
-from chronik.node.admin.topic_creation import NewTopic, create_topic
+from chronik.node.admin.topics import Topics
+from chronik.node.age_clock import AgeClock
 from chronik.node.coordinators.group_appender import GroupAppender
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import NewTopic
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Values
+from chronik.node.serving.connection import Buffer
 from chronik.wire.batch import check_batches, decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.node.replicas.partition import Partition
-    from chronik.node.serving.request import Buffer, Values
 
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
 """Small segments, since only closed ones are compacted and all that is left is read when a partition is taken over."""
@@ -63,8 +65,16 @@ class GroupService:
     this node leads: no other coordinator has written since.
     """
 
-    def __init__(self, broker: Broker) -> None:
-        config = broker.config
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: MetadataLog,
+        host: PartitionHost,
+        topics: Topics,
+        lease_is_valid: Callable[[], bool],
+        age_clock: AgeClock,
+    ) -> None:
+        config = runtime.config
         settings = GroupSettings(
             session_timeout_ms_min=config.group_min_session_timeout_ms,
             session_timeout_ms_max=config.group_max_session_timeout_ms,
@@ -72,10 +82,15 @@ class GroupService:
             members_max=config.group_max_size,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
         )
-        self._broker = broker
-        self._loop = broker.loop
-        self._log = broker.log.bind(component="groups")
-        self._coordinator = GroupCoordinator(settings, broker.env.new_uuid)
+        self._runtime = runtime
+        self._metadata = metadata
+        self._host = host
+        self._topics = topics
+        self._lease_is_valid = lease_is_valid
+        self._age_clock = age_clock
+        self._loop = runtime.loop
+        self._log = runtime.log.bind(component="groups")
+        self._coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
         self._token = 0
         self._replies: dict[int, asyncio.Future[Values]] = {}
         self._appenders: dict[int, GroupAppender] = {}
@@ -97,7 +112,7 @@ class GroupService:
 
     async def start(self) -> None:
         """Load the groups that this node coordinates, if there are any yet."""
-        if self._broker.image.topic(OFFSETS_TOPIC) is not None:
+        if self._metadata.image.topic(OFFSETS_TOPIC) is not None:
             self._take_over()
             loads = list(self._loads.values())
             if loads:
@@ -148,16 +163,15 @@ class GroupService:
             self._log.warning("offsets_topic_not_ready", error=repr(task.exception()))
 
     async def _make_topic_ready(self) -> None:
-        broker = self._broker
-        if broker.image.topic(OFFSETS_TOPIC) is None:
-            partition_count = broker.config.offsets_topic_partitions
+        if self._metadata.image.topic(OFFSETS_TOPIC) is None:
+            partition_count = self._runtime.config.offsets_topic_partitions
             new = NewTopic(OFFSETS_TOPIC, num_partitions=partition_count, configs=OFFSETS_TOPIC_CONFIGS)
             try:
-                await create_topic(broker, new, by_broker=True)
+                await self._topics.create(new, by_broker=True)
             except KafkaError as error:
                 if error.code is not ErrorCode.topic_already_exists:
                     raise
-        await broker.applied()
+        await self._host.applied()
         self._take_over()
         # An empty partition is loaded at once: the first request need not be sent again.
         loads = list(self._loads.values())
@@ -165,12 +179,12 @@ class GroupService:
             await asyncio.wait(loads, timeout=START_WAIT_S)
 
     def _take_over(self) -> None:
-        topic = self._broker.image.topic(OFFSETS_TOPIC)
+        topic = self._metadata.image.topic(OFFSETS_TOPIC)
         if topic is None or self._is_stopped:
             return
         self._coordinator.partition_count = len(topic.partitions)
         for partition in topic.partitions:
-            if partition.leader == self._broker.node_id:
+            if partition.leader == self._runtime.node_id:
                 self._load(partition.partition)
 
     def metadata_event(self, event: Event) -> None:
@@ -189,7 +203,7 @@ class GroupService:
             case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
                 # With every new leader epoch: even if this node led before, another coordinator may have led since.
                 self._unload(partition.partition)
-                if partition.leader == self._broker.node_id:
+                if partition.leader == self._runtime.node_id:
                     self._load(partition.partition)
 
     # Loading
@@ -206,7 +220,7 @@ class GroupService:
         told = ""
         while True:
             try:
-                await self._broker.applied()
+                await self._host.applied()
                 await self._read_partition(partition)
                 break
             except KafkaError as error:
@@ -226,12 +240,12 @@ class GroupService:
         self._forget_deleted_topics()
 
     def _forget_deleted_topics(self) -> None:
-        topics = self._broker.image.topics
+        topics = self._metadata.image.topics
         deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
         self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
 
     async def _read_partition(self, index: int) -> None:
-        partition = self._broker.partition(OFFSETS_TOPIC, index)
+        partition = self._host.partitions.get((OFFSETS_TOPIC, index))
         if partition is None:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
         # Only a coordinator writes here, and it does so after this: nothing is missed beyond the end as it is now.
@@ -241,7 +255,7 @@ class GroupService:
         count = 0
         while offset < end_offset:
             read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
-            chunk = await self._broker.run_blocking(partial(_read, read))
+            chunk = await self._runtime.run_blocking(partial(_read, read))
             if chunk is None:
                 break  # Compaction has removed all that was left.
             records, offset = chunk
@@ -278,7 +292,7 @@ class GroupService:
         """The coordinator, if it may answer for the group now; NOT_COORDINATOR otherwise."""
         index = self._coordinator.partition_of(group_id)
         if index is not None:
-            partition = self._broker.partition(OFFSETS_TOPIC, index)
+            partition = self._host.partitions.get((OFFSETS_TOPIC, index))
             if partition is None or not partition.leads:
                 raise KafkaError(ErrorCode.not_coordinator, f"{OFFSETS_TOPIC}-{index} is not led here under a lease")
             if self._is_suspended:
@@ -287,7 +301,7 @@ class GroupService:
 
     def _check_lease(self) -> None:
         self._lease_check = self._loop.call_later(LEASE_CHECK_S, self._check_lease)
-        if not self._broker.lease_is_valid():
+        if not self._lease_is_valid():
             self._suspend()
         elif self._is_suspended:
             self._resume()
@@ -353,7 +367,7 @@ class GroupService:
 
     def groups(self) -> list[Values]:
         """Every group here; none without a lease, and COORDINATOR_LOAD_IN_PROGRESS while that is not all."""
-        if not self._broker.lease_is_valid():
+        if not self._lease_is_valid():
             return []
         if self._coordinator.is_loading:
             raise KafkaError(ErrorCode.coordinator_load_in_progress, "groups are being loaded")
@@ -362,12 +376,12 @@ class GroupService:
     async def coordinator_of(self, group_id: str) -> BrokerImage:
         """The broker that coordinates a group: the leader of its partition. Known only while this node has a lease."""
         await self.ensure_topic()
-        if not self._broker.lease_is_valid():
+        if not self._lease_is_valid():
             raise KafkaError(ErrorCode.coordinator_not_available, "this node has no contact to the controller")
         index = self._coordinator.partition_of(group_id)
         if index is None and self._coordinator.partition_count:
             raise KafkaError(ErrorCode.invalid_group_id, f"a name of {len(group_id)} characters is too long")
-        image = self._broker.image
+        image = self._metadata.image
         partition = None if index is None else image.partition(OFFSETS_TOPIC, index)
         leader = None if partition is None else image.brokers.get(partition.leader)
         if leader is None:
@@ -376,10 +390,10 @@ class GroupService:
 
     def lag_gauges(self) -> Iterator[tuple[str, str, int, int]]:
         """Group, topic, partition and how far the group is behind the end, if the end is known here."""
-        if not self._broker.lease_is_valid():
+        if not self._lease_is_valid():
             return
         for group_id, (topic, index), committed in self._coordinator.all_committed():
-            partition = self._broker.partition(topic, index)
+            partition = self._host.partitions.get((topic, index))
             if partition is not None:
                 yield group_id, topic, index, max(0, partition.high_watermark - committed.offset)
 
@@ -398,9 +412,9 @@ class GroupService:
 
     def _now(self) -> Moment:
         """By the groups' clock, which stops without a lease."""
-        if not self._is_suspended and self._broker.lease_is_valid():
+        if not self._is_suspended and self._lease_is_valid():
             self._leased_s = self._loop.time()
-        return Moment(int((self._leased_s - self._without_lease_s) * 1000), self._broker.env.wall_ms())
+        return Moment(int((self._leased_s - self._without_lease_s) * 1000), self._runtime.env.wall_ms())
 
     def _run(self, actions: list[Action]) -> None:
         for action in actions:
@@ -413,7 +427,7 @@ class GroupService:
                 case Append():
                     self._appender(action.partition).add(action)
                 case Rebalanced():
-                    self._broker.metrics.group_rebalances += 1
+                    self._runtime.metrics.group_rebalances += 1
                     self._log.info(
                         "group_rebalanced",
                         group=action.group_id,
@@ -425,7 +439,7 @@ class GroupService:
     def _appender(self, partition: int) -> GroupAppender:
         appender = self._appenders.get(partition)
         if appender is None:
-            appender = self._appenders[partition] = GroupAppender(self._broker, partition, self._appended)
+            appender = self._appenders[partition] = GroupAppender(self._runtime, self._host, partition, self._appended)
         return appender
 
     def _appended(self, token: int, error: ErrorCode) -> None:
@@ -444,14 +458,14 @@ class GroupService:
 
     def _on_timer(self) -> None:
         self._timer = self._timer_ms = None
-        if self._broker.lease_is_valid() and not self._is_suspended:
+        if self._lease_is_valid() and not self._is_suspended:
             self._run(self._coordinator.tick(self._now()))
         else:
             self._suspend()
 
     def _expire(self) -> None:
         self._expiry = self._loop.call_later(EXPIRY_INTERVAL_S, self._expire)
-        at = self._now()._replace(wall_ms=self._broker.age_clock.now_ms())
+        at = self._now()._replace(wall_ms=self._age_clock.now_ms())
         self._run(self._coordinator.expire_offsets(at))
 
 

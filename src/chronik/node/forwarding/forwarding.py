@@ -14,21 +14,20 @@ Where a leader whose lease ran out for a moment did just that to batches on thei
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from chronik.metadata.image import NO_LEADER, TopicImage
 from chronik.node.forwarding.lanes import ForwardedBatch, Lane
-from chronik.node.forwarding.pipe import Pipe
+from chronik.node.forwarding.leader_pipeline import LeaderPipeline
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.peers import Peers
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Connection
+from chronik.node.serving.deadlines import Deadlines
 from chronik.storage.refusals import REPEATED
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import ProducePartitionResponse
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.node.replicas.partition import Waiter
 
 RETRY_S = 0.02
 UNANSWERED_TIMEOUT_MS = 5_000
@@ -50,14 +49,24 @@ NOT_APPENDED = frozenset(
 class Forwarding:
     """Owned by the loop. Invariant: `in_flight_bytes` is what the lanes hold of batches that are not over."""
 
-    def __init__(self, broker: Broker, bytes_max: int) -> None:
+    def __init__(
+        self, runtime: Runtime, metadata: MetadataLog, peers: Peers, host: PartitionHost, deadlines: Deadlines
+    ) -> None:
         self.in_flight_bytes = 0
-        self._broker = broker
-        self._loop = broker.loop
-        self._bytes_max = bytes_max
+        self.is_leaving = False
+        """Set when the node is about to stop: it sends producers away while it can."""
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
+        self._metrics = runtime.metrics
+        self._is_enabled = runtime.config.forwarding
+        self._bytes_max = runtime.config.forward_bytes_max
+        self._metadata = metadata
+        self._peers = peers
+        self._host = host
+        self._deadlines = deadlines
         self._number = 0
         self._lanes: dict[Connection, dict[tuple[UUID, int], Lane]] = {}
-        self._pipes: dict[int, Pipe] = {}
+        self._pipelines: dict[int, LeaderPipeline] = {}
         self._due: list[ForwardedBatch] = []
         self._held: dict[Connection, None] = {}
         self._settled = asyncio.Event()
@@ -76,58 +85,28 @@ class Forwarding:
     def can_forward(self, connection: Connection, topic: TopicImage, index: int, acks: int) -> bool:
         """Whether there is somewhere to send a batch that this node cannot append itself, or will be in a moment."""
         partition = topic.partition(index)
-        if partition is None or connection.peer_id is not None or not self._broker.config.forwarding:
+        if partition is None or connection.peer_id is not None or not self._is_enabled:
             return False
         if acks == 0:
             return True
-        if partition.leader == self._broker.node_id:
+        if partition.leader == self._node_id:
             return self._is_handing_over(topic.name, index)
-        # A node that is about to go sends producers away while it can: else a broken connection would tell them.
-        return not self._broker.is_leaving and partition.leader != NO_LEADER
+        return not self.is_leaving and partition.leader != NO_LEADER
 
     def _is_handing_over(self, topic: str, index: int) -> bool:
         """Whether this node still leads by the image, and another is about to."""
-        hosted = self._broker.partition(topic, index)
+        hosted = self._host.partitions.get((topic, index))
         return hosted is not None and hosted.hands_over_to != NO_LEADER
 
-    def forward(
-        self,
-        connection: Connection,
-        group: object,
-        topic: TopicImage,
-        response: ProducePartitionResponse,
-        records: memoryview,
-        acks: int,
-        timeout_ms: int,
-        append_here: Callable[[memoryview], None],
-        waiter: Waiter,
-    ) -> None:
-        """Takes over one batch; `waiter` is called once, with `response` filled or the error.
-
-        Batches of one `group` (a request) for one leader travel together. `append_here` appends where this node has
-        come to lead meanwhile: then the waiter is its to call, and what it raises is the outcome.
-        """
-        lane = self._lane(connection, topic.id, response.partition)
+    def forward(self, batch: ForwardedBatch) -> None:
+        """Take over one batch, whose waiter hears of the outcome."""
+        acks, timeout_ms = batch.request.acks, batch.request.timeout_ms
+        lane = self._lane(batch.request.connection, batch.key)
         timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
         self._number += 1
-        deadline_s = self._loop.time() + timeout_ms / 1000
-        batch = ForwardedBatch(
-            self,
-            lane,
-            self._number,
-            connection,
-            group,
-            topic.id,
-            response,
-            records,
-            acks,
-            deadline_s,
-            append_here,
-            waiter,
-            topic.name,
-        )
+        batch.enter(lane, self._number, self._loop.time() + timeout_ms / 1000, self._timed_out)
         self._hold(batch)
-        self._broker.deadlines.add(timeout_ms, batch)
+        self._deadlines.add(timeout_ms, batch)
         if lane.refuses(batch.header, self._loop.time()):
             self._refuse(batch, "a batch before it failed")
             return
@@ -144,14 +123,14 @@ class Forwarding:
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
 
-    def _lane(self, connection: Connection, topic_id: UUID, index: int) -> Lane:
+    def _lane(self, connection: Connection, key: tuple[UUID, int]) -> Lane:
         lanes = self._lanes.get(connection)
         if lanes is None:
             lanes = self._lanes[connection] = {}
             connection.when_closed(self, lambda: self._connection_closed(connection))
-        lane = lanes.get((topic_id, index))
+        lane = lanes.get(key)
         if lane is None:
-            lane = lanes[(topic_id, index)] = Lane((topic_id, index))
+            lane = lanes[key] = Lane(key)
         return lane
 
     def _connection_closed(self, connection: Connection) -> None:
@@ -167,20 +146,20 @@ class Forwarding:
                 # What is open at another leader has to be decided first.
                 return
             batch = lane.queue[0]
-            if leader == self._broker.node_id:
+            if leader == self._node_id:
                 lane.queue.popleft()
                 self._append_here(batch)
                 if lane.queue and lane.queue[0] is batch:
                     return
             elif leader != NO_LEADER:
-                if batch.acks == 0 and lane.open and (lane.taken_by != leader or lane.has_later_open(batch)):
+                if batch.request.acks == 0 and lane.open and (lane.taken_by != leader or lane.has_later_open(batch)):
                     return
                 lane.queue.popleft()
                 lane.leader = batch.leader = leader
                 lane.routed = max(lane.routed, batch.number)
                 lane.open[batch] = None
                 self._send_soon(batch)
-            elif batch.acks == 0:
+            elif batch.request.acks == 0:
                 self._drain_later(lane)
                 return
             else:
@@ -188,7 +167,7 @@ class Forwarding:
                 self._refuse(batch, "the partition has no leader")
 
     def _leader(self, key: tuple[UUID, int]) -> int:
-        topic = self._broker.image.topic_by_id(key[0])
+        topic = self._metadata.image.topic_by_id(key[0])
         partition = None if topic is None else topic.partition(key[1])
         return NO_LEADER if partition is None else partition.leader
 
@@ -198,12 +177,12 @@ class Forwarding:
         except KafkaError as error:
             if error.code not in NOT_APPENDED:
                 self._failed(batch, error)
-            elif batch.acks == 0 or self._is_handing_over(batch.topic, batch.response.partition):
+            elif batch.request.acks == 0 or self._is_handing_over(batch.topic.name, batch.response.partition):
                 self._again(batch)
             else:
                 self._refuse(batch, error.message)
             return
-        self._let_go(batch)
+        self._release_batch(batch)
 
     def _drain_later(self, lane: Lane) -> None:
         if not lane.is_scheduled:
@@ -237,7 +216,7 @@ class Forwarding:
 
     def _overtaken(self, batch: ForwardedBatch) -> None:
         """A later batch is in the log. With acks=0 it is lost rather than out of order; the connection is told so."""
-        self._broker.metrics.rejected(batch.topic, batch.response.partition)
+        self._metrics.rejected(batch.topic.name, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -249,22 +228,22 @@ class Forwarding:
 
     def _send_due(self) -> None:
         due, self._due = self._due, []
-        groups: dict[tuple[int, object], list[ForwardedBatch]] = {}
+        groups: dict[tuple[int, int], list[ForwardedBatch]] = {}
         for batch in due:
-            groups.setdefault((batch.leader, batch.group), []).append(batch)
+            groups.setdefault((batch.leader, id(batch.request)), []).append(batch)
         for (leader, _), batches in groups.items():
-            self._broker.metrics.produce_forwarded += 1
-            pipe = self._pipes.get(leader)
-            if pipe is None:
-                pipe = self._pipes[leader] = Pipe(self._broker, self, leader)
-            pipe.send(batches)
+            self._metrics.produce_forwarded += 1
+            pipeline = self._pipelines.get(leader)
+            if pipeline is None:
+                pipeline = self._pipelines[leader] = LeaderPipeline(self._loop, self._peers, self, leader)
+            pipeline.send(batches)
 
     def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
         """The leader's outcome of one batch."""
         if batch.is_over:
             return
         if answer.error_code in NOT_APPENDED:
-            if batch.acks == 0:
+            if batch.request.acks == 0:
                 self._again(batch)
             else:
                 self._refuse(batch, f"node {batch.leader} does not lead any more")
@@ -283,7 +262,7 @@ class Forwarding:
         """The leader could not be reached."""
         if batch.is_over:
             return
-        if batch.acks == 0:
+        if batch.request.acks == 0:
             self._again(batch)
         else:
             self._refuse(batch, reason)
@@ -294,7 +273,7 @@ class Forwarding:
             self._break(batch)
             self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
 
-    def timed_out(self, batch: ForwardedBatch) -> None:
+    def _timed_out(self, batch: ForwardedBatch) -> None:
         if batch.is_sent:
             self.in_doubt(batch, "the leader did not answer within the request's timeout")
         else:
@@ -305,7 +284,7 @@ class Forwarding:
     def _refuse(self, batch: ForwardedBatch, reason: str) -> None:
         """Surely not appended: the producer may send it elsewhere."""
         self._break(batch)
-        self._broker.metrics.rejected(batch.topic, batch.response.partition)
+        self._metrics.rejected(batch.topic.name, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
 
     def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
@@ -316,21 +295,21 @@ class Forwarding:
 
     def _break(self, batch: ForwardedBatch) -> None:
         """Those behind a batch that failed must not get ahead of it: what was not sent yet fails too."""
-        if batch.acks == 0:
+        if batch.request.acks == 0:
             return
         lane = batch.lane
         lane.break_at(batch.header, self._loop.time())
         for other in [*lane.open, *lane.queue]:
             if other.number > batch.number and not other.is_sent and not other.is_over:
-                self._broker.metrics.rejected(other.topic, other.response.partition)
+                self._metrics.rejected(other.topic.name, other.response.partition)
                 self._finish(other, KafkaError(ErrorCode.not_leader_or_follower, "a batch before it failed"))
 
     def _finish(self, batch: ForwardedBatch, error: KafkaError | None) -> None:
         waiter = batch.waiter
-        self._let_go(batch)
+        self._release_batch(batch)
         waiter(error)
 
-    def _let_go(self, batch: ForwardedBatch) -> None:
+    def _release_batch(self, batch: ForwardedBatch) -> None:
         if batch.is_over:
             return
         batch.is_over = True
@@ -344,13 +323,13 @@ class Forwarding:
             self._settled.set()
         self._release()
         if lane.queue:
-            self._drain_later_now(lane)
+            self._schedule_drain(lane)
         elif lane.is_idle and lane.broken is None:
-            lanes = self._lanes.get(batch.connection)
+            lanes = self._lanes.get(batch.request.connection)
             if lanes is not None:
                 lanes.pop(lane.key, None)
 
-    def _drain_later_now(self, lane: Lane) -> None:
+    def _schedule_drain(self, lane: Lane) -> None:
         """In the next turn of the loop: this one may be in the middle of the lane."""
         if not lane.is_scheduled:
             lane.is_scheduled = True
@@ -362,7 +341,7 @@ class Forwarding:
         """Over the bound a connection is not read on until others have got rid of theirs."""
         self.in_flight_bytes += len(batch.records)
         self._settled.clear()
-        connection = batch.connection
+        connection = batch.request.connection
         if self.in_flight_bytes > self._bytes_max and connection not in self._held:
             self._held[connection] = None
             connection.hold()

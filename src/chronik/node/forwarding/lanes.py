@@ -4,33 +4,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 from uuid import UUID
 
-from chronik.metadata.image import NO_LEADER
+from chronik.metadata.image import NO_LEADER, TopicImage
+from chronik.node.replicas.partition_waits import Waiter
 from chronik.node.serving.connection import Connection
 from chronik.storage.producers import is_after
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.produce import ProducePartitionResponse
 
-if TYPE_CHECKING:
-    from chronik.node.forwarding.forwarding import Forwarding
-    from chronik.node.replicas.partition import Waiter
-
 BROKEN_S = 1.0
 """So long after a failure a batch may come that its sender sent before it knew of the failure."""
+
+
+class ForwardedRequest(NamedTuple):
+    """A produce request of which batches are forwarded. Those for one leader travel together."""
+
+    connection: Connection
+    acks: int
+    timeout_ms: int
 
 
 class ForwardedBatch:
     """One batch on its way. Invariant: once `is_over`, its request has its outcome, and nothing more of it is sent."""
 
     __slots__ = (
-        "_forwarding",
-        "acks",
+        "_on_timeout",
         "append_here",
-        "connection",
         "deadline_s",
-        "group",
         "header",
         "is_over",
         "is_sent",
@@ -38,49 +40,51 @@ class ForwardedBatch:
         "leader",
         "number",
         "records",
+        "request",
         "response",
         "topic",
-        "topic_id",
         "waiter",
     )
 
     def __init__(
         self,
-        forwarding: Forwarding,
-        lane: Lane,
-        number: int,
-        connection: Connection,
-        group: object,
-        topic_id: UUID,
+        request: ForwardedRequest,
+        topic: TopicImage,
         response: ProducePartitionResponse,
         records: memoryview,
-        acks: int,
-        deadline_s: float,
         append_here: Callable[[memoryview], None],
         waiter: Waiter,
-        topic: str,
     ) -> None:
-        self._forwarding = forwarding
+        """`waiter` is called once, with `response` filled or with the error.
+
+        `append_here` appends to this node's log, if this node has come to lead: it calls the waiter then, and what it
+        raises is the outcome.
+        """
+        self.request = request
         self.topic = topic
-        self.lane = lane
-        self.number = number
-        self.connection = connection
-        self.group = group
-        self.topic_id = topic_id
         self.response = response
         # Of its own: the connection's buffer is used again.
         self.records = memoryview(bytearray(records))
         self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
-        self.acks = acks
-        self.deadline_s = deadline_s
         self.append_here = append_here
         self.waiter = waiter
         self.leader = NO_LEADER
         self.is_sent = False
         self.is_over = False
 
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.topic.id, self.response.partition
+
+    def enter(self, lane: Lane, number: int, deadline_s: float, on_timeout: Callable[[ForwardedBatch], None]) -> None:
+        """Take its place among the batches of its lane."""
+        self.lane = lane
+        self.number = number
+        self.deadline_s = deadline_s
+        self._on_timeout = on_timeout
+
     def deadline_passed(self) -> None:
-        self._forwarding.timed_out(self)
+        self._on_timeout(self)
 
 
 class Lane:

@@ -7,14 +7,15 @@ broker for dead that may still serve. A broker that was paused finds its lease o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from chronik.metadata.calls import HandOver, HeartbeatCall, HeartbeatResult, RegisterBrokerCall
+from chronik.metadata.calls import HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
 from chronik.metadata.image import NO_LEADER, ClusterImage
 from chronik.node.config import ConfigError
 from chronik.node.membership.controller_client import ControllerClient
+from chronik.node.membership.controller_service import HostedPartitions
 from chronik.node.membership.internal_api import RegisteredResult
 from chronik.node.membership.metadata_log import RaftMetadataLog
 from chronik.observe.logging import Logger
@@ -44,21 +45,19 @@ class BrokerSession:
         client: ControllerClient,
         metadata: RaftMetadataLog,
         registration: RegisterBrokerCall,
-        settled: Callable[[], Awaitable[None]],
-        on_hand_over: Callable[[Sequence[HandOver]], None],
+        hosted: HostedPartitions,
         on_replaced: Callable[[Exception], None],
         cannot_write: Callable[[], bool],
         log: Logger,
     ) -> None:
-        """`settled` returns when the partitions follow the image as it is now; `cannot_write`: the disk is stuck."""
+        """`cannot_write`: the disk is stuck."""
         self.broker_epoch = -1
         self.applied_version = 0
         self._loop = loop
         self._client = client
         self._metadata = metadata
         self.registration = registration
-        self._settled = settled
-        self._on_hand_over = on_hand_over
+        self._hosted = hosted
         self._on_replaced = on_replaced
         self._cannot_write = cannot_write
         self._is_removed = False
@@ -184,7 +183,7 @@ class BrokerSession:
             self._is_fenced = result.is_fenced
             self._log.info("broker_fenced" if result.is_fenced else "broker_active", epoch=self.broker_epoch)
         if result.hand_overs:
-            self._on_hand_over(result.hand_overs)
+            self._hosted.hand_over(result.hand_overs)
         if result.should_shut_down:
             self._is_relieved = True
             self._left.set()
@@ -223,7 +222,7 @@ class BrokerSession:
             version, has_news = self._metadata.version, self._has_news
             self._has_news = False
             try:
-                await self._settled()
+                await self._hosted.settled()
             except Exception:
                 self._log.exception("image_not_followed", version=version)
                 break

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.calls import (
@@ -24,11 +24,12 @@ from chronik.metadata.events import BrokerUnregistered, ClusterCreated, Event
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.registration import REPLICATED
 from chronik.node.config import ConfigError, NodeConfig
+from chronik.node.disk_watch import DiskWatch
 from chronik.node.endpoint import Endpoint
 from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_secret import ClusterSecret
 from chronik.node.membership.controller_client import ControllerClient
-from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.controller_service import ControllerService, HostedPartitions
 from chronik.node.membership.greeter import Greeter
 from chronik.node.membership.identity import Identity
 from chronik.node.membership.link import PeerState
@@ -36,18 +37,16 @@ from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.node.runtime import Runtime
 from chronik.raft.entries import StoredState
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, RoleChanged
 from chronik.raft.settings import RaftSettings
-from chronik.raft.store import StoreError
+from chronik.raft.store import RaftStore, StoreError
 from chronik.storage.errors import DataFolderError
+from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.storage.folder import DataFolder
 
 STORE_NAME = "metadata.db"
 HEARTBEAT_INTERVAL_MS = 100
@@ -72,75 +71,101 @@ WITHOUT_METADATA = (
 )
 
 
-class ClusterMember:
-    """Owned by the loop. `open` first; then `join` for the broker's part."""
+class Addresses(NamedTuple):
+    """Where clients and other nodes reach this node."""
 
-    def __init__(self, broker: Broker, folder: DataFolder, secret: ClusterSecret) -> None:
-        config = broker.config
-        self._broker = broker
+    kafka: Endpoint
+    internal: Endpoint
+    http: str
+    """Empty if the node has no HTTP server."""
+
+
+class StoredMetadata(NamedTuple):
+    """What the Raft store of this node held when it was opened."""
+
+    store: RaftStore
+    state: StoredState
+    has_logs: bool
+    """Whether there are logs beside it."""
+
+
+async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
+    """StoreError if the store cannot be read."""
+    open_store = runtime.env.open_raft_store or SqliteRaftStore
+    store = open_store(f"{folder.path}/{STORE_NAME}", runtime.env.new_uuid)
+    state = await runtime.run_blocking(store.load)
+    return StoredMetadata(store, state, bool(await runtime.run_blocking(folder.partitions)))
+
+
+class ClusterMember:
+    """Owned by the loop. `start` to take part in the Raft group; then `join` for the broker's part."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        disk_watch: DiskWatch,
+        folder: DataFolder,
+        secret: ClusterSecret,
+        addresses: Addresses,
+        incarnation: UUID,
+        loaded: StoredMetadata,
+        metadata: RaftMetadataLog,
+        hosted: HostedPartitions,
+        failed_by: Callable[[Exception], None],
+    ) -> None:
+        """Raises ConfigError or StoreError if something speaks against this folder or configuration."""
+        config, loop, log, random = runtime.config, runtime.loop, runtime.log, runtime.env.random
+        stored = loaded.state
+        self._runtime = runtime
+        self._disk_watch = disk_watch
         self._folder = folder
+        self._failed_by = failed_by
         self._config = config
-        self._loop = broker.loop
-        self._log = broker.log
-        self._is_open = False
+        self._loop = loop
+        self._log = log
+        self._is_open = True
         self._is_majority_lost = False
         self._leaderless: asyncio.TimerHandle | None = None
         self._follows = asyncio.Event()
         """Set while another node leads the Raft group."""
         self._meta_written: asyncio.Task[None] | None = None
-        self._has_lost_metadata = False
+        self._has_lost_metadata = self._is_metadata_lost(stored, loaded.has_logs)
         """Whether there are logs here beside an empty Raft store."""
         self._met_founders: set[int] = set()
-        self.identity = Identity(
-            config.node_id,
-            broker.env.new_uuid(),
-            str(config.advertised_internal(broker.internal_server.port)),
-            _cluster_id(config, folder),
-        )
-        self.metadata = RaftMetadataLog(broker.loop, broker.log)
-        self.metadata.subscribe(self._metadata_changed)
+        cluster_id = _cluster_id(config, folder)
+        self.identity = Identity(config.node_id, incarnation, str(addresses.internal), cluster_id)
+        node = self._raft_node(stored)
+        self._check(node, stored)
+        self.metadata = metadata
         configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
-        links_log = broker.log.bind(component="links")
-        random = broker.env.random
-        self.peers = Peers(broker.loop, random, self.identity, secret, links_log, self._peer_refused, configured)
-        self.greeter = Greeter(
-            self.identity, secret, random, broker.loop.time, links_log, self.peers.learn, self._peer_left
+        links_log = log.bind(component="links")
+        self.peers = Peers(loop, random, self.identity, secret, links_log, self._peer_refused, configured)
+        self.greeter = Greeter(self.identity, secret, random, loop.time, links_log, self.peers.learn, self._peer_left)
+        self.raft = RaftService(
+            loop, runtime.env, node, loaded.store, self.peers, self.metadata, log, failed_by, disk_watch
         )
-        self.controller = ControllerService(broker, self)
-        self.client = ControllerClient(broker.loop, config.node_id, self.metadata, self.peers, self.controller.answer)
-        self.raft: RaftService
-        self.session: BrokerSession
-        self._store_id = self.identity.incarnation
+        self.metadata.attach(self.raft)
+        self.controller = ControllerService(runtime, self.raft, self.metadata, self.peers, hosted)
+        self.client = ControllerClient(loop, config.node_id, self.metadata, self.peers, self.controller.answer)
+        self.session = BrokerSession(
+            loop,
+            self.client,
+            self.metadata,
+            self._registration(addresses, stored.store_id),
+            hosted,
+            failed_by,
+            # Alone, there is nobody to lead instead.
+            lambda: disk_watch.is_stuck and not self.raft.is_alone,
+            log,
+        )
+        disk_watch.subscribe(self.session.poke)
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Reads the Raft store and takes part from now on. Raises what speaks against this folder or configuration."""
-        broker, config = self._broker, self._config
-        open_store = broker.env.open_raft_store or SqliteRaftStore
-        store = open_store(f"{self._folder.path}/{STORE_NAME}", broker.env.new_uuid)
-        stored = await broker.run_blocking(store.load)
-        try:
-            self._has_lost_metadata = await self._is_metadata_lost(stored)
-            node = self._raft_node(stored)
-            self._check(node, stored)
-        except BaseException:
-            await broker.run_blocking(store.close)
-            raise
-        self._store_id = stored.store_id
-        self._is_open = True
-        self.raft = RaftService(
-            broker.loop,
-            broker.env,
-            node,
-            store,
-            self.peers,
-            self.metadata,
-            broker.log,
-            broker.failed_by,
-            broker.disk_watch,
-        )
-        self.metadata.attach(self.raft)
+    def start(self) -> None:
+        """Take part in the Raft group from now on."""
+        config, node = self._config, self.raft.node
+        self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
         self.controller.start()
         self.peers.start()
@@ -160,7 +185,7 @@ class ClusterMember:
             config.node_id,
             stored,
             RaftSettings(heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, election_timeout_ms=ELECTION_TIMEOUT_MS),
-            self._broker.env.random,
+            self._runtime.env.random,
             int(self._loop.time() * 1000),
             address=self.identity.internal,
             seeds=[peer.id for peer in config.peers],
@@ -168,10 +193,9 @@ class ClusterMember:
             founders=() if self._has_lost_metadata else founders(config),
         )
 
-    async def _is_metadata_lost(self, stored: StoredState) -> bool:
+    def _is_metadata_lost(self, stored: StoredState, has_logs: bool) -> bool:
         """Whether there are logs, and no metadata that knows them. A node alone cannot start then."""
-        is_blank = stored.snapshot is None and not stored.entries
-        if not is_blank or not await self._broker.run_blocking(self._folder.partitions):
+        if stored.snapshot is not None or stored.entries or not has_logs:
             return False
         path = f"{self._folder.path}/{STORE_NAME}"
         if not self._config.peers:
@@ -203,40 +227,32 @@ class ClusterMember:
                 "start it with an empty data folder to join again"
             )
 
-    async def join(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
-        broker, config = self._broker, self._config
-        kafka = config.advertised_kafka(broker.server.port)
+    def _registration(self, addresses: Addresses, store_id: UUID) -> RegisterBrokerCall:
+        config, boot = self._config, self._folder.boot
         has_kept_all, previous_epoch = self._last_process()
-        boot, incarnation = self._folder.boot, self.identity.incarnation
-        await broker.run_blocking(lambda: self._folder.record_start(incarnation))
-        registration = RegisterBrokerCall(
+        return RegisterBrokerCall(
             config.node_id,
             self.identity.incarnation,
-            kafka.host,
-            kafka.port,
+            addresses.kafka.host,
+            addresses.kafka.port,
             self.identity.internal,
             config.rack,
             has_kept_all,
             config.durability,
             previous_epoch=previous_epoch,
-            folder_id=self._store_id,
-            http=broker.http,
+            folder_id=store_id,
+            http=addresses.http,
             previous_incarnations=None if boot is None else boot.incarnations,
         )
-        self.session = BrokerSession(
-            broker.loop,
-            self.client,
-            self.metadata,
-            registration,
-            settled,
-            broker.hand_over,
-            broker.failed_by,
-            # Alone, there is nobody to lead instead.
-            lambda: broker.disk_watch.is_stuck and not self.raft.is_alone,
-            broker.log,
-        )
-        broker.disk_watch.subscribe(self.session.poke)
+
+    def lease_is_valid(self) -> bool:
+        """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
+        return self.raft.is_alone or self.session.lease_is_valid
+
+    async def join(self) -> None:
+        """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
+        config, incarnation = self._config, self.identity.incarnation
+        await self._runtime.run_blocking(lambda: self._folder.record_start(incarnation))
         started_s = logged_s = self._loop.time()
         while True:
             try:
@@ -254,11 +270,11 @@ class ClusterMember:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
             await asyncio.sleep(0.1)
-        boot_id = broker.env.boot_id if config.durability == REPLICATED else ""
+        boot_id = self._runtime.env.boot_id if config.durability == REPLICATED else ""
         epoch = self.session.broker_epoch
         # What is applied here is durable here.
         index = self.metadata.applied_index
-        await broker.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation, index))
+        await self._runtime.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation, index))
 
     def _last_process(self) -> tuple[bool, int | None]:
         """Whether the process before this one left all that it had written, and the broker epoch that it had.
@@ -266,7 +282,7 @@ class ClusterMember:
         It did if it stopped cleanly; and if it was killed, as long as the machine has not booted since: what it had
         written is in the page cache, if not on disk.
         """
-        folder, boot_id = self._folder, self._broker.env.boot_id
+        folder, boot_id = self._folder, self._runtime.env.boot_id
         boot = folder.boot
         if not folder.was_clean and boot is not None and boot_id and boot.boot_id == boot_id:
             return True, boot.broker_epoch
@@ -350,7 +366,7 @@ class ClusterMember:
                     await self._follows.wait()
 
     async def close(self) -> None:
-        """A second call changes nothing; nor does one before `open` has come to its end."""
+        """A second call changes nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -360,7 +376,7 @@ class ClusterMember:
         await self.metadata.close()
         await self.peers.close()
         if self._meta_written is not None:
-            await asyncio.wait([self._meta_written], timeout=self._broker.disk_watch.patience_s)
+            await asyncio.wait([self._meta_written], timeout=self._disk_watch.patience_s)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -372,7 +388,7 @@ class ClusterMember:
                 self._follows.clear()
             self._watch_majority(event.leader is not None)
         if isinstance(event, LeaderEstablished) and not self.metadata.image.cluster_id:
-            self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._broker.env)))
+            self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._runtime.env)))
 
     def _watch_majority(self, has_leader: bool) -> None:
         """An election takes a moment; when it takes longer, somebody has to know who is missing."""
@@ -408,7 +424,7 @@ class ClusterMember:
     def _learn_cluster(self, cluster_id: str) -> None:
         known = self.identity.cluster_id
         if known and known != cluster_id:
-            self._broker.failed_by(
+            self._failed_by(
                 DataFolderError(
                     f"{self._folder.path}/{STORE_NAME} belongs to cluster {cluster_id}, its folder to {known}: "
                     "move this folder away, so that the node joins again with an empty one"
@@ -417,13 +433,13 @@ class ClusterMember:
             return
         self.identity.cluster_id = cluster_id
         if self._folder.meta.cluster_id != cluster_id:
-            write = self._broker.run_blocking(lambda: self._folder.set_cluster_id(cluster_id))
+            write = self._runtime.run_blocking(lambda: self._folder.set_cluster_id(cluster_id))
             self._meta_written = self._loop.create_task(write, name="cluster-id")
 
     def _node_removed(self, node_id: int) -> None:
         if node_id != self._config.node_id:
             self.peers.forget(node_id)
-        elif hasattr(self, "session") and self.session.broker_epoch >= 0:
+        elif self.session.broker_epoch >= 0:
             self.session.removed()
             self._log.warning(
                 "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chronik.metadata.calls import (
     AlterIsrCall,
+    HandOver,
     HeartbeatCall,
     HeartbeatResult,
     RegisterBrokerCall,
@@ -20,12 +21,10 @@ from chronik.metadata.calls import (
 )
 from chronik.metadata.commands import AllocateProducerIds, Command
 from chronik.metadata.controller import DUE_INTERVAL_MS, Controller
-from chronik.metadata.events import Event, ProducerIdsAllocated
-from chronik.metadata.image import ClusterImage
+from chronik.metadata.events import Event, ProducerIdsAllocated, TopicCreated
+from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.index import Key
 from chronik.metadata.registration import plan_unregistration
-from chronik.node.admin.partition_plans import propose_plan
-from chronik.node.admin.topic_creation import NewTopic, create_topic
 from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
     Call,
@@ -37,35 +36,58 @@ from chronik.node.membership.internal_api import (
     Result,
     TopicCreatedResult,
 )
-from chronik.node.membership.metadata_log import NotController
+from chronik.node.membership.metadata_log import NotController, RaftMetadataLog, propose_plan
+from chronik.node.membership.peers import Peers
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.membership.topic_plans import NewTopic, plan_topic
+from chronik.node.runtime import Runtime
 from chronik.raft.membership import Promote, Remove
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, Reason, Refused, RoleChanged, RoleKind
 from chronik.wire.errors import ErrorCode, KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.node.membership.cluster_member import ClusterMember
-
 VOTERS_SMALL, VOTERS_LARGE = 3, 5
+FOLLOWED_TIMEOUT_S = 5.0
+"""Longer than a session: a broker that does not follow is found to be gone by then."""
+
+
+class HostedPartitions(Protocol):
+    """The partitions that this node hosts, as its part in the cluster needs them."""
+
+    async def settled(self) -> None:
+        """Wait until they follow the image as it is now."""
+
+    async def applied(self) -> None:
+        """The same, within a bound: TimeoutError after it."""
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        """Whether every log of the topic that belongs on this node is open, or will be before the node serves."""
+
+    def hand_over(self, hand_overs: Sequence[HandOver]) -> None:
+        """Transfer the leadership of these partitions, with every record that was acknowledged."""
 
 
 class ControllerService:
     """Owned by the loop. Invariant: `_controller` is there exactly while this node is the controller."""
 
-    def __init__(self, broker: Broker, member: ClusterMember) -> None:
-        self._broker = broker
-        self._member = member
-        self._loop = broker.loop
-        self._log = broker.log.bind(component="controller")
+    def __init__(
+        self, runtime: Runtime, raft: RaftService, metadata: RaftMetadataLog, peers: Peers, hosted: HostedPartitions
+    ) -> None:
+        self._runtime = runtime
+        self._raft = raft
+        self._metadata = metadata
+        self._peers = peers
+        self._hosted = hosted
+        self._loop = runtime.loop
+        self._log = runtime.log.bind(component="controller")
         self._controller: Controller | None = None
         self._running: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._waiters: list[tuple[int, tuple[int, ...], asyncio.Future[None]]] = []
 
     def start(self) -> None:
-        self._member.raft.subscribe(self._raft_event)
-        self._member.metadata.subscribe(self._metadata_changed)
+        self._raft.subscribe(self._raft_event)
+        self._metadata.subscribe(self._metadata_changed)
 
     def close(self) -> None:
         self._stop()
@@ -76,7 +98,7 @@ class ControllerService:
         match event:
             case LeaderEstablished():
                 self._stop()
-                self._controller = Controller(self._member.metadata.image, self._now())
+                self._controller = Controller(self._metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
                 self._ask_after_the_absent()
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
@@ -84,7 +106,7 @@ class ControllerService:
 
     def _ask_after_the_absent(self) -> None:
         """Whoever is gone, the former controller first of all, was so before this one could be told."""
-        peers = self._member.peers
+        peers = self._peers
         for node_id in peers.known():
             if not peers.is_connected(node_id):
                 peers.probe(node_id)
@@ -97,7 +119,7 @@ class ControllerService:
         waiters, self._waiters = self._waiters, []
         for _, _, waiter in waiters:
             if not waiter.done():
-                waiter.set_exception(NotController(self._member.metadata.controller_id))
+                waiter.set_exception(NotController(self._metadata.controller_id))
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         if self._controller is not None:
@@ -111,7 +133,7 @@ class ControllerService:
             self._wake.set()
 
     def _now(self) -> int:
-        return self._member.raft.now()
+        return self._raft.now()
 
     # -- what is due ---------------------------------------------------------------------------------------------------
 
@@ -139,7 +161,7 @@ class ControllerService:
         submitted: list[tuple[Command, asyncio.Future[list[Event]]]] = []
         for command in commands:
             try:
-                submitted.append((command, self._member.metadata.submit(command)))
+                submitted.append((command, self._metadata.submit(command)))
             except NotController:
                 raise
             except KafkaError as error:
@@ -154,7 +176,7 @@ class ControllerService:
 
     def _change_membership(self) -> None:
         """Nodes that ask to join become learners, and voters while there are too few."""
-        raft = self._member.raft
+        raft = self._raft
         members = len(raft.node.membership.members)
         voters_max = 1 if members < VOTERS_SMALL else VOTERS_LARGE if members >= VOTERS_LARGE else VOTERS_SMALL
         change = raft.node.suggested_change(voters_max)
@@ -171,7 +193,7 @@ class ControllerService:
 
         `caller_id` is the node that has proven to have sent it: a node may speak for itself only.
         """
-        node_id, metadata = self._broker.node_id, self._member.metadata
+        node_id, metadata = self._runtime.node_id, self._metadata
         claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
         if claimed_id != caller_id:
             self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
@@ -193,7 +215,7 @@ class ControllerService:
         return CallReply(True, node_id, metadata.version, result=result)
 
     async def _carry_out(self, controller: Controller, call: Call) -> Result:
-        metadata = self._member.metadata
+        metadata = self._metadata
         match call:
             case HeartbeatCall():
                 return self._heartbeat(controller, call)
@@ -214,18 +236,31 @@ class ControllerService:
                 return ProducerIdsResult(allocated.first, allocated.count)
             case CreateTopicCall():
                 new = NewTopic(call.name, call.num_partitions, call.replication_factor, call.assignments, call.configs)
-                created = await create_topic(self._broker, new, by_broker=call.by_broker)
+                created = await self._create_topic(new, by_broker=call.by_broker)
                 return TopicCreatedResult(created.id)
+
+    async def _create_topic(self, new: NewTopic, *, by_broker: bool) -> TopicImage:
+        """Returns when the live brokers serve the topic."""
+        config, env = self._runtime.config, self._runtime.env
+        events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new, by_broker=by_broker))
+        await self.applied_everywhere()
+        created = next(event.topic for event in events if isinstance(event, TopicCreated))
+        if not self._hosted.has_opened(created):
+            raise KafkaError(
+                ErrorCode.kafka_storage_error,
+                f"{created.name} was created, but not every log of it could be opened yet",
+            )
+        return created
 
     def _heartbeat(self, controller: Controller, call: HeartbeatCall) -> HeartbeatResult:
         now_ms = self._now()
-        result = controller.heartbeat(call, now_ms, self._member.raft.led_at_ms())
+        result = controller.heartbeat(call, now_ms, self._raft.led_at_ms())
         self._wake.set()
         return result
 
     def _check_member(self, call: RegisterBrokerCall) -> None:
         """A node that was removed may not come back by registering; with an empty folder it joins anew."""
-        known = self._member.raft.node.membership.member(call.broker_id)
+        known = self._raft.node.membership.member(call.broker_id)
         if known is None or (call.folder_id is not None and known.store != call.folder_id):
             raise KafkaError(
                 ErrorCode.invalid_registration,
@@ -236,7 +271,7 @@ class ControllerService:
 
     async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
         """Has preferred leaders lead, and waits for it; what kept each partition from that, if anything."""
-        controller, metadata = self._controller, self._member.metadata
+        controller, metadata = self._controller, self._metadata
         if controller is None:
             raise NotController(metadata.controller_id)
         outcomes = controller.elect_preferred(wanted, self._now())
@@ -265,12 +300,12 @@ class ControllerService:
         INVALID_REQUEST while it has replicas. Where the node is this one, another becomes the controller, who is to be
         asked again.
         """
-        metadata, raft = self._member.metadata, self._member.raft
+        metadata, raft = self._metadata, self._raft
         membership, registered = raft.node.membership, metadata.image.brokers.get(node_id)
         member = membership.member(node_id)
         if member is None and registered is None:
             raise KafkaError(ErrorCode.broker_id_not_registered, f"node {node_id} is not in this cluster")
-        if node_id == self._broker.node_id:
+        if node_id == self._runtime.node_id:
             refused = raft.transfer_leadership()
             if refused is not None:
                 raise KafkaError(ErrorCode.invalid_request, f"node {node_id} cannot leave: {refused.detail}")
@@ -287,7 +322,7 @@ class ControllerService:
 
     async def _have_member(self, change: Promote | Remove) -> None:
         """Proposes a change of the membership until it is in force and committed."""
-        raft = self._member.raft
+        raft = self._raft
         while self._controller is not None:
             member = raft.node.membership.member(change.node_id)
             is_in_force = member is None if isinstance(change, Remove) else member is not None and member.is_voter
@@ -298,15 +333,28 @@ class ControllerService:
                 if isinstance(outcome, Refused) and outcome.reason is Reason.INVALID:
                     raise KafkaError(ErrorCode.invalid_request, outcome.detail)
             await asyncio.sleep(DUE_INTERVAL_MS / 1000)
-        raise NotController(self._member.metadata.controller_id)
+        raise NotController(self._metadata.controller_id)
 
     # -- who follows the image -----------------------------------------------------------------------------------------
+
+    async def applied_everywhere(self) -> None:
+        """Wait until all live brokers follow the image as it is now, within bounds."""
+        image = self._metadata.image
+        await self._hosted.applied()
+        try:
+            async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
+                await self.applied_by(image.version, sorted(image.brokers))
+        except TimeoutError:
+            self._log.warning("image_not_followed", version=image.version, then="answered all the same")
+        except NotController:
+            # Another controller has taken over; what was done stands.
+            return
 
     async def applied_by(self, version: int, broker_ids: Iterable[int]) -> None:
         """Waits until those of the brokers that are there carry out the image up to `version`."""
         controller = self._controller
         if controller is None:
-            raise NotController(self._member.metadata.controller_id)
+            raise NotController(self._metadata.controller_id)
         wanted = tuple(broker_ids)
         if controller.has_applied(version, wanted):
             return

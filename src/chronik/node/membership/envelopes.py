@@ -7,18 +7,19 @@ the client's next request here finds it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from chronik.node.admin.outcomes import WAIT_MS_MAX, WAIT_MS_MIN
-from chronik.node.membership.controller_client import CALL_TIMEOUT_S
+from chronik.node.membership.controller_client import CALL_TIMEOUT_S, ControllerClient
 from chronik.node.membership.internal_api import Envelope, EnvelopeReply, InternalKey, decode_envelope_reply, encode
-from chronik.node.serving.request import Request
+from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Handler
+from chronik.node.serving.connection import Request
+from chronik.node.serving.deadlines import bounded_wait_s
+from chronik.node.serving.server import answer_cold
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.messages import read_request
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 SLACK_S = 2.0
 """Beyond the request's own timeout, which the controller keeps by itself and answers when it is over."""
@@ -27,15 +28,35 @@ SLACK_S = 2.0
 class Envelopes:
     """Both ends of the way. Owned by the loop."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: RaftMetadataLog,
+        client: ControllerClient,
+        applied: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`applied` returns when the partitions hosted here follow the image as it is now."""
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
+        self._metadata = metadata
+        self._client = client
+        self._applied = applied
+        self._log = runtime.log.bind(component="node")
+        self._handlers: dict[int, Handler] = {}
+
+    def serve(self, handlers: Iterable[Handler]) -> None:
+        """What this node answers for others while it is the controller."""
+        self._handlers = {handler.api.key: handler for handler in handlers if handler.api.on_controller}
+
+    @property
+    def is_controller(self) -> bool:
+        return self._metadata.is_controller
 
     async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
         """The controller's response to a client's request, and whether it is an error. KafkaError where none comes."""
-        broker = self._broker
         envelope = Envelope(request.api_key, request.api_version, request.client_id, body)
-        deadline_s = broker.loop.time() + _timeout_s(request) + SLACK_S
-        reply = await broker.controller_client.ask(
+        deadline_s = self._loop.time() + _timeout_s(request) + SLACK_S
+        reply = await self._client.ask(
             InternalKey.ENVELOPE,
             encode(envelope),
             decode_envelope_reply,
@@ -44,19 +65,18 @@ class Envelopes:
         )
         try:
             async with asyncio.timeout_at(deadline_s):
-                await broker.metadata.applied(reply.version)
-                await broker.applied()
+                await self._metadata.applied(reply.version)
+                await self._applied()
         except TimeoutError:
             raise KafkaError(ErrorCode.request_timed_out, "done, but not yet in effect at this node") from None
         return reply.body, reply.is_failed
 
     async def open(self, envelope: Envelope, carrier: Request) -> EnvelopeReply:
         """Answers the request inside, if this node is the controller."""
-        broker = self._broker
-        if not broker.is_controller:
-            return EnvelopeReply(False, broker.controller_id)
-        api = broker.apis.get(envelope.api_key)
-        if api is None or not api.on_controller or api.handle is None:
+        if not self._metadata.is_controller:
+            return EnvelopeReply(False, self._metadata.controller_id)
+        handler = self._handlers.get(envelope.api_key)
+        if handler is None:
             raise MalformedRequest(f"API {envelope.api_key} is not one that the controller answers for others")
         request = Request(
             carrier.connection,
@@ -66,16 +86,14 @@ class Envelopes:
             envelope.client_id,
             memoryview(b""),
             0,
-            broker.loop.time(),
+            self._loop.time(),
         )
         request.message = read_request(envelope.api_key, envelope.api_version, envelope.body)
-        answer, is_failed = await broker.server.answer_cold(api, request)
-        return EnvelopeReply(True, broker.node_id, broker.image.version, is_failed, answer)
+        answer, is_failed = await answer_cold(handler, request, self._log)
+        return EnvelopeReply(True, self._node_id, self._metadata.version, is_failed, answer)
 
 
 def _timeout_s(request: Request) -> float:
-    """The request's own timeout, as `admin.within` keeps it; a default for those that have none."""
+    """The request's own timeout; a default for a request that has none."""
     wait = getattr(request.message, "timeout", None)
-    if not isinstance(wait, timedelta):
-        return CALL_TIMEOUT_S
-    return float(min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX)) / 1000
+    return bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S

@@ -30,6 +30,13 @@ STRANGERS_LOGGED_S = 60.0
 """Of callers that do not know the secret, so many are logged in this time, each once."""
 
 
+class PeerConnection(Connection):
+    """A connection to the internal listener."""
+
+    handshake: Answerer | None = None
+    """Between a node's HELLO and its PROOF."""
+
+
 @dataclass(slots=True)
 class _Present:
     """One process of one peer, and its connections to us."""
@@ -76,7 +83,7 @@ class Greeter:
         present = self._present.get(node_id)
         return None if present is None else present.incarnation
 
-    def challenge(self, body: bytes, connection: Connection) -> bytes:
+    def challenge(self, body: bytes, connection: PeerConnection) -> bytes:
         """The answer to the first HELLO of a connection: what the caller must prove itself against."""
         if connection.handshake is not None:
             raise MalformedRequest("a second HELLO before the proof of the first")
@@ -86,7 +93,7 @@ class Greeter:
         connection.handshake = Answerer(self._secret, body, reply)
         return connection.handshake.answer
 
-    def prove(self, body: bytes, connection: Connection) -> ProofReply:
+    def prove(self, body: bytes, connection: PeerConnection) -> ProofReply:
         """The answer to a PROOF. Unless the connection has its `peer_id` now, the caller may not send anything else."""
         handshake, connection.handshake = connection.handshake, None
         if handshake is None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.envelopes import Envelopes
+from chronik.node.membership.greeter import Greeter, PeerConnection
 from chronik.node.membership.internal_api import (
+    Call,
+    Envelope,
     InternalKey,
     decode_call,
     decode_envelope,
     decode_hello,
     encode,
 )
-from chronik.node.serving.connection import Connection
-from chronik.node.serving.request import Api, Reply, Request
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.connection import Connection, Reply, Request
 from chronik.node.serving.server import Server
+from chronik.observe.logging import Logger
 from chronik.observe.metrics import ApiMetrics
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import MalformedRequest
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.node.membership.internal_api import Call, Envelope
 
 REQUESTS_MAX = 4096
 """So many requests of one peer may wait for their answers, fetches and batches of all its clients among them."""
@@ -55,11 +58,13 @@ class InternalServer(Server):
     it, its frames are small, and it ends soon.
     """
 
-    def __init__(self, broker: Broker, apis: dict[int, Api]) -> None:
-        super().__init__(broker, {**{key: apis[key] for key in KAFKA_APIS}, **{api.key: api for api in INTERNAL_APIS}})
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
         # A forwarded request may be longer than the client's by some bytes of its own.
         self.frame_bytes_max += FRAME_SLACK_BYTES
         self.idle_s_max = IDLE_S_MAX
+        self.has_opened_logs = False
+        """Set by the broker: before, peers are not served what needs logs."""
         self._unproven: dict[Connection, asyncio.TimerHandle] = {}
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
@@ -67,7 +72,7 @@ class InternalServer(Server):
         return ApiMetrics(f"Internal{api.key.name}")
 
     def _new_connection(self) -> Connection:
-        return Connection(self, is_ordered=False, requests_max=REQUESTS_MAX)
+        return PeerConnection(self, is_ordered=False, requests_max=REQUESTS_MAX)
 
     def _count_connections(self) -> None:
         """The gauge counts clients."""
@@ -105,59 +110,94 @@ class InternalServer(Server):
         key = int.from_bytes(frame[:2], "big")
         if connection.peer_id is None and key not in UNPROVEN_APIS:
             raise MalformedRequest("a request of a node that has not proven the cluster secret")
-        if key in NEEDS_LOGS and not self.broker.has_opened_logs:
+        if key in NEEDS_LOGS and not self.has_opened_logs:
             # It has just started: the peer tries again in a moment.
             connection.close()
             return
         super().run_request(connection, frame)
 
-    async def run_call(self, call: Call, peer_id: int, reply: Reply) -> None:
-        reply.send((encode(await self.broker.controller.answer(call, peer_id)),))
 
-    async def run_envelope(self, envelope: Envelope, request: Request, reply: Reply) -> None:
+class PeerApis:
+    """What nodes call on each other, beside Kafka's own APIs. Owned by the loop."""
+
+    def __init__(
+        self,
+        server: InternalServer,
+        greeter: Greeter,
+        raft: RaftService,
+        controller: ControllerService,
+        envelopes: Envelopes,
+        log: Logger,
+    ) -> None:
+        self._server = server
+        self._greeter = greeter
+        self._raft = raft
+        self._controller = controller
+        self._envelopes = envelopes
+        self._log = log
+
+    def handlers(self) -> list[Handler]:
+        return [
+            Handler(Api(InternalKey.HELLO, (0, 0)), hot=self._hello),
+            Handler(Api(InternalKey.PROOF, (0, 0)), hot=self._proof),
+            Handler(Api(InternalKey.RAFT, (0, 0)), hot=self._raft_message),
+            Handler(Api(InternalKey.CONTROLLER_CALL, (0, 0)), hot=self._controller_call),
+            Handler(Api(InternalKey.ENVELOPE, (0, 0)), hot=self._envelope),
+        ]
+
+    def _hello(self, request: Request, reply: Reply) -> None:
+        connection, body = _peer(request), bytes(request.frame[request.body_at :])
+        if connection.peer_id is None:
+            reply.send((self._greeter.challenge(body, connection),))
+            return
+        answer = self._greeter.greet(decode_hello(body), connection)
+        reply.send((encode(answer),))
+        if answer.refusal:
+            connection.close()
+
+    def _proof(self, request: Request, reply: Reply) -> None:
+        connection = _peer(request)
+        answer = self._greeter.prove(bytes(request.frame[request.body_at :]), connection)
+        reply.send((encode(answer),))
+        if connection.peer_id is None:
+            connection.close()
+        else:
+            self._server.proven(connection)
+
+    def _raft_message(self, request: Request, reply: Reply) -> None:
+        self._raft.received(_peer_id(request), bytes(request.frame[request.body_at :]))
+        reply.send_nothing()
+
+    def _controller_call(self, request: Request, reply: Reply) -> None:
+        call = decode_call(request.frame[request.body_at :])
+        self._server.spawn(self._run_call(call, _peer_id(request), reply))
+
+    async def _run_call(self, call: Call, peer_id: int, reply: Reply) -> None:
+        reply.send((encode(await self._controller.answer(call, peer_id)),))
+
+    def _envelope(self, request: Request, reply: Reply) -> None:
+        envelope = decode_envelope(request.frame[request.body_at :])
+        self._server.spawn(self._run_envelope(envelope, request, reply))
+
+    async def _run_envelope(self, envelope: Envelope, request: Request, reply: Reply) -> None:
         try:
-            answer = await self.broker.envelopes.open(envelope, request)
+            answer = await self._envelopes.open(envelope, request)
         except MalformedRequest as error:
-            self.refused(request.connection, str(error))
+            self._server.refused(request.connection, str(error))
             request.connection.close()
             return
         except Exception:
             # Not even the error could be said: whoever asked must not wait for an answer that never comes.
-            self.broker.log.exception("envelope_failed", api=envelope.api_key, version=envelope.api_version)
+            self._log.exception("envelope_failed", api=envelope.api_key, version=envelope.api_version)
             request.connection.abort()
             return
         reply.send((encode(answer),))
 
 
-def _hello(broker: Broker, request: Request, reply: Reply) -> None:
-    connection, body = request.connection, bytes(request.frame[request.body_at :])
-    if connection.peer_id is None:
-        reply.send((broker.greeter.challenge(body, connection),))
-        return
-    answer = broker.greeter.greet(decode_hello(body), connection)
-    reply.send((encode(answer),))
-    if answer.refusal:
-        connection.close()
-
-
-def _proof(broker: Broker, request: Request, reply: Reply) -> None:
+def _peer(request: Request) -> PeerConnection:
     connection = request.connection
-    answer = broker.greeter.prove(bytes(request.frame[request.body_at :]), connection)
-    reply.send((encode(answer),))
-    if connection.peer_id is None:
-        connection.close()
-    else:
-        broker.internal_server.proven(connection)
-
-
-def _raft(broker: Broker, request: Request, reply: Reply) -> None:
-    broker.raft.received(_peer_id(request), bytes(request.frame[request.body_at :]))
-    reply.send_nothing()
-
-
-def _controller_call(broker: Broker, request: Request, reply: Reply) -> None:
-    call = decode_call(request.frame[request.body_at :])
-    broker.internal_server.spawn(broker.internal_server.run_call(call, _peer_id(request), reply))
+    assert isinstance(connection, PeerConnection)
+    return connection
 
 
 def _peer_id(request: Request) -> int:
@@ -165,17 +205,3 @@ def _peer_id(request: Request) -> int:
     peer_id = request.connection.peer_id
     assert peer_id is not None
     return peer_id
-
-
-def _envelope(broker: Broker, request: Request, reply: Reply) -> None:
-    envelope = decode_envelope(request.frame[request.body_at :])
-    broker.internal_server.spawn(broker.internal_server.run_envelope(envelope, request, reply))
-
-
-INTERNAL_APIS = (
-    Api(InternalKey.HELLO, (0, 0), hot=_hello),
-    Api(InternalKey.PROOF, (0, 0), hot=_proof),
-    Api(InternalKey.RAFT, (0, 0), hot=_raft),
-    Api(InternalKey.CONTROLLER_CALL, (0, 0), hot=_controller_call),
-    Api(InternalKey.ENVELOPE, (0, 0), hot=_envelope),
-)

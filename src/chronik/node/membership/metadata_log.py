@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from chronik.metadata.apply import apply
-from chronik.metadata.commands import Command, decode_command, encode_command
+from chronik.metadata.commands import ChangePartitions, Command, decode_command, encode_command
 from chronik.metadata.difference import events_between
 from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
+from chronik.metadata.reassignment import Plan
 from chronik.node.environment import Environment
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import Logger
@@ -321,3 +323,23 @@ def new_cluster_id(env: Environment) -> str:
         cluster_id = base64.urlsafe_b64encode(env.new_uuid().bytes).decode().rstrip("=")
         if not cluster_id.startswith("-"):
             return cluster_id
+
+
+class _NothingToDo(Exception):
+    """The plan has no command."""
+
+
+async def propose_plan(metadata: MetadataLog, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
+    """Proposes the command of the plan for the newest image, unless it has none. Returns the plan."""
+    plans: list[Plan] = []
+
+    def command(image: ClusterImage) -> ChangePartitions:
+        plan = make_plan(image)
+        plans.append(plan)
+        if plan.command is None:
+            raise _NothingToDo
+        return plan.command
+
+    with contextlib.suppress(_NothingToDo):
+        await metadata.propose(command)
+    return plans[-1]

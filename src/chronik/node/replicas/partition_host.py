@@ -27,7 +27,7 @@ from chronik.metadata.events import (
     TopicCreated,
     TopicDeleted,
 )
-from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.metadata.min_insync import min_insync_replicas
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import NO_ANSWER
@@ -51,6 +51,7 @@ from chronik.storage.log import Log, RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OPEN_AT_ONCE = 64
+APPLIED_TIMEOUT_S = 30.0
 
 
 class Open(NamedTuple):
@@ -140,6 +141,8 @@ class PartitionHost:
         self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
+        self.is_open = False
+        """Whether every log was opened that the image gave this node at its start."""
         self._incarnation = incarnation
 
     # -- start and stop ------------------------------------------------------------------------------------------------
@@ -155,6 +158,7 @@ class PartitionHost:
             self._resign(image)
         else:
             self._is_following = True
+            self._defaults = topic_defaults(self._config, image)
             self._traces.topics = traced_topics(image, self._defaults)
             self.replication.brokers_changed(image)
             await self._set_strays_aside(image)
@@ -167,12 +171,13 @@ class PartitionHost:
                 ]
             )
         self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
+        self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
         """Close every log cleanly and record that they are, by the broker of this epoch."""
         if self._worker is not None:
             self._worker.cancel()
-        self._is_following = False
+        self._is_following = self.is_open = False
         self.reports.close()
         self.replication.close()
         self.replica_sessions.close()
@@ -264,8 +269,15 @@ class PartitionHost:
         for partition in self.partitions.values():
             partition.close(replaced)
 
+    async def applied(self) -> None:
+        """As `settled`, within a bound: TimeoutError after it."""
+        async with asyncio.timeout(APPLIED_TIMEOUT_S):
+            await self.settled()
+
     async def settled(self) -> None:
-        """Wait until every event so far has been carried out."""
+        """Wait until the partitions follow the image as it is now."""
+        if not self.is_open:
+            return
         reached: asyncio.Future[None] = self._loop.create_future()
         self._work.put_nowait(reached)
         await reached
@@ -592,6 +604,65 @@ class PartitionHost:
 
     # -- for those who ask ---------------------------------------------------------------------------------------------
 
+    def require_leader(self, topic: str, index: int, *, is_answer: bool = True) -> Partition:
+        """The partition, if this node leads it; otherwise the error that tells the client what to do.
+
+        `is_answer` False: the error is no answer yet, since another node is asked.
+        """
+        partition = self.partitions.get((topic, index))
+        if partition is not None and partition.leads:
+            return partition
+        if self.image.partition(topic, index) is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} does not exist")
+        if is_answer:
+            self._metrics.rejected(topic, index)
+        node_id = self._config.node_id
+        raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {node_id}")
+
+    async def append_internal(self, topic: str, index: int, batch: bytes, timeout_s: float) -> int:
+        """Append to a topic of the cluster's own, and wait until the batch is committed; the base offset.
+
+        REQUEST_TIMED_OUT after `timeout_s`: the batch is in the log, and may be committed later or never.
+        """
+        partition = self.require_leader(topic, index)
+        partition.check_enough_replicas()
+        appended = partition.append_internal(batch, self._env.wall_ms())
+        committed: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: KafkaError | None) -> None:
+            if committed.done():
+                return
+            if error is None:
+                committed.set_result(None)
+            else:
+                committed.set_exception(error)
+
+        partition.when_committed(appended.last_offset + 1, done)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await committed
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.request_timed_out, f"{topic}-{index} was not committed within {timeout_s} s"
+            ) from None
+        return appended.base_offset
+
+    def other_leader(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
+        """The other node that leads, as (id, epoch) and with its address: for a client that came to the wrong node."""
+        partition = self.image.partition(topic, index)
+        leader = None if partition is None else self.image.brokers.get(partition.leader)
+        if partition is None or leader is None or leader.id == self._config.node_id:
+            return None
+        return (leader.id, partition.leader_epoch), leader
+
+    def has_opened(self, topic: TopicImage) -> bool:
+        """Whether every log of the topic that belongs on this node is open, or will be before the node serves."""
+        return not self.is_open or all(
+            (topic.name, partition.partition) in self.partitions
+            for partition in topic.partitions
+            if self._config.node_id in partition.replicas
+        )
+
     def partition_by_id(self, topic_id: UUID, index: int) -> Partition | None:
         name = self._metadata.image.names_by_id.get(topic_id)
         partition = None if name is None else self.partitions.get((name, index))
@@ -609,6 +680,8 @@ class PartitionHost:
 
     def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
         """Give partitions to others to lead, as the controller asks."""
+        if not self.is_open:
+            return
         self.replication.hand_over(
             (partition, each.leader_epoch, each.to)
             for each in hand_overs

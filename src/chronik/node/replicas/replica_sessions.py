@@ -21,8 +21,8 @@ from uuid import UUID
 from chronik.metadata.image import ClusterImage
 from chronik.node.environment import Environment
 from chronik.node.replicas.healing import is_damage
+from chronik.node.serving.connection import Buffer, Reply, Request
 from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
-from chronik.node.serving.request import Buffer, Reply, Request
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.divergence import EpochEnd

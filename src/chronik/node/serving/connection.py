@@ -1,4 +1,4 @@
-"""One client connection: frames in, responses out in the order of the requests.
+"""One connection: frames in, requests to its listener, and replies out in the order of the requests.
 
 A frame is a 4-byte big-endian size and that many bytes. Small frames are parsed where the socket put them, in a scratch
 buffer that all connections of the node share (the loop reads one socket at a time); a frame that does not fit gets a
@@ -9,22 +9,131 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, cast
 
-from chronik.node.serving.request import Buffer, Reply
+from chronik.observe.metrics import ApiMetrics
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.frames import FRAME_SIZE, response_prefix
 
-if TYPE_CHECKING:
-    from chronik.node.membership.handshake import Answerer
-    from chronik.node.serving.server import Server
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SCRATCH_BYTES = 256 * 1024
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
 LARGE_FRAME_STEP_BYTES = 16 * 1024
 JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
+
+
+class Request:
+    """One request of one connection, alive until it is answered.
+
+    `message` is kio's entity for cold APIs; `frame[body_at:]` holds the body for hot ones and is valid only during the
+    handler's call, since the connection reuses its buffer.
+    """
+
+    __slots__ = (
+        "api_key",
+        "api_version",
+        "body_at",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "frame",
+        "message",
+        "size_bytes",
+        "started_s",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        api_key: int,
+        api_version: int,
+        correlation_id: int,
+        client_id: str | None,
+        frame: memoryview,
+        body_at: int,
+        started_s: float,
+    ) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.frame = frame
+        self.body_at = body_at
+        self.size_bytes = len(frame)
+        self.started_s = started_s
+        self.message: Any = None
+
+    @property
+    def client_host(self) -> str:
+        return self.connection.client_host
+
+
+class Reply:
+    """A request's place in its connection's order of responses, filled exactly once.
+
+    Owned by the loop. `send` with buffers answers; `send_nothing` frees the place without a byte (acks=0).
+    """
+
+    __slots__ = ("_clock", "_metrics", "body", "done", "failed", "flexible_header", "request")
+
+    def __init__(
+        self, request: Request, flexible_header: bool, metrics: ApiMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.request = request
+        self.flexible_header = flexible_header
+        self.body: Sequence[Buffer] | None = None
+        self.done = False
+        self.failed = False
+        self._metrics = metrics
+        self._clock = clock
+
+    def send(self, body: Sequence[Buffer] | None) -> None:
+        if self.done:
+            raise RuntimeError("a request was answered twice")
+        self.done = True
+        self.body = body
+        request = self.request
+        metrics = self._metrics
+        metrics.seconds.observe(self._clock() - request.started_s)
+        if self.failed:
+            metrics.errors += 1
+        request.connection.reply_ready(self)
+
+    def send_nothing(self) -> None:
+        self.send(None)
+
+
+class Listener(Protocol):
+    """What a connection needs of the server that took it."""
+
+    loop: asyncio.AbstractEventLoop
+    scratch: memoryview
+    frame_bytes_max: int
+    pipelined_requests_max: int
+
+    def connection_opened(self, connection: Connection) -> bool: ...
+
+    def connection_closed(self, connection: Connection) -> None: ...
+
+    def reads_slowly(self, connection: Connection) -> None: ...
+
+    def reads_again(self, connection: Connection) -> None: ...
+
+    def has_room(self, count: int) -> bool: ...
+
+    def hold_bytes(self, count: int) -> None: ...
+
+    def release_bytes(self, connection: Connection, count: int) -> None: ...
+
+    def over_budget(self, connection: Connection) -> bool: ...
+
+    def run_request(self, connection: Connection, frame: memoryview) -> None: ...
+
+    def refused(self, connection: Connection, reason: str) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -36,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
     With `is_ordered` False responses go out as they are ready, for peers that match them by their correlation id.
     """
 
-    def __init__(self, server: Server, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
+    def __init__(self, server: Listener, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
         self._server = server
         self._is_ordered = is_ordered
         self._requests_max = server.pipelined_requests_max if requests_max is None else requests_max
@@ -61,8 +170,6 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = ""
         self.peer_id: int | None = None
         """The node at the other end, once it has proven the cluster secret on the internal listener."""
-        self.handshake: Answerer | None = None
-        """Between a node's HELLO and its PROOF."""
         self.frame_bytes_max = server.frame_bytes_max
         self.last_used_s = 0.0
 

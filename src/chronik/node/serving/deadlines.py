@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from datetime import timedelta
 from typing import Protocol
 
 TICK_S = 0.05
+WAIT_MS_MIN = 1_000
+"""Clients pass a timeout of 0 if they do not care to wait. The work takes milliseconds: they get its outcome."""
+
+WAIT_MS_MAX = 300_000
+
+
+def bounded_wait_s(wait: timedelta) -> float:
+    """How long the timeout of an admin request lets it wait."""
+    return min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX) / 1000
 
 
 class Wait(Protocol):

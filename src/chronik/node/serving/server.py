@@ -1,22 +1,20 @@
-"""A listener: takes connections, turns frames into requests, and runs the API that each asks for."""
+"""A listener: takes connections, turns frames into requests, and runs the handler of the API that each names."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, Protocol
 
-from chronik.node.apis import api_versions
-from chronik.node.serving.connection import SCRATCH_BYTES, Connection
-from chronik.node.serving.request import Api, Reply, Request, Values
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.connection import SCRATCH_BYTES, Connection, Reply, Request
+from chronik.observe.logging import Logger
 from chronik.observe.metrics import ApiMetrics
-from chronik.wire.api import ApiKey, response_header_is_flexible
+from chronik.wire.api import response_header_is_flexible
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.frames import read_request_header
 from chronik.wire.messages import read_request, write_response
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 IDLE_SWEEP_S = 5.0
 QUIET_CHECK_S = 0.01
@@ -26,14 +24,26 @@ RESPONSE_BYTES_MIN = 64 * 1024
 REFUSALS_LOGGED_PER_SWEEP = 10
 
 
+class ControllerRoute(Protocol):
+    """The way to the controller, for requests that only it may answer."""
+
+    @property
+    def is_controller(self) -> bool: ...
+
+    async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
+        """The controller's response, and whether it is an error. KafkaError if none comes."""
+
+
 class Route:
     """What a request of one API needs, looked up once instead of with each request."""
 
-    __slots__ = ("api", "flexible_from", "highest", "hot", "lowest", "metrics")
+    __slots__ = ("api", "flexible_from", "handler", "highest", "hot", "lowest", "metrics")
 
-    def __init__(self, api: Api, metrics: ApiMetrics) -> None:
+    def __init__(self, handler: Handler, metrics: ApiMetrics) -> None:
+        api = handler.api
         self.api = api
-        self.hot = api.hot
+        self.handler = handler
+        self.hot = handler.hot
         self.metrics = metrics
         self.lowest, self.highest = api.parsed_versions
         self.flexible_from = next(
@@ -52,13 +62,15 @@ class Server:
     Invariant: `held_bytes` is what connections hold of frames that are not whole yet. Owned by the loop.
     """
 
-    def __init__(self, broker: Broker, apis: Mapping[int, Api]) -> None:
-        self.broker = broker
-        self.loop = broker.loop
-        self._clock = broker.loop.time
-        self.frame_bytes_max = broker.config.frame_bytes_max
-        self.idle_s_max = broker.config.connection_idle_ms_max / 1000
-        self.pipelined_requests_max = broker.config.in_flight_requests_max
+    def __init__(self, runtime: Runtime) -> None:
+        config = runtime.config
+        self.loop = runtime.loop
+        self._clock = runtime.loop.time
+        self._config = config
+        self._metrics = runtime.metrics
+        self.frame_bytes_max = config.frame_bytes_max
+        self.idle_s_max = config.connection_idle_ms_max / 1000
+        self.pipelined_requests_max = config.in_flight_requests_max
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
         self.reading_bytes = 0
@@ -71,17 +83,18 @@ class Server:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._refusals_logged = 0
         self._sweep: asyncio.TimerHandle | None = None
-        self._log = broker.log.bind(component="node")
-        self._routes = {key: Route(api, self._api_metrics(api)) for key, api in apis.items()}
+        self._log = runtime.log.bind(component="node")
+        self._routes: dict[int, Route] = {}
+        self._controller: ControllerRoute | None = None
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
-        return self.broker.metrics.api(api.key)
+        return self._metrics.api(api.key)
 
     def _new_connection(self) -> Connection:
         return Connection(self)
 
     def _count_connections(self) -> None:
-        self.broker.metrics.connections = len(self._connections)
+        self._metrics.connections = len(self._connections)
 
     async def bind(self, host: str, port: int) -> None:
         """Take the port, without answering on it yet."""
@@ -89,8 +102,11 @@ class Server:
             self._new_connection, host, port, backlog=1024, start_serving=False
         )
 
-    async def serve(self) -> None:
+    async def serve(self, handlers: Iterable[Handler], controller: ControllerRoute | None = None) -> None:
+        """Answer from now on; without a way to the controller, this node answers every API by itself."""
         assert self._listener is not None
+        self._routes = {handler.api.key: Route(handler, self._api_metrics(handler.api)) for handler in handlers}
+        self._controller = controller
         await self._listener.start_serving()
         self._sweep = self.loop.call_later(IDLE_SWEEP_S, self._sweep_idle)
 
@@ -125,9 +141,8 @@ class Server:
     # -- what connections ask for --------------------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> bool:
-        metrics = self.broker.metrics
-        if len(self._connections) >= self.broker.config.connections_max:
-            metrics.connections_refused += 1
+        if len(self._connections) >= self._config.connections_max:
+            self._metrics.connections_refused += 1
             self.refused(connection, f"{len(self._connections)} connections are open, which is the limit")
             return False
         self._connections[connection] = None
@@ -146,13 +161,13 @@ class Server:
         if connection.is_closing:
             # Something else that it sent was refused before, and this had begun by then.
             return
-        self.broker.metrics.malformed_requests += 1
+        self._metrics.malformed_requests += 1
         self._refusals_logged += 1
         if self._refusals_logged <= REFUSALS_LOGGED_PER_SWEEP:
             self._log.warning("connection_refused", client=connection.client_host, reason=reason)
 
     def has_room(self, count: int) -> bool:
-        return self.held_bytes + count <= self.broker.config.in_flight_bytes_max
+        return self.held_bytes + count <= self._config.in_flight_bytes_max
 
     def hold_bytes(self, count: int) -> None:
         self.held_bytes += count
@@ -166,7 +181,7 @@ class Server:
     def _wake_over_budget(self) -> None:
         while self._over_budget:
             connection = next(iter(self._over_budget))
-            if self.held_bytes > self.broker.config.in_flight_bytes_max:
+            if self.held_bytes > self._config.in_flight_bytes_max:
                 connection.budget_freed()
                 return
             del self._over_budget[connection]
@@ -174,7 +189,7 @@ class Server:
 
     def over_budget(self, connection: Connection) -> bool:
         """Whether this connection has to wait with its large frame until others have finished theirs."""
-        if self.held_bytes <= self.broker.config.in_flight_bytes_max:
+        if self.held_bytes <= self._config.in_flight_bytes_max:
             self._over_budget.pop(connection, None)
             return False
         # The one that has waited longest goes on, or nobody ever would.
@@ -190,8 +205,8 @@ class Server:
     def response_bytes_allowed(self) -> int:
         """The bound of one response: small while much of what was sent has not been taken."""
         unsent_bytes = sum(connection.unsent_bytes for connection in self._slow_readers)
-        left_bytes = self.broker.config.in_flight_bytes_max - unsent_bytes - self.reading_bytes
-        return max(RESPONSE_BYTES_MIN, min(self.broker.config.fetch_bytes_max, left_bytes))
+        left_bytes = self._config.in_flight_bytes_max - unsent_bytes - self.reading_bytes
+        return max(RESPONSE_BYTES_MIN, min(self._config.fetch_bytes_max, left_bytes))
 
     def _sweep_idle(self) -> None:
         if self._refusals_logged > REFUSALS_LOGGED_PER_SWEEP:
@@ -221,15 +236,15 @@ class Server:
         api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
         started_s = self._clock()
         request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
-        self.broker.metrics.bytes_in += request.size_bytes
+        self._metrics.bytes_in += request.size_bytes
         route = self._routes.get(api_key)
         if route is None:
             raise MalformedRequest(f"API {api_key} is not answered by this node")
         if not route.lowest <= version <= route.highest:
-            if api_key == ApiKey.API_VERSIONS:
+            if route.api.unsupported_version_body is not None:
                 reply = self._expect(request, route)
                 reply.flexible_header = False
-                reply.send((api_versions.unsupported_version_body(route.api.versions),))
+                reply.send((route.api.unsupported_version_body(),))
                 return
             name = route.api.key.name
             raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
@@ -238,7 +253,7 @@ class Server:
             reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
             connection.expect_reply(reply)
             try:
-                route.hot(self.broker, request, reply)
+                route.hot(request, reply)
             except MalformedRequest:
                 raise
             except Exception:
@@ -252,7 +267,7 @@ class Server:
         request.frame = NO_FRAME
         reply = self._expect(request, route)
         connection.hold()
-        self.spawn(self._run_cold(route.api, request, reply, body))
+        self.spawn(self._run_cold(route.handler, request, reply, body))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a request's work in a task that ends with this listener at the latest."""
@@ -268,52 +283,51 @@ class Server:
         request.connection.expect_reply(reply)
         return reply
 
-    async def _run_cold(self, api: Api, request: Request, reply: Reply, body: bytes) -> None:
-        connection = request.connection
+    async def _run_cold(self, handler: Handler, request: Request, reply: Reply, body: bytes) -> None:
+        api, connection, controller = handler.api, request.connection, self._controller
         try:
-            if api.on_controller and not self.broker.is_controller:
-                answer, reply.failed = await self._ask_controller(api, request, body)
+            if api.on_controller and controller is not None and not controller.is_controller:
+                answer, reply.failed = await self._ask_controller(controller, api, request, body)
             else:
-                answer, reply.failed = await self.answer_cold(api, request)
+                answer, reply.failed = await answer_cold(handler, request, self._log)
         except Exception:
             # Not even the error could be said: the client must not wait for an answer that never comes.
             self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
             connection.abort()
             return
-        self.broker.metrics.bytes_out += len(answer)
+        self._metrics.bytes_out += len(answer)
         reply.send((answer,))
         connection.release()
 
-    async def answer_cold(self, api: Api, request: Request) -> tuple[bytes, bool]:
-        """The response's body, and whether it is an error."""
-        assert api.handle is not None
+    async def _ask_controller(
+        self, controller: ControllerRoute, api: Api, request: Request, body: bytes
+    ) -> tuple[bytes, bool]:
         try:
-            return write_response(request.api_key, request.api_version, await api.handle(self.broker, request)), False
+            return await controller.send(request, body)
         except KafkaError as error:
-            return self._error_body(api, request, error.code, error.message), True
-        except Exception:
-            self._log.exception(
-                "request_failed", api=api.key.name, version=request.api_version, client=request.client_id
-            )
-            return (
-                self._error_body(
-                    api, request, ErrorCode.unknown_server_error, "unexpected error; the node's log has it"
-                ),
-                True,
-            )
+            return _error_body(api, request, error.code, error.message), True
 
-    async def _ask_controller(self, api: Api, request: Request, body: bytes) -> tuple[bytes, bool]:
-        try:
-            return await self.broker.envelopes.send(request, body)
-        except KafkaError as error:
-            return self._error_body(api, request, error.code, error.message), True
 
-    def _error_body(self, api: Api, request: Request, code: ErrorCode, message: str) -> bytes:
-        if api.on_error is not None:
-            return write_response(request.api_key, request.api_version, api.on_error(request, code))
-        values: Values = {"error_code": code, "error_message": message}
-        try:
-            return write_response(request.api_key, request.api_version, values)
-        except KeyError:
-            values.pop("error_message")
-            return write_response(request.api_key, request.api_version, values)
+async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
+    """The response's body, and whether it is an error."""
+    assert handler.cold is not None
+    try:
+        return write_response(request.api_key, request.api_version, await handler.cold(request)), False
+    except KafkaError as error:
+        return _error_body(handler.api, request, error.code, error.message), True
+    except Exception:
+        api = handler.api
+        log.exception("request_failed", api=api.key.name, version=request.api_version, client=request.client_id)
+        message = "unexpected error; the node's log has it"
+        return _error_body(api, request, ErrorCode.unknown_server_error, message), True
+
+
+def _error_body(api: Api, request: Request, code: ErrorCode, message: str) -> bytes:
+    if api.on_error is not None:
+        return write_response(request.api_key, request.api_version, api.on_error(request, code))
+    values: Values = {"error_code": code, "error_message": message}
+    try:
+        return write_response(request.api_key, request.api_version, values)
+    except KeyError:
+        values.pop("error_message")
+        return write_response(request.api_key, request.api_version, values)

@@ -132,7 +132,7 @@ class FuzzedNode:
         if listener is None or process is None:
             raise Broken("the node does not listen any more")
         if internal and proven:
-            caller = Caller(self.broker.greeter._secret, hello(PEER_NONCE))
+            caller = Caller(self.broker.member.greeter._secret, hello(PEER_NONCE))
             first = framed(InternalKey.HELLO, 0, caller.hello).frame
             transport = FuzzTransport(process.loop, listener.factory, first)
             _, proof = caller.prove(self._answer(transport))

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from random import Random
 
+from chronik.node.api_table import APIS
 from chronik.testing.fuzz.findings import Finding, let_go, shortest
 from chronik.testing.fuzz.fuzzed_node import Broken
 from chronik.testing.fuzz.mutator import INTERNAL, Mutate, Mutator
@@ -25,9 +26,9 @@ class Fuzzer:
         self.outcomes: Counter[str] = Counter()
         self.kinds: Counter[tuple[int, int]] = Counter()
         self.session = Session(seed, self.outcomes, self.kinds)
-        broker, topic_id = self.session.fuzzed.broker, self.session.fuzzed.fuzzed_id
-        versions = {key: api.parsed_versions for key, api in broker.apis.items()}
-        on_controller = [key for key, api in broker.apis.items() if api.on_controller]
+        topic_id = self.session.fuzzed.fuzzed_id
+        versions = {int(api.key): api.parsed_versions for api in APIS}
+        on_controller = [int(api.key) for api in APIS if api.on_controller]
         self.samples = samples(versions, topic_id)
         self.internal_samples = internal_samples(
             on_controller, {key: highest for key, (_, highest) in versions.items()}, topic_id

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 
+from chronik.node.api_table import APIS
 from chronik.node.membership.internal_api import InternalKey, decode_envelope
 from chronik.node.membership.internal_server import UNPROVEN_APIS
 from chronik.raft.messages import decode_message
@@ -53,6 +54,9 @@ PARTITIONS_MAX = 60
 PARTITIONS_TAME_MAX = 8
 """More of them in one request are valid and merely expensive, which says nothing about bad input."""
 UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
+
+
+API_OF = {int(api.key): api for api in APIS}
 
 
 class Session:
@@ -164,7 +168,7 @@ class Session:
             return False
         if internal and header.api_key >= InternalKey.HELLO:
             return header.api_key <= max(InternalKey) and header.api_version == 0
-        api = self.fuzzed.broker.apis.get(header.api_key)
+        api = API_OF.get(header.api_key)
         return api is not None and api.parsed_versions[0] <= header.api_version <= api.parsed_versions[1]
 
     def _deletes(self, asked: Asked) -> bool:

@@ -65,10 +65,10 @@ class Auditor:
         assert broker is not None
         if not node.takes_part:
             return
-        raft = broker.raft.node
+        raft = broker.member.raft.node
         if raft.is_leader:
             self._one_only(self._terms, raft.term, name, "term")
-        if not broker.has_opened_logs:
+        if not broker.host.is_open:
             return
         for hosted in list(broker.host.partitions.values()):
             if hosted.topic in self._topics and not hosted.is_closed and not hosted.jobs.is_exclusive:

@@ -166,7 +166,7 @@ class ClusterNemesis(Nemesis):
             broker, process = node.broker, node.host.process
             if node.is_ready and broker is not None and process is not None and broker.is_controller:
                 self._world.note(f"{node.host.name} hands over the controller's part")
-                process.loop.call_soon_threadsafe(broker.raft.transfer_leadership)
+                process.loop.call_soon_threadsafe(broker.member.raft.transfer_leadership)
 
     def _coup(self, node: SimNode) -> None:
         """At the next vote whoever it is for is cut off, and the other nodes are killed, so that they vote anew."""
@@ -186,7 +186,7 @@ class ClusterNemesis(Nemesis):
             del self._armed[host]
 
     def _cut_off_candidate(self, voter: SimNode) -> None:
-        candidate_id = None if voter.broker is None else voter.broker.raft.node.vote
+        candidate_id = None if voter.broker is None else voter.broker.member.raft.node.vote
         for node in self._nodes:
             self._armed.pop(node.host, None)
             if node.config.node_id == candidate_id:
@@ -228,5 +228,5 @@ def _has_just_voted(voter: SimNode) -> bool:
     broker = voter.broker
     if broker is None or not voter.takes_part:
         return False
-    raft = broker.raft.node
+    raft = broker.member.raft.node
     return raft.vote not in (None, raft.node_id) and raft.leader is None

@@ -137,7 +137,7 @@ class DiskNemesis(ClusterNemesis):
         """
         if not all(each.takes_part for each in self._nodes):
             return False
-        rafts = {each: each.broker.raft.node for each in self._nodes if each.broker is not None}
+        rafts = {each: each.broker.member.raft.node for each in self._nodes if each.broker is not None}
         term, commit = max(raft.term for raft in rafts.values()), max(raft.commit_index for raft in rafts.values())
         return all(
             raft.term == term and raft.applied_index >= commit for each, raft in rafts.items() if each is not node

@@ -9,6 +9,7 @@ from collections import deque
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, Listen, NodeConfig
 from chronik.node.environment import Environment
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.raft.store import StoreError
@@ -65,7 +66,7 @@ class SimNode:
     @property
     def takes_part(self) -> bool:
         """Whether its broker has come so far that it is a member of the Raft group."""
-        return self.is_up and self.broker is not None and hasattr(getattr(self.broker, "member", None), "raft")
+        return self.is_up and self.broker is not None
 
     def start(self) -> None:
         """Start the program, unless it runs."""
@@ -91,8 +92,8 @@ class SimNode:
             cluster_secret=CLUSTER_SECRET if self.config.peers else "",
         )
         logger = make_logger(self._logged, clock.wall_ms, LogLevels(), node=self.config.node_id)
-        self.broker = Broker(self.config, env, Metrics(), logger)
         try:
+            self.broker = await Broker.open(Runtime.make(self.config, env, Metrics(), logger))
             await self.broker.start()
         except (OSError, DataFolderError, StoreError, ConfigError, KafkaError) as error:
             if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:

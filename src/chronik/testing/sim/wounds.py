@@ -93,8 +93,8 @@ class Wounds:
     def _votes(self, node_id: int) -> bool:
         """By the word of whoever leads: a node that lost its store first follows as a learner."""
         for node in self._nodes:
-            if node.is_ready and node.broker is not None and node.broker.raft.node.is_leader:
-                member = node.broker.raft.node.membership.member(node_id)
+            if node.is_ready and node.broker is not None and node.broker.member.raft.node.is_leader:
+                member = node.broker.member.raft.node.membership.member(node_id)
                 return member is not None and member.is_voter
         return False
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ClientError
+from chronik.node.forwarding.lanes import ForwardedBatch
+from chronik.node.membership.peers import Peers
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import MalformedRequest
-from chronik.wire.produce import ProduceRequest, ProduceTopic, produce_request_buffers, read_produce_response
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
-    from chronik.node.forwarding.forwarding import Forwarding
-    from chronik.node.forwarding.lanes import ForwardedBatch
+from chronik.wire.produce import (
+    ProducePartitionResponse,
+    ProduceRequest,
+    ProduceTopic,
+    produce_request_buffers,
+    read_produce_response,
+)
 
 PURPOSE = "produce"
 VERSION = 13
@@ -24,31 +27,45 @@ ACKS_FOR_NONE = 1
 """A leader that is asked for no answer could not say that it does not lead."""
 
 
-class Pipe:
+class Outcomes(Protocol):
+    """Receives the outcome of each batch."""
+
+    def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
+        """The leader's outcome."""
+
+    def not_sent(self, batch: ForwardedBatch, reason: str) -> None:
+        """The leader could not be reached."""
+
+    def in_doubt(self, batch: ForwardedBatch, reason: str) -> None:
+        """The batch was sent, and no answer comes: it may be appended or not."""
+
+
+class LeaderPipeline:
     """Invariant: batches leave in the order in which they were given. Owned by the loop."""
 
-    def __init__(self, broker: Broker, forwarding: Forwarding, leader: int) -> None:
-        self._broker = broker
-        self._forwarding = forwarding
+    def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, outcomes: Outcomes, leader: int) -> None:
+        self._loop = loop
+        self._peers = peers
+        self._outcomes = outcomes
         self._leader = leader
         self._unsent: deque[list[ForwardedBatch]] = deque()
         self._connecting: asyncio.Task[None] | None = None
 
     def send(self, batches: list[ForwardedBatch]) -> None:
         """One request with these batches, which belong together."""
-        connection = self._broker.peers.open_connection(self._leader, PURPOSE)
+        connection = self._peers.open_connection(self._leader, PURPOSE)
         if connection is not None and self._connecting is None:
             self._write(connection, batches)
             return
         self._unsent.append(batches)
         if self._connecting is None:
-            self._connecting = self._broker.loop.create_task(self._connect(), name=f"forward-{self._leader}")
+            self._connecting = self._loop.create_task(self._connect(), name=f"forward-{self._leader}")
 
     async def _connect(self) -> None:
         reason = ""
         connection: PeerConnection | None = None
         try:
-            connection = await self._broker.peers.connection(self._leader, PURPOSE, CONNECT_TIMEOUT_S)
+            connection = await self._peers.connection(self._leader, PURPOSE, CONNECT_TIMEOUT_S)
         except ClientError as error:
             reason = str(error)
         self._connecting = None
@@ -58,21 +75,21 @@ class Pipe:
                 self._write(connection, batches)
                 continue
             for batch in batches:
-                self._forwarding.not_sent(batch, reason)
+                self._outcomes.not_sent(batch, reason)
 
     def _write(self, connection: PeerConnection, batches: list[ForwardedBatch]) -> None:
         sent = [batch for batch in batches if not batch.is_over]
         if not sent:
             return
         first = sent[0]
-        left_ms = max(1, int((first.deadline_s - self._broker.loop.time()) * 1000))
+        left_ms = max(1, int((first.deadline_s - self._loop.time()) * 1000))
         topics: list[ProduceTopic] = []
         for batch in sent:
             batch.is_sent = True
-            if not topics or topics[-1].topic_id != batch.topic_id:
-                topics.append(ProduceTopic(None, batch.topic_id, []))
+            if not topics or topics[-1].topic_id != batch.topic.id:
+                topics.append(ProduceTopic(None, batch.topic.id, []))
             topics[-1].partitions.append((batch.response.partition, batch.records))
-        request = ProduceRequest(None, first.acks or ACKS_FOR_NONE, left_ms, topics)
+        request = ProduceRequest(None, first.request.acks or ACKS_FOR_NONE, left_ms, topics)
         body = b"".join(produce_request_buffers(VERSION, request))
         answer = connection.send(ApiKey.PRODUCE, VERSION, body)
         answer.add_done_callback(lambda done: self._answered(sent, done))
@@ -81,13 +98,13 @@ class Pipe:
         if answer.cancelled() or (failure := answer.exception()) is not None:
             reason = "the connection to the leader was given up" if answer.cancelled() else str(failure)
             for batch in sent:
-                self._forwarding.in_doubt(batch, reason)
+                self._outcomes.in_doubt(batch, reason)
             return
         try:
             response = read_produce_response(VERSION, answer.result())
         except MalformedRequest as error:
             for batch in sent:
-                self._forwarding.in_doubt(batch, str(error))
+                self._outcomes.in_doubt(batch, str(error))
             return
         outcomes = {
             (topic_id, partition.partition): partition
@@ -95,8 +112,8 @@ class Pipe:
             for partition in partitions
         }
         for batch in sent:
-            outcome = outcomes.get((batch.topic_id, batch.response.partition))
+            outcome = outcomes.get((batch.topic.id, batch.response.partition))
             if outcome is None:
-                self._forwarding.in_doubt(batch, "the leader's answer does not name it")
+                self._outcomes.in_doubt(batch, "the leader's answer does not name it")
             else:
-                self._forwarding.answered(batch, outcome)
+                self._outcomes.answered(batch, outcome)

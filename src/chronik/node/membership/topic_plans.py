@@ -1,4 +1,4 @@
-"""New topics and partitions: a wish, checked against the image, becomes a metadata command.
+"""New topics and partitions: a request, checked against the image, becomes a metadata command.
 
 The plans run inside `MetadataLog.propose`, so the image they see cannot change before the command is applied.
 """
@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from chronik.metadata.commands import Assignment, CreatePartitions, CreateTopic
-from chronik.metadata.events import TopicCreated
-from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.image import ClusterImage
 from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, configured_min_insync
 from chronik.metadata.names import check_topic_name, is_internal
 from chronik.metadata.placement import assign_manually, place_replicas
 from chronik.metadata.topic_configs import check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.membership.internal_api import CreateTopicCall
 from chronik.node.topic_settings import as_text
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.broker import Broker
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 """More partitions than this in one request are refused, as in Kafka: one command must stay small."""
@@ -40,32 +34,6 @@ class NewTopic:
     replication_factor: int = DEFAULT
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
-
-
-async def create_topic(broker: Broker, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
-    """Creates a topic, by its name alone with the node's defaults, and waits until the brokers that are there serve it.
-
-    Any node may ask: the controller decides. TOPIC_ALREADY_EXISTS where another was first. `by_broker` allows internal
-    topics.
-    """
-    new = NewTopic(topic) if isinstance(topic, str) else topic
-    if not broker.is_controller:
-        call = CreateTopicCall(
-            new.name, new.num_partitions, new.replication_factor, new.assignments, new.configs, by_broker
-        )
-        await broker.controller_client.call(call)
-        await broker.applied()
-        return broker.image.require_topic(new.name)
-    events = await broker.metadata.propose(
-        lambda image: plan_topic(image, broker.config, broker.env, new, by_broker=by_broker)
-    )
-    await broker.applied_everywhere()
-    created = next(event.topic for event in events if isinstance(event, TopicCreated))
-    if not broker.has_opened(created):
-        raise KafkaError(
-            ErrorCode.kafka_storage_error, f"{created.name} was created, but not every log of it could be opened yet"
-        )
-    return created
 
 
 def plan_topic(

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.node.broker import Broker
 from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.partition import Partition
+from chronik.node.runtime import Runtime
 from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.web.answers import Parameters, Refusal
@@ -15,14 +17,15 @@ from chronik.web.answers import Parameters, Refusal
 T = TypeVar("T")
 
 
-class ServedNode(Protocol):
-    """A node as its loop shows it. Asking for the image before the node has one is an AttributeError."""
+class NodeView(Protocol):
+    """A node as its loop shows it."""
 
     @property
     def node_id(self) -> int: ...
 
     @property
-    def image(self) -> ClusterImage: ...
+    def image(self) -> ClusterImage | None:
+        """None until the node has opened its data folder."""
 
     @property
     def controller_id(self) -> int: ...
@@ -44,24 +47,46 @@ class ServedNode(Protocol):
     async def run_blocking(self, call: Callable[[], T]) -> T: ...
 
 
-def current_image(node: ServedNode) -> ClusterImage | None:
-    """The node's image; None while it starts, which is when it has no metadata to ask."""
-    try:
-        return node.image
-    except AttributeError:
-        return None
+class LocalNode:
+    """The node of this process: served before it has opened its data folder, which `broker` shows."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.node_id = runtime.node_id
+        self.metrics = runtime.metrics
+        self.traces = runtime.traces
+        self.run_blocking = runtime.run_blocking
+        self.broker: Broker | None = None
+
+    @property
+    def image(self) -> ClusterImage | None:
+        return None if self.broker is None else self.broker.image
+
+    @property
+    def controller_id(self) -> int:
+        return -1 if self.broker is None else self.broker.controller_id
+
+    @property
+    def is_ready(self) -> bool:
+        return self.broker is not None and self.broker.is_ready
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        return () if self.broker is None else self.broker.damages
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        return None if self.broker is None else self.broker.partition(topic, index)
 
 
-def require_image(node: ServedNode) -> ClusterImage:
-    image = current_image(node)
+def require_image(node: NodeView) -> ClusterImage:
+    image = node.image
     if image is None:
         raise Refusal(503, "this node has no metadata yet: it is starting, ask again in a second")
     return image
 
 
-def require_topic(node: ServedNode, name: str) -> TopicImage:
+def require_topic(node: NodeView, name: str) -> TopicImage:
     """The topic, on a node that has opened its logs."""
-    image = current_image(node)
+    image = node.image
     found = None if image is None else image.topic(name)
     if found is None:
         raise Refusal(404, f"topic {name[:260]} does not exist here: see /api/topics")
@@ -78,7 +103,7 @@ def require_partition(topic: TopicImage, index: int) -> PartitionImage:
     return found
 
 
-def require_leader(node: ServedNode, topic: TopicImage, partition: PartitionImage) -> BrokerImage:
+def require_leader(node: NodeView, topic: TopicImage, partition: PartitionImage) -> BrokerImage:
     leader = require_image(node).brokers.get(partition.leader)
     if leader is None:
         name = f"{topic.name}-{partition.partition}"
@@ -87,7 +112,7 @@ def require_leader(node: ServedNode, topic: TopicImage, partition: PartitionImag
 
 
 def require_other_leader(
-    node: ServedNode, topic: TopicImage, partition: PartitionImage, parameters: Parameters
+    node: NodeView, topic: TopicImage, partition: PartitionImage, parameters: Parameters
 ) -> BrokerImage:
     """The other node that leads; refused where there is none, or where only this node was asked (own=1)."""
     leader = require_leader(node, topic, partition)
@@ -99,7 +124,7 @@ def require_other_leader(
     return leader
 
 
-def led_here(node: ServedNode, topic: str, index: int) -> Partition | None:
+def led_here(node: NodeView, topic: str, index: int) -> Partition | None:
     """The partition, if this node may answer for it now."""
     hosted = node.partition(topic, index)
     return hosted if hosted is not None and hosted.leads else None

@@ -1,0 +1,35 @@
+"""Topics that this node has created: by a client's request, or because a service of the node needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from chronik.metadata.image import TopicImage
+from chronik.node.membership.controller_client import ControllerClient
+from chronik.node.membership.internal_api import CreateTopicCall
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import NewTopic
+
+
+class Topics:
+    """Any node may ask: the controller decides. Owned by the loop."""
+
+    def __init__(self, metadata: MetadataLog, client: ControllerClient, applied: Callable[[], Awaitable[None]]) -> None:
+        """`applied` returns when the partitions hosted here follow the image as it is now."""
+        self._metadata = metadata
+        self._client = client
+        self._applied = applied
+
+    async def create(self, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
+        """Create a topic, by its name alone with the node's defaults, and wait until the live brokers serve it.
+
+        TOPIC_ALREADY_EXISTS if it exists. `by_broker` allows internal topics.
+        """
+        new = NewTopic(topic) if isinstance(topic, str) else topic
+        await self._client.call(
+            CreateTopicCall(
+                new.name, new.num_partitions, new.replication_factor, new.assignments, new.configs, by_broker
+            )
+        )
+        await self._applied()
+        return self._metadata.image.require_topic(new.name)

@@ -1,0 +1,53 @@
+"""What an API module defines: the API's key and versions, and its handler on this node.
+
+A *cold* handler is a coroutine: it receives the decoded request and returns the response's fields as a dict. A *hot*
+handler (Produce, Fetch) is a plain function that reads the frame itself and answers at once, or later through the
+request's `Reply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from chronik.node.serving.connection import Reply, Request
+from chronik.wire.errors import ErrorCode
+
+Values: TypeAlias = dict[str, Any]
+ColdHandler: TypeAlias = Callable[[Request], Awaitable[Values]]
+HotHandler: TypeAlias = Callable[[Request, Reply], None]
+ErrorValues: TypeAlias = Callable[[Request, ErrorCode], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API as this node answers it.
+
+    `versions` is what ApiVersions advertises. `readable_from` is the lowest version that is really parsed, if the
+    advertised minimum is lower only to satisfy a client's feature check. With `on_controller` the server passes the
+    request to the controller, unless this node is the controller, and waits until this node's image has the outcome.
+    """
+
+    key: IntEnum
+    versions: tuple[int, int]
+    on_error: ErrorValues | None = None
+    readable_from: int | None = None
+    on_controller: bool = False
+    unsupported_version_body: Callable[[], bytes] | None = None
+    """The answer to a version that is not answered; without one the connection is closed."""
+
+    @property
+    def parsed_versions(self) -> tuple[int, int]:
+        lowest = self.versions[0] if self.readable_from is None else self.readable_from
+        return lowest, self.versions[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """An API with what answers it on this node: either `cold` or `hot`."""
+
+    api: Api
+    cold: ColdHandler | None = None
+    hot: HotHandler | None = None
