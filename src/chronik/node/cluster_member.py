@@ -43,7 +43,7 @@ from chronik.raft.entries import Snapshot, StoredState
 from chronik.raft.membership import Member, Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished, Persist, RoleChanged
+from chronik.raft.ready import LeaderEstablished, MembershipChanged, Persist, RoleChanged
 from chronik.raft.settings import RaftSettings
 from chronik.storage.errors import DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -94,6 +94,7 @@ class ClusterMember:
         self._has_lost_metadata = False
         """Whether there are logs here beside an empty Raft store."""
         self._met_founders: set[int] = set()
+        self._member_ids: set[int] = set()
         self.identity = Identity(
             config.node_id,
             broker.env.new_uuid(),
@@ -150,6 +151,7 @@ class ClusterMember:
         self.peers.start()
         for member in node.membership.members:
             self.raft.learn(member.node_id, member.address)
+            self._member_ids.add(member.node_id)
         self.raft.start()
         if config.peers and len(founders(config)) % 2 == 0:
             self._log.warning(
@@ -392,6 +394,8 @@ class ClusterMember:
             else:
                 self._follows.clear()
             self._watch_majority(event.leader is not None)
+        if isinstance(event, MembershipChanged) and event.is_committed:
+            self._members_changed(event.membership)
         if isinstance(event, LeaderEstablished) and not self.metadata.image.cluster_id:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._broker.env)))
 
@@ -443,12 +447,27 @@ class ClusterMember:
 
     def _node_removed(self, node_id: int) -> None:
         if node_id != self._config.node_id:
-            self.peers.forget(node_id)
+            self._forget_if_gone(node_id)
         elif hasattr(self, "session") and self.session.broker_epoch >= 0:
             self.session.removed()
             self._log.warning(
                 "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
             )
+
+    def _members_changed(self, membership: Membership) -> None:
+        members = {member.node_id for member in membership.members}
+        for node_id in sorted(self._member_ids - members):
+            self._forget_if_gone(node_id)
+        self._member_ids = members
+
+    def _forget_if_gone(self, node_id: int) -> None:
+        """Forget the address of a node that is neither a member of the Raft group nor a broker.
+
+        A node that was removed and has joined again can be a member before its removal is applied here.
+        """
+        is_member = self.raft.node.membership.member(node_id) is not None
+        if not is_member and node_id not in self.metadata.image.brokers:
+            self.peers.forget(node_id)
 
     def _peer_refused(self, node_id: int) -> None:
         """Nobody listens at the peer's address. Only if it holds no connection to us either is its process gone."""
