@@ -74,6 +74,9 @@ class WillingLeaders:
     def __init__(self, metadata: RaftMetadataLog) -> None:
         self._metadata = metadata
 
+    async def applied_everywhere(self) -> None:
+        """They follow at once."""
+
     async def elect_preferred(self, wanted: Sequence[tuple[str, int]], wait_s: float) -> list[KafkaError | None]:
         outcomes: list[KafkaError | None] = []
         for name, index in wanted:

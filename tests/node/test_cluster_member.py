@@ -275,6 +275,29 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
     play(tmp_path, story)
 
 
+def test_a_node_that_left_and_came_back_is_reached_by_one_that_was_down(tmp_path: Path) -> None:
+    """The simulator's five-nodes seed 592485851: the one that was down forgot the address after it had learned it."""
+
+    async def story(nodes: LocalNodes) -> None:
+        founders = {node_id: nodes.config(node_id) for node_id in (1, 2, 3)}
+        await nodes.start_all()
+        nodes.add(4)
+        four = await nodes.start(4, nodes.config(4, peers=[1, 2, 3]))
+        down = next(broker for broker in nodes.others(nodes.controller()) if broker is not four)
+        await until(lambda: down.member.peers.is_connected(4))
+        await nodes.kill(down)
+        client = await nodes.client(nodes.controller())
+        answer = await client.call(ApiKey.UNREGISTER_BROKER, {"broker_id": 4})
+        assert answer.error_code is ErrorCode.none
+        await nodes.kill(four)
+        shutil.rmtree(nodes.folder / "node-4")
+        await nodes.start(4, nodes.config(4, peers=[nodes.controller().node_id]))
+        back = await nodes.start(down.node_id, founders[down.node_id])
+        await until(lambda: back.member.peers.is_connected(4))
+
+    play(tmp_path, story)
+
+
 def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one = await nodes.start(1, nodes.config(1, peers=[]))

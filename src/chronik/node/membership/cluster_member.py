@@ -39,9 +39,10 @@ from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime
 from chronik.raft.entries import StoredState
+from chronik.raft.membership import Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
-from chronik.raft.ready import LeaderEstablished, RoleChanged
+from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
 from chronik.raft.settings import RaftSettings
 from chronik.raft.store import RaftStore, StoreError
 from chronik.storage.errors import DataFolderError
@@ -137,6 +138,7 @@ class ClusterMember:
         node = self._raft_node(stored)
         self._check(node, stored)
         self.metadata = metadata
+        self._member_ids: set[int] = set()
         configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
         links_log = log.bind(component="links")
         self.peers = Peers(loop, random, self.identity, secret, links_log, self._peer_refused, configured)
@@ -171,6 +173,7 @@ class ClusterMember:
         self.peers.start()
         for member in node.membership.members:
             self.raft.learn(member.node_id, member.address)
+            self._member_ids.add(member.node_id)
         self.raft.start()
         if config.peers and len(founders(config)) % 2 == 0:
             self._log.warning(
@@ -387,6 +390,8 @@ class ClusterMember:
             else:
                 self._follows.clear()
             self._watch_majority(event.leader is not None)
+        if isinstance(event, MembershipChanged) and event.is_committed:
+            self._members_changed(event.membership)
         if isinstance(event, LeaderEstablished) and not self.metadata.image.cluster_id:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._runtime.env)))
 
@@ -438,12 +443,27 @@ class ClusterMember:
 
     def _node_removed(self, node_id: int) -> None:
         if node_id != self._config.node_id:
-            self.peers.forget(node_id)
+            self._forget_if_gone(node_id)
         elif self.session.broker_epoch >= 0:
             self.session.removed()
             self._log.warning(
                 "removed_from_cluster", then="stop this node; to join again it needs an empty data folder"
             )
+
+    def _members_changed(self, membership: Membership) -> None:
+        members = {member.node_id for member in membership.members}
+        for node_id in sorted(self._member_ids - members):
+            self._forget_if_gone(node_id)
+        self._member_ids = members
+
+    def _forget_if_gone(self, node_id: int) -> None:
+        """Forget the address of a node that is neither a member of the Raft group nor a broker.
+
+        A node that was removed and has joined again can be a member before its removal is applied here.
+        """
+        is_member = self.raft.node.membership.member(node_id) is not None
+        if not is_member and node_id not in self.metadata.image.brokers:
+            self.peers.forget(node_id)
 
     def _peer_refused(self, node_id: int) -> None:
         """Nobody listens at the peer's address. Only if it holds no connection to us either is its process gone."""
