@@ -7,6 +7,7 @@ TYPE_CHECKING, since a type that a room knows is a dependency too.
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,22 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("client", "storage", "observe"),
     ("wire",),
 )
+# The same inside `node`: its rooms, and the modules beside them.
+NODE_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("broker", "metadata_restore"),
+    ("api_table", "trace_topic"),
+    ("apis",),
+    ("coordinators", "forwarding"),
+    ("admin",),
+    ("replicas",),
+    ("membership",),
+    ("serving",),
+    ("runtime",),
+    ("environment", "topic_settings", "age_clock", "disk_watch"),
+    ("config",),
+    ("endpoint",),
+)
+NODE_LEVEL_OF = {part: level for level, parts in enumerate(NODE_LEVELS) for part in parts}
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Beside all of it: may import every room, and no room imports it.
 BESIDE = ("testing",)
@@ -114,6 +131,41 @@ def test_imports_run_downwards_only() -> None:
         if (fault := direction_fault(room_of(path), imported))
     ]
     assert faults == []
+
+
+def node_part_of(path: Path) -> str:
+    """The room of `node` that a file belongs to, or the module itself; empty outside of `node`."""
+    parts = path.relative_to(SOURCE).parts
+    return parts[1].removesuffix(".py") if parts[0] == "node" and parts[-1] != "__init__.py" else ""
+
+
+def test_imports_inside_node_run_downwards_only() -> None:
+    faults = []
+    for path in MODULES:
+        part = node_part_of(path)
+        for line, name in imported_names(parse(path), path) if part else ():
+            parts = name.split(".")
+            imported = parts[2] if parts[:2] == ["chronik", "node"] and len(parts) > 2 else part
+            if imported != part and NODE_LEVEL_OF[imported] <= NODE_LEVEL_OF[part]:
+                faults.append(f"{place(path, line)}: {part} may not import {imported}")
+    assert faults == []
+
+
+def test_no_modules_of_node_import_each_other_in_a_circle() -> None:
+    def name_of(path: Path) -> str:
+        return ".".join(("chronik", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+    modules = {name_of(path): path for path in MODULES if room_of(path) == "node"}
+    graph = {
+        module: {
+            found
+            for _, name in imported_names(parse(path), path)
+            if (found := name if name in modules else name.rpartition(".")[0]) in modules and found != module
+        }
+        for module, path in modules.items()
+    }
+    # Raises CycleError, which names the circle.
+    list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_every_room_has_its_level() -> None:

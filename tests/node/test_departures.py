@@ -14,10 +14,10 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.metadata.controller import Controller, ControllerSettings
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced, Event
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.node.membership import controller_service, departures, link
+from chronik.node.membership import controller_service, departures, peers
 from chronik.node.membership.departures import Departures
-from chronik.node.membership.link import PeerState, PeerStatus
 from chronik.node.membership.metadata_log import Listener, Proposal
+from chronik.node.membership.peers import PeerState, PeerStatus
 
 OWN_ID, DEAD, OTHER = 1, 2, 3
 MOMENT_S = 0.02
@@ -157,8 +157,8 @@ def test_a_new_controller_finds_out_at_once_who_is_gone(tmp_path: Path, monkeypa
     async def run() -> None:
         async with LocalNodes(tmp_path) as nodes:
             await nodes.start_all()
-            monkeypatch.setattr(link, "PAUSE_S_MIN", 120.0)
-            monkeypatch.setattr(link, "PAUSE_S_MAX", 120.0)
+            monkeypatch.setattr(peers, "PAUSE_S_MIN", 120.0)
+            monkeypatch.setattr(peers, "PAUSE_S_MAX", 120.0)
             former = nodes.controller()
             others = nodes.others(former)
             await nodes.kill(former)

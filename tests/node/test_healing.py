@@ -15,7 +15,7 @@ from tests.node.test_replication_following import is_caught_up
 
 from chronik.node.replicas import healing as healing_module
 from chronik.node.replicas import scrubber as scrubber_module
-from chronik.node.replicas.healing import Damage
+from chronik.node.replicas.damage import Damage
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.scrubber import Scrubber
 from chronik.observe.logging import silent_logger

@@ -31,7 +31,7 @@ from chronik.node.membership.internal_api import (
     decode_call_reply,
     encode,
 )
-from chronik.node.membership.link import PeerState
+from chronik.node.membership.peers import PeerState
 
 Story = Callable[[LocalNodes], Coroutine[Any, Any, None]]
 

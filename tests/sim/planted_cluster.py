@@ -14,7 +14,6 @@ from chronik.metadata.image import PartitionImage
 from chronik.node.broker import Broker
 from chronik.node.replicas import partition as partition_module
 from chronik.node.replicas.partition import Partition
-from chronik.node.replicas.partition_state import PartitionState
 from chronik.raft.entries import StoredState
 from chronik.raft.ready import Persist
 from chronik.raft.store import stored_after
@@ -41,12 +40,12 @@ def watermark_is_the_leaders_end() -> Iterator[None]:
 @contextmanager
 def replicas_count_before_the_sync() -> Iterator[None]:
     """Under `synced`, what is in a replica's memory counts as written: acknowledged before any disk has it."""
-    original = PartitionState.__init__
+    original = Partition.__init__
 
-    def init(partition: PartitionState, *args: Any, **kwargs: Any) -> None:
+    def init(partition: Partition, *args: Any, **kwargs: Any) -> None:
         original(partition, *args, **{**kwargs, "counts_unsynced": True})
 
-    with patch.object(PartitionState, "__init__", init):
+    with patch.object(Partition, "__init__", init):
         yield
 
 

@@ -25,7 +25,8 @@ from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, 
 from chronik.node.membership.metadata_log import RaftMetadataLog
 from chronik.node.membership.producer_ids import ProducerIds
 from chronik.node.replicas.cluster_links import ClusterLinks
-from chronik.node.replicas.healing import Damage, Healing
+from chronik.node.replicas.damage import Damage
+from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost

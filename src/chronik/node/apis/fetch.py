@@ -27,7 +27,7 @@ from uuid import UUID
 
 from chronik.node.apis.fetch_trace import FetchTrace
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.healing import is_damage
+from chronik.node.replicas.damage import is_damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.replicas.read_replica import NO_REPLICA, read_replica

@@ -32,9 +32,8 @@ from chronik.node.membership.controller_client import ControllerClient
 from chronik.node.membership.controller_service import ControllerService, HostedPartitions
 from chronik.node.membership.greeter import Greeter
 from chronik.node.membership.identity import Identity
-from chronik.node.membership.link import PeerState
 from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
-from chronik.node.membership.peers import Peers
+from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from chronik.metadata.events import BrokerFenced, BrokerUnfenced, BrokerUnregistered, Event
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, TopicImage
-from chronik.node.membership.link import PeerState, PeerStatus
 from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.peers import PeerState, PeerStatus
 
 NOTICED_S = 1.5
 """A leader that dies is replaced within this time, also where it was the controller."""

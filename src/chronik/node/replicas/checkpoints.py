@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from chronik.node.environment import Environment
+from chronik.node.replicas.partition import Partition
 from chronik.storage.folder import DataFolder, RecoveryPoint, TopicIdPartition, TopicPartition
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
 
 
 class Checkpoints:

@@ -14,23 +14,19 @@ wait for others. What was found is kept in memory; the node's log has a line for
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 from chronik.node.environment import Environment
+from chronik.node.replicas.damage import Damage, HowFound
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.replica_reports import ReplicaReports
+from chronik.node.replicas.replication import Replication
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
-from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
-    from chronik.node.replicas.replica_reports import ReplicaReports
-    from chronik.node.replicas.replication import Replication
 
 DAMAGES_KEPT_MAX = 100
 OFFSETS_LOGGED_MAX = 100
@@ -42,54 +38,6 @@ APPLIED_S = 10.0
 """Longer than a node needs to apply what the controller has committed."""
 HEALS_A_DAY_MAX = 3
 DAY_S = 86_400.0
-BAD_BATCH = "a batch is not what was written"
-
-HowFound: TypeAlias = Literal["scrub", "recovery", "read"]
-DamageState: TypeAlias = Literal["waiting", "fetching", "healed"]
-
-
-@dataclass(slots=True)
-class Damage:
-    """Damage that was found in the log of one replica, and the outcome."""
-
-    topic: str
-    partition: int
-    offset: int
-    how: HowFound
-    reason: str
-    found_ms: int
-    state: DamageState = "waiting"
-    waits_for: str = ""
-    """Why it is not being healed now."""
-    set_aside: tuple[str, ...] = ()
-    """Folders with the damaged segments; until they have been removed after their retention."""
-    healed_ms: int | None = None
-    logged: set[int] = field(default_factory=set)
-    """The offsets at which it was found, as far as the node has logged them."""
-
-
-class Lost(NamedTuple):
-    """From `offset` on records are bad or missing."""
-
-    offset: int
-    reason: str
-
-
-def found_at_recovery(log: Log) -> Lost | None:
-    """The damage that was found when the log was opened."""
-    report = log.recovery
-    if report is None or not report.is_damaged:
-        return None
-    if not report.damages:
-        return Lost(log.log_end_offset, "the log ends below what was durable")
-    return Lost(min(damage.offset for damage in report.damages), "batches that were durable are bad or missing")
-
-
-def is_damage(error: Exception) -> bool:
-    """Whether a read failed because the log's files are not what they were: bad batches, a file that is gone, EIO."""
-    if isinstance(error, KafkaError):
-        return error.code == ErrorCode.corrupt_message
-    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOENT)
 
 
 class Healing:

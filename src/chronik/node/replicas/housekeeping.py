@@ -8,7 +8,7 @@ from functools import partial
 
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.replicas.healing import is_damage
+from chronik.node.replicas.damage import is_damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.observe.logging import Logger

@@ -29,7 +29,7 @@ SESSION_EPOCH_MAX = 0x7FFFFFFF
 SESSION_ERRORS = (ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_session_epoch)
 
 
-class Asker(Protocol):
+class FetchSource(Protocol):
     """Who has something to ask of the leader."""
 
     def has_due(self) -> bool:
@@ -57,7 +57,7 @@ class LeaderSession:
         leader_id: int,
         connect: Callable[[int], Awaitable[Connection]],
         broker_epoch: Callable[[], int],
-        asker: Asker,
+        asker: FetchSource,
         log: Logger,
     ) -> None:
         self._loop = loop

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from chronik.wire.errors import KafkaError
 
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
-
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
 Waiter: TypeAlias = Callable[[KafkaError | None], None]
 Waiters: TypeAlias = "deque[tuple[int, Waiter]]"
 
 
-class WaitingFetch(Protocol):
+class WaitingFetch(Protocol[P_contra]):
     """A fetch that waits for data."""
 
-    def data_arrived(self, partition: Partition, size_bytes: int) -> None: ...
+    def data_arrived(self, partition: P_contra, size_bytes: int) -> None: ...
 
     def partition_gone(self) -> None: ...
 
 
-class ReplicaListener(Protocol):
+class ReplicaListener(Protocol[P_contra]):
     """A follower's session: hears of everything that its replica lacks."""
 
-    def data_appended(self, partition: Partition) -> None: ...
+    def data_appended(self, partition: P_contra) -> None: ...
 
-    def watermark_rose(self, partition: Partition) -> None:
+    def watermark_rose(self, partition: P_contra) -> None:
         """The high watermark, or the log start."""
 
-    def leader_gone(self, partition: Partition) -> None:
+    def leader_gone(self, partition: P_contra) -> None:
         """The partition is led no more under the epoch in which the listener came."""
 
 
-class PartitionWaits:
+class PartitionWaits(Generic[P]):
     """Invariant: waiters stand in the order of the offset they wait for. Owned by the loop; each is called once."""
 
     __slots__ = ("committed", "deleted", "fetches", "listeners", "written")
@@ -47,18 +46,18 @@ class PartitionWaits:
         """Until the watermark has reached their offset."""
         self.deleted: Waiters = deque()
         """Until the low watermark has reached their offset."""
-        self.fetches: dict[WaitingFetch, None] = {}
-        self.listeners: dict[ReplicaListener, None] = {}
+        self.fetches: dict[WaitingFetch[P], None] = {}
+        self.listeners: dict[ReplicaListener[P], None] = {}
 
-    def wake_fetches(self, partition: Partition, size_bytes: int) -> None:
+    def wake_fetches(self, partition: P, size_bytes: int) -> None:
         for fetch in list(self.fetches):
             fetch.data_arrived(partition, size_bytes)
 
-    def tell_appended(self, partition: Partition) -> None:
+    def tell_appended(self, partition: P) -> None:
         for listener in list(self.listeners):
             listener.data_appended(partition)
 
-    def tell_watermark(self, partition: Partition) -> None:
+    def tell_watermark(self, partition: P) -> None:
         for listener in list(self.listeners):
             listener.watermark_rose(partition)
 
@@ -90,7 +89,7 @@ class PartitionWaits:
         for fetch in fetches:
             fetch.partition_gone()
 
-    def let_listeners_go(self, partition: Partition) -> None:
+    def let_listeners_go(self, partition: P) -> None:
         listeners, self.listeners = list(self.listeners), {}
         for listener in listeners:
             listener.leader_gone(partition)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from chronik.client.connection import Connection
 from chronik.node.replicas.leader_session import LeaderSession
+from chronik.node.replicas.partition import Partition
 from chronik.observe.logging import Logger
 from chronik.replication.divergence import EpochEnd
 from chronik.replication.follower import (
@@ -36,9 +37,6 @@ from chronik.replication.follower import (
 from chronik.wire.batch import BatchHeader, check_batches
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchResponse, FetchTopic
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
 
 PARTITION_BYTES = 1024 * 1024
 PARTITION_BYTES_MAX = 8 * PARTITION_BYTES

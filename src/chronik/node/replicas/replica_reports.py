@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -17,11 +17,9 @@ import msgspec
 from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.metadata.elections import Loss
 from chronik.metadata.image import NO_LEADER
+from chronik.node.replicas.partition import Partition
 from chronik.observe.logging import Logger
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
 
 REPORT_INTERVAL_S = 1.0
 REPORTS_PER_CALL_MAX = 1_000

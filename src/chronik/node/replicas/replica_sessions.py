@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from chronik.metadata.image import ClusterImage
 from chronik.node.environment import Environment
-from chronik.node.replicas.healing import is_damage
+from chronik.node.replicas.damage import is_damage
+from chronik.node.replicas.partition import Partition
 from chronik.node.serving.connection import Buffer, Reply, Request
 from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION
 from chronik.observe.logging import Logger
@@ -35,9 +36,6 @@ from chronik.wire.fetch import (
     FetchRequest,
     write_fetch_response,
 )
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.partition import Partition
 
 WATERMARK_DELAY_S = 0.002
 WAIT_MS_MAX = 10_000

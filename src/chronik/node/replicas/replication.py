@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from chronik.client.connection import Connection
 from chronik.metadata.image import ClusterImage, PartitionImage
 from chronik.node.environment import Environment
 from chronik.node.replicas.cluster_links import ClusterLinks
+from chronik.node.replicas.damage import HowFound
+from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.replica_fetcher import ReplicaFetcher
 from chronik.observe.logging import Logger
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
 from chronik.wire.errors import ErrorCode, KafkaError
-
-if TYPE_CHECKING:
-    from chronik.node.replicas.healing import HowFound
-    from chronik.node.replicas.partition import Partition
 
 CHECK_INTERVAL_S = 0.5
 STALLED_S = 1.0
