@@ -31,7 +31,7 @@ class Node:
         self.traces = TraceRing(2, 100, lambda: 1_700_000_000_000.0, self.metrics)
         self.is_ready = False
         self.node_id = 2
-        self.image: ClusterImage
+        self.image: ClusterImage | None = None
         self.controller_id = -1
         self.replicas: dict[tuple[str, int], Replica] = {}
         self.damages: list[Damage] = []
