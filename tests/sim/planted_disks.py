@@ -1,0 +1,117 @@
+"""Bugs to plant into clusters on bad disks: the faults of a review, each brought back at the smallest place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import msgspec
+from tests.sim.planted import Planted
+
+from chronik.groups.coordinator import GroupCoordinator
+from chronik.metadata import registration
+from chronik.metadata.calls import RegisterBrokerCall
+from chronik.metadata.elections import Loss
+from chronik.metadata.image import BrokerImage
+from chronik.node.broker_session import BrokerSession
+from chronik.node.cluster_member import ClusterMember
+from chronik.node.group_service import GroupService
+from chronik.node.healing import Healing
+from chronik.node.partition_host import PartitionHost
+from chronik.node.raft_service import RaftService
+from chronik.storage.folder import DataFolder
+from chronik.storage.log import Log
+
+
+@contextmanager
+def empty_or_short_replica_leads() -> Iterator[None]:
+    """A log that is missing begins anew, one that ends early goes on where it ends: both stay in sync and may lead."""
+    loss_of = PartitionHost._loss_of
+
+    def loss_of_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
+        is_short = log.recovery is not None and log.recovery.ends_below_recovery_point
+        return (None, "") if is_short else loss_of(host, log, *args)
+
+    def never(*_: Any) -> bool:
+        return False
+
+    with patch.object(PartitionHost, "_loss_of", loss_of_damage), patch.object(DataFolder, "is_lost", never):
+        yield
+
+
+@contextmanager
+def old_copy_of_a_folder_leads() -> Iterator[None]:
+    """A node on an old copy of its data folder stays in sync: the controller only asks whose folder it is."""
+    loss = registration._loss
+
+    def loss_by_store(known: BrokerImage, call: RegisterBrokerCall) -> Loss | None:
+        return loss(known, msgspec.structs.replace(call, previous_incarnations=None))
+
+    with patch.object(registration, "_loss", loss_by_store):
+        yield
+
+
+@contextmanager
+def damaged_replica_leads() -> Iterator[None]:
+    """A damaged log is neither reported nor healed: the replica is elected though it cannot lead."""
+    loss_of = PartitionHost._loss_of
+
+    def loss_but_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
+        loss, reason = loss_of(host, log, *args)
+        return (None, "") if log.recovery is not None and log.recovery.damages else (loss, reason)
+
+    def ignore(*_: Any) -> None:
+        return
+
+    with patch.object(PartitionHost, "_loss_of", loss_but_damage), patch.object(Healing, "found", ignore):
+        yield
+
+
+@contextmanager
+def sick_disk_keeps_its_offices() -> Iterator[None]:
+    """A controller, or leader, whose disk fails or hangs stays what it is, and tries again."""
+
+    def ignore(*_: Any) -> None:
+        return
+
+    init = BrokerSession.__init__
+
+    def init_blind(session: BrokerSession, *args: Any, **kwargs: Any) -> None:
+        init(session, *args, **kwargs)
+        session._cannot_write = lambda: False
+
+    with patch.object(RaftService, "_storage_changed", ignore), patch.object(BrokerSession, "__init__", init_blind):
+        yield
+
+
+@contextmanager
+def coordinator_answers_without_lease() -> Iterator[None]:
+    """A coordinator that is cut off from the other nodes answers its groups as if it were still theirs."""
+
+    def at_once(groups: GroupService, group_id: str) -> GroupCoordinator:
+        return groups._coordinator
+
+    with patch.object(GroupService, "_authority", at_once):
+        yield
+
+
+@contextmanager
+def cluster_is_founded_beside_logs() -> Iterator[None]:
+    """Nodes that all lost their Raft stores found a new cluster, which knows none of their logs: they are deleted."""
+
+    async def never(*_: Any) -> bool:
+        return False
+
+    def delete(folder: DataFolder, topic: str, partition: int, now_ms: int) -> str:
+        folder.disk.rmtree(folder.log_path(topic, partition))
+        return ""
+
+    with (
+        patch.object(ClusterMember, "_is_metadata_lost", never),
+        patch.object(DataFolder, "set_aside_log", delete),
+    ):
+        yield
+
+
