@@ -19,10 +19,14 @@ from chronik.node.broker_session import BrokerSession
 from chronik.node.cluster_member import ClusterMember
 from chronik.node.group_service import GroupService
 from chronik.node.healing import Healing
+from chronik.node.metadata_log import RaftMetadataLog
 from chronik.node.partition_host import PartitionHost
 from chronik.node.raft_service import RaftService
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
+from chronik.testing.sim.bad_disks import BadDisks
+from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.wire.errors import ErrorCode, KafkaError
 
 
 @contextmanager
@@ -71,19 +75,36 @@ def damaged_replica_leads() -> Iterator[None]:
 
 @contextmanager
 def sick_disk_keeps_its_offices() -> Iterator[None]:
-    """A controller, or leader, whose disk fails or hangs stays what it is, and tries again."""
+    """A node whose disk fails or hangs stays controller and leader, and a controller refuses what it cannot write."""
+    init, write_failed, submit = BrokerSession.__init__, RaftMetadataLog.write_failed, RaftMetadataLog.submit
 
     def ignore(*_: Any) -> None:
         return
-
-    init = BrokerSession.__init__
 
     def init_blind(session: BrokerSession, *args: Any, **kwargs: Any) -> None:
         init(session, *args, **kwargs)
         session._cannot_write = lambda: False
 
-    with patch.object(RaftService, "_storage_changed", ignore), patch.object(BrokerSession, "__init__", init_blind):
+    def refuse_all(metadata: RaftMetadataLog, error: Exception) -> None:
+        write_failed(metadata, error)
+        metadata._fail_waiting(_not_written(error))
+
+    def submit_if_written(metadata: RaftMetadataLog, *args: Any) -> Any:
+        if metadata._write_error is not None:
+            raise _not_written(metadata._write_error)
+        return submit(metadata, *args)
+
+    with (
+        patch.object(RaftService, "_storage_changed", ignore),
+        patch.object(BrokerSession, "__init__", init_blind),
+        patch.object(RaftMetadataLog, "write_failed", refuse_all),
+        patch.object(RaftMetadataLog, "submit", submit_if_written),
+    ):
         yield
+
+
+def _not_written(error: Exception) -> KafkaError:
+    return KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}")
 
 
 @contextmanager
@@ -115,3 +136,19 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
         yield
 
 
+class Found(NamedTuple):
+    """A seed that finds a bug, and a part of what it then reports."""
+
+    scenario: str
+    seed: int
+    symptom: str
+
+
+PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
+    empty_or_short_replica_leads: Found(BadDisks.name, 9, "and committed is up to"),
+    sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
+    damaged_replica_leads: Found(BadDisks.name, 83, "is whole again"),
+    coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "had been told to be committed"),
+    cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
+}
+"""Hits are far apart, so each test runs one seed. docs/simulator.md says how often each bug is found."""
