@@ -7,14 +7,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import msgspec
 from tests.sim.planted import Planted
 
 from chronik.groups.coordinator import GroupCoordinator
-from chronik.metadata import registration
-from chronik.metadata.calls import RegisterBrokerCall
 from chronik.metadata.elections import Loss
-from chronik.metadata.image import BrokerImage
 from chronik.node.broker_session import BrokerSession
 from chronik.node.cluster_member import ClusterMember
 from chronik.node.group_service import GroupService
@@ -46,19 +42,7 @@ def empty_or_short_replica_leads() -> Iterator[None]:
 
 
 @contextmanager
-def old_copy_of_a_folder_leads() -> Iterator[None]:
-    """A node on an old copy of its data folder stays in sync: the controller only asks whose folder it is."""
-    loss = registration._loss
-
-    def loss_by_store(known: BrokerImage, call: RegisterBrokerCall) -> Loss | None:
-        return loss(known, msgspec.structs.replace(call, previous_incarnations=None))
-
-    with patch.object(registration, "_loss", loss_by_store):
-        yield
-
-
-@contextmanager
-def damaged_replica_leads() -> Iterator[None]:
+def damaged_replica_is_kept() -> Iterator[None]:
     """A damaged log is neither reported nor healed: the replica is elected though it cannot lead."""
     loss_of = PartitionHost._loss_of
 
@@ -147,7 +131,7 @@ class Found(NamedTuple):
 PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
     empty_or_short_replica_leads: Found(BadDisks.name, 9, "and committed is up to"),
     sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
-    damaged_replica_leads: Found(BadDisks.name, 83, "is whole again"),
+    damaged_replica_is_kept: Found(BadDisks.name, 83, "is whole again"),
     coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "had been told to be committed"),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
 }
