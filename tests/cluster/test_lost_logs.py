@@ -49,7 +49,7 @@ def test_a_log_that_lost_records_does_not_lead(
 def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int], object]) -> None:
     """All nodes end and one of them is hurt; it returns with one other node, and the last leader only after that."""
     state = nodes.partitions(topic)[0]
-    # The controller elects in the order of the replicas: of the nodes that return early the victim comes first.
+    # The controller elects in the order of the replicas, so that it often is the victim's turn.
     victim, other = (replica for replica in state.replicas if replica != state.leader)
     for node_id in nodes.ids:
         nodes.pause(node_id)  # so that no node notices the end of another
@@ -58,7 +58,7 @@ def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int
     hurt(victim)
     nodes.local.launch(victim)
     nodes.local.launch(other)
-    # The last leader is silent. It is fenced when its session is over, and both other nodes are back by then.
+    # The last leader is silent, so that it is fenced late: mostly after both other nodes have registered.
     assert nodes.leader(topic) == other
     nodes.kill(state.leader)
     nodes.start(state.leader)
