@@ -43,10 +43,11 @@ def check_all_are_read(nodes: Nodes, topic: str, count: int) -> None:
         for message in consumer.consume(500, 0.5):
             if message.error() is None:
                 values.append((message.value() or b"").decode())
-        return len(values) >= count
+        assert len(values) >= count, f"{len(values)} of {count} records are there"
+        return True
 
     try:
-        eventually(read, READ_TIMEOUT_S, f"{count} records are read")
+        eventually(read, READ_TIMEOUT_S, "all records are read")
     finally:
         consumer.close()
     assert values == [f"record-{number}" for number in range(count)]

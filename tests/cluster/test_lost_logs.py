@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cluster.support_lost_logs import (
     check_whole_again,
     cut_at_a_batch,
     damage_a_batch,
+    is_listed_up_to,
     log_of,
     produce,
     remove,
@@ -42,6 +44,58 @@ def test_a_log_that_lost_records_does_not_lead(
         nodes.start(victim)
     nodes.start_all()
     check_whole_again(nodes, topic, RECORDS)
+
+
+def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int], object]) -> None:
+    """All nodes end and one of them is hurt; it returns with one other node, and the last leader only after that."""
+    state = nodes.partitions(topic)[0]
+    # The controller elects in the order of the replicas, so that it often is the victim's turn.
+    victim, other = (replica for replica in state.replicas if replica != state.leader)
+    for node_id in nodes.ids:
+        nodes.pause(node_id)  # so that no node notices the end of another
+    nodes.kill(victim)
+    nodes.kill(other)
+    hurt(victim)
+    nodes.local.launch(victim)
+    nodes.local.launch(other)
+    # The last leader is silent, so that it is fenced late: mostly after both other nodes have registered.
+    assert nodes.leader(topic) == other
+    nodes.kill(state.leader)
+    nodes.start(state.leader)
+
+
+@pytest.mark.parametrize("hurt", [remove, cut_at_a_batch, damage_a_batch])
+def test_a_log_that_lost_records_does_not_lead_while_the_last_leader_is_away(
+    start_nodes: StartNodes, hurt: Callable[[Path], object]
+) -> None:
+    nodes = start_nodes(recovery_point_interval_ms=200)
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    for node_id in nodes.ids:
+        eventually(partial(is_listed_up_to, nodes, node_id, RECORDS), what="the recovery points are written")
+    have_hurt_replica_return_first(nodes, topic, lambda victim: hurt(log_of(nodes, victim, topic)))
+    check_whole_again(nodes, topic, RECORDS)
+
+
+def test_an_old_copy_of_a_folder_does_not_lead_while_the_last_leader_is_away(nodes: Nodes) -> None:
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.wait_in_sync()
+    folders = {node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}
+    for node_id, folder in folders.items():
+        nodes.stop(node_id)
+        shutil.copytree(folder, folder.with_name(f"copy-{node_id}"))
+        nodes.start(node_id)
+        nodes.wait_in_sync()
+    produce(nodes, topic, RECORDS, RECORDS)
+
+    def put_back(victim: int) -> None:
+        shutil.rmtree(folders[victim])
+        folders[victim].with_name(f"copy-{victim}").rename(folders[victim])
+
+    have_hurt_replica_return_first(nodes, topic, put_back)
+    check_whole_again(nodes, topic, 2 * RECORDS)
 
 
 def test_a_log_that_is_removed_seconds_after_its_first_record_does_not_lead(start_nodes: StartNodes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.sim.planted import PLANTED, Planted
 from tests.sim.planted_cluster import PLANTED_IN_CLUSTER
+from tests.sim.planted_disks import PLANTED_ON_BAD_DISKS
 
 from chronik.testing.sim import Report, run_seed
 from chronik.testing.sim.single_node import SingleNode
@@ -37,3 +38,12 @@ def test_planted_bug_is_found(plant: Planted) -> None:
 def test_planted_bug_is_found_in_a_cluster(plant: Planted) -> None:
     first, seeds = PLANTED_IN_CLUSTER[plant]
     check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))
+
+
+@pytest.mark.parametrize("plant", PLANTED_ON_BAD_DISKS, ids=lambda plant: plant.__name__)
+def test_planted_fault_of_the_review_is_found_and_nothing_without_it(plant: Planted) -> None:
+    where = PLANTED_ON_BAD_DISKS[plant]
+    with plant():
+        report = run_seed(where.seed, where.scenario)
+    assert report.violation is not None and where.symptom in report.violation
+    assert run_seed(where.seed, where.scenario).violation is None

@@ -1,0 +1,138 @@
+"""Bugs to plant into clusters on bad disks: the faults of a review, each brought back at the smallest place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from tests.sim.planted import Planted
+
+from chronik.groups.coordinator import GroupCoordinator
+from chronik.metadata.elections import Loss
+from chronik.node.broker_session import BrokerSession
+from chronik.node.cluster_member import ClusterMember
+from chronik.node.group_service import GroupService
+from chronik.node.healing import Healing
+from chronik.node.metadata_log import RaftMetadataLog
+from chronik.node.partition_host import PartitionHost
+from chronik.node.raft_service import RaftService
+from chronik.storage.folder import DataFolder
+from chronik.storage.log import Log
+from chronik.testing.sim.bad_disks import BadDisks
+from chronik.testing.sim.three_nodes import ThreeNodes
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+@contextmanager
+def empty_or_short_replica_leads() -> Iterator[None]:
+    """A log that is missing begins anew, one that ends early goes on where it ends: both stay in sync and may lead."""
+    loss_of = PartitionHost._loss_of
+
+    def loss_of_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
+        is_short = log.recovery is not None and log.recovery.ends_below_recovery_point
+        return (None, "") if is_short else loss_of(host, log, *args)
+
+    def never(*_: Any) -> bool:
+        return False
+
+    with patch.object(PartitionHost, "_loss_of", loss_of_damage), patch.object(DataFolder, "is_lost", never):
+        yield
+
+
+@contextmanager
+def damaged_replica_is_kept() -> Iterator[None]:
+    """A damaged log is neither reported nor healed: the replica is elected though it cannot lead."""
+    loss_of = PartitionHost._loss_of
+
+    def loss_but_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
+        loss, reason = loss_of(host, log, *args)
+        return (None, "") if log.recovery is not None and log.recovery.damages else (loss, reason)
+
+    def ignore(*_: Any) -> None:
+        return
+
+    with patch.object(PartitionHost, "_loss_of", loss_but_damage), patch.object(Healing, "found", ignore):
+        yield
+
+
+@contextmanager
+def sick_disk_keeps_its_offices() -> Iterator[None]:
+    """A node whose disk fails or hangs stays controller and leader, and a controller refuses what it cannot write."""
+    init, write_failed, submit = BrokerSession.__init__, RaftMetadataLog.write_failed, RaftMetadataLog.submit
+
+    def ignore(*_: Any) -> None:
+        return
+
+    def init_blind(session: BrokerSession, *args: Any, **kwargs: Any) -> None:
+        init(session, *args, **kwargs)
+        session._cannot_write = lambda: False
+
+    def refuse_all(metadata: RaftMetadataLog, error: Exception) -> None:
+        write_failed(metadata, error)
+        metadata._fail_waiting(_not_written(error))
+
+    def submit_if_written(metadata: RaftMetadataLog, *args: Any) -> Any:
+        if metadata._write_error is not None:
+            raise _not_written(metadata._write_error)
+        return submit(metadata, *args)
+
+    with (
+        patch.object(RaftService, "_storage_changed", ignore),
+        patch.object(BrokerSession, "__init__", init_blind),
+        patch.object(RaftMetadataLog, "write_failed", refuse_all),
+        patch.object(RaftMetadataLog, "submit", submit_if_written),
+    ):
+        yield
+
+
+def _not_written(error: Exception) -> KafkaError:
+    return KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}")
+
+
+@contextmanager
+def coordinator_answers_without_lease() -> Iterator[None]:
+    """A coordinator that is cut off from the other nodes answers its groups as if it were still theirs."""
+
+    def at_once(groups: GroupService, group_id: str) -> GroupCoordinator:
+        return groups._coordinator
+
+    with patch.object(GroupService, "_authority", at_once):
+        yield
+
+
+@contextmanager
+def cluster_is_founded_beside_logs() -> Iterator[None]:
+    """Nodes that all lost their Raft stores found a new cluster, which knows none of their logs: they are deleted."""
+
+    async def never(*_: Any) -> bool:
+        return False
+
+    def delete(folder: DataFolder, topic: str, partition: int, now_ms: int) -> str:
+        folder.disk.rmtree(folder.log_path(topic, partition))
+        return ""
+
+    with (
+        patch.object(ClusterMember, "_is_metadata_lost", never),
+        patch.object(DataFolder, "set_aside_log", delete),
+    ):
+        yield
+
+
+class Found(NamedTuple):
+    """A seed that finds a bug, and a part of what it then reports."""
+
+    scenario: str
+    seed: int
+    symptom: str
+
+
+PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
+    empty_or_short_replica_leads: Found(BadDisks.name, 9, "and committed is up to"),
+    sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
+    damaged_replica_is_kept: Found(BadDisks.name, 83, "is whole again"),
+    coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "had been told to be committed"),
+    cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
+}
+"""Hits are far apart, so each test runs one seed. docs/simulator.md says how often each bug is found."""
