@@ -11,13 +11,13 @@ from tests.sim.planted import Planted
 
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.metadata.elections import Loss
-from chronik.node.broker_session import BrokerSession
-from chronik.node.cluster_member import ClusterMember
-from chronik.node.group_service import GroupService
-from chronik.node.healing import Healing
-from chronik.node.metadata_log import RaftMetadataLog
-from chronik.node.partition_host import PartitionHost
-from chronik.node.raft_service import RaftService
+from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership.broker_session import BrokerSession
+from chronik.node.membership.cluster_member import ClusterMember
+from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.raft_service import RaftService
+from chronik.node.replicas.healing import Healing
+from chronik.node.replicas.partition_host import PartitionHost
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
 from chronik.testing.sim.bad_disks import BadDisks
@@ -106,7 +106,7 @@ def coordinator_answers_without_lease() -> Iterator[None]:
 def cluster_is_founded_beside_logs() -> Iterator[None]:
     """Nodes that all lost their Raft stores found a new cluster, which knows none of their logs: they are deleted."""
 
-    async def never(*_: Any) -> bool:
+    def never(*_: Any) -> bool:
         return False
 
     def delete(folder: DataFolder, topic: str, partition: int, now_ms: int) -> str:
