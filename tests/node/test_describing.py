@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chronik.node.admin.outcomes.operations import CLUSTER_OPERATIONS, GROUP_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from tests.conftest import StartNode
 from tests.node.support_wire import WireClient, connect, unique
 from tests.support.node import Node
 
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, GROUP_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from chronik.wire.api import ApiKey
 
 

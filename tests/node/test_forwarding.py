@@ -9,12 +9,12 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from chronik.node.forwarding.forwarding.forwarding import Forwarding
-from chronik.node.forwarding.forwarding.lanes import ForwardedBatch, ForwardedRequest
 
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
 from chronik.observe.metrics import Metrics

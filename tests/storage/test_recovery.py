@@ -22,6 +22,7 @@ from tests.storage.helpers import (
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
+from chronik.storage.synced_end import SYNCED_END_NAME
 from chronik.wire.errors import KafkaError
 
 ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 20, checkpoint_bytes=1 << 20)
@@ -90,6 +91,7 @@ def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None
     log = filled(disk)
     batch_bytes = log.size_bytes // 10
     disk.content(FIRST)[7 * batch_bytes + at] ^= 0x40
+    disk.remove(f"{FOLDER}/{SYNCED_END_NAME}")
     log = reopen(disk, ONE_SEGMENT, recovery_point=7)
     assert log.log_end_offset == 7
     assert log.recovery is not None
@@ -97,6 +99,39 @@ def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None
     assert log.recovery.truncated_bytes > 2 * batch_bytes
     assert offsets(log) == list(range(7))
     assert append(log, batch()).base_offset == 7
+
+
+@pytest.mark.parametrize("at", [0, 8, 11, 16, 17, 22, 26, 60, 70])
+def test_a_flipped_bit_below_the_synced_end_is_damage(at: int) -> None:
+    """The recovery point is some seconds old; the synced end proves that the batch was durable."""
+    disk = FaultyDisk()
+    log = filled(disk)
+    batch_bytes = log.size_bytes // 10
+    disk.content(FIRST)[9 * batch_bytes + at] ^= 0x40
+    log = reopen(disk, ONE_SEGMENT, recovery_point=0)
+    assert log.recovery is not None
+    assert log.recovery.is_damaged
+    assert log.recovery.recovery_point == 10
+
+
+def test_a_log_that_ends_below_its_synced_end_says_so() -> None:
+    disk = FaultyDisk()
+    log = filled(disk)
+    del disk.content(FIRST)[9 * (log.size_bytes // 10) :]
+    log = reopen(disk, ONE_SEGMENT, recovery_point=0)
+    assert log.recovery is not None
+    assert (log.log_end_offset, log.recovery.ends_below_recovery_point) == (9, True)
+
+
+def test_a_log_that_was_cut_on_purpose_is_not_short() -> None:
+    disk = FaultyDisk()
+    filled(disk)
+    log = reopen(disk, ONE_SEGMENT)
+    log.truncate_to(6)
+    log.close()
+    log = reopen(disk, ONE_SEGMENT, recovery_point=0)
+    assert log.recovery is None or not log.recovery.is_damaged
+    assert log.log_end_offset == 6
 
 
 def test_a_rotten_batch_below_the_recovery_point_is_kept_and_reported() -> None:

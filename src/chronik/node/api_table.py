@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
     alter_configs,
     alter_partition_reassignments,
@@ -40,7 +40,7 @@ from chronik.node.apis import (
     unregister_broker,
 )
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.forwarding.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog

@@ -10,13 +10,13 @@ from uuid import UUID
 
 from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.api_table import ApiServices, make_handlers
 from chronik.node.config import ConfigError
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.disk_watch import DiskWatch
-from chronik.node.forwarding.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.cluster_member import Addresses, ClusterMember, StoredMetadata, load_metadata
 from chronik.node.membership.cluster_secret import ClusterSecret, load_secret
 from chronik.node.membership.departures import Departures

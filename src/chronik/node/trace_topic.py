@@ -11,7 +11,7 @@ import asyncio
 
 from chronik.client.errors import ClientError
 from chronik.metadata.names import TRACES_TOPIC
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.topic_plans import NewTopic

@@ -2,7 +2,7 @@
 
 Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`), `NNN.snapshot`
 (see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see `recovery`), `cleaner-offset` (see
-`swap`). NNN is an offset in 20 digits.
+`swap`), `synced-end` (see `synced_end`). NNN is an offset in 20 digits.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from chronik.storage.segment import LogSegment
 from chronik.storage.set_aside import set_aside
 from chronik.storage.small_files import encode_value
 from chronik.storage.swap import Replacement, replace_segments
+from chronik.storage.synced_end import lower_synced_end
 from chronik.storage.syncing import SyncJob
 from chronik.storage.times import TimeLookup, TimestampOffset
 from chronik.storage.truncation import files_from, rebuild_producers, remove_segments
@@ -243,7 +244,9 @@ class Log(LogWriter):
             found = view.find(offset)
         finally:
             view.release()
-        self.log_end_offset = min(offset, found[1].base_offset) if found is not None else offset
+        end_offset = min(offset, found[1].base_offset) if found is not None else offset
+        lower_synced_end(self.disk, self.folder, end_offset)
+        self.log_end_offset = end_offset
         self._remove_last(at + 1)
         if found is not None:
             self._segments.cut_active(found[0], self.log_end_offset - 1)
@@ -260,6 +263,7 @@ class Log(LogWriter):
 
     def truncate_fully(self, new_start_offset: int) -> None:
         """Drop everything and go on, empty, at `new_start_offset`. Blocks; durable when it returns."""
+        lower_synced_end(self.disk, self.folder, 0)
         self.log_start_offset = self.log_end_offset = new_start_offset
         if self.disk.exists(f"{self.folder}/{START_NAME}"):
             self.disk.remove(f"{self.folder}/{START_NAME}")
@@ -359,6 +363,7 @@ class Log(LogWriter):
         end = max(base_offset, self.log_start_offset)
         name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
         paths = files_from(self.disk, self.folder, base_offset, end)
+        lower_synced_end(self.disk, self.folder, end)
         self._segments.remove(at, self.segment_count)
         self._active = None
         self.log_end_offset = end

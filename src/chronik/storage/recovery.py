@@ -4,8 +4,8 @@ Recovery starts at the newest snapshot: everything below it was durable when it 
 is read and its CRC checked; indexes, leader epochs and producers are rebuilt on the way. After a clean shutdown the
 snapshot stands at the end and nothing is read.
 
-What happens at the first bad batch depends on the recovery point, the offset up to which the caller knows that data was
-durable (and so may have been acknowledged):
+What happens at the first bad batch depends on the recovery point, the offset up to which data was durable (and so may
+have been acknowledged), as the caller knows or as `synced_end` proves:
 - at or above it, the batch is what a crash leaves: the log is truncated there, as Kafka does, and the report says so;
 - below it, acknowledged data is damaged, and nothing is thrown away. Where only the batch's content is bad and the next
   batch follows, it is kept: consumers that check CRCs meet it, as they do in Kafka when a disk rots. Where the chain of
@@ -25,6 +25,7 @@ from chronik.storage.segment import NO_TIMESTAMP, RELATIVE_OFFSET_MAX, LogSegmen
 from chronik.storage.small_files import read_number
 from chronik.storage.snapshot import Snapshot, decode_snapshot, restore_producers
 from chronik.storage.swap import CLEANER_NAME, finish_swaps
+from chronik.storage.synced_end import read_synced_end
 from chronik.storage.syncing import EPOCHS_NAME
 from chronik.wire.batch import BatchHeader
 
@@ -52,6 +53,8 @@ class RecoveryReport:
 
     folder: str
     was_clean: bool
+    recovery_point: int = 0
+    """Below this, data was durable."""
     snapshot_offset: int | None = None
     scanned_batches: int = 0
     scanned_bytes: int = 0
@@ -102,7 +105,8 @@ def load_log(
 ) -> LoadedLog:
     """Open the folder, made where it is missing. Blocks."""
     disk.mkdir(folder)
-    return _Recovery(disk, folder, config, now_ms, recovery_point or 0, clean).load()
+    durable_upto = max(recovery_point or 0, read_synced_end(disk, folder))
+    return _Recovery(disk, folder, config, now_ms, durable_upto, clean).load()
 
 
 class _Recovery:
@@ -117,7 +121,7 @@ class _Recovery:
         self.now_ms = now_ms
         self.recovery_point = recovery_point
         self.clean = clean
-        self.report = RecoveryReport(folder, clean)
+        self.report = RecoveryReport(folder, clean, recovery_point)
         self.epochs = LeaderEpochs()
         self.producers = ProducerStates(config.producer_expiration_ms)
         self.last_batch_crc = 0

@@ -11,6 +11,7 @@ from chronik.storage.disk import Disk, read_file
 from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.segment import segment_path
 from chronik.storage.swap import CLEANER_NAME
+from chronik.storage.synced_end import read_synced_end
 from chronik.storage.syncing import EPOCHS_NAME
 from chronik.wire.batch import BatchHeader
 
@@ -30,6 +31,7 @@ class LogSurvey(NamedTuple):
 
 def survey_log(disk: Disk, folder: str, recovery_point: int) -> LogSurvey:
     """The log in `folder`. Reads all headers, and whole batches only above the recovery point. Blocks."""
+    recovery_point = max(recovery_point, read_synced_end(disk, folder))
     names = disk.listdir(folder)
     bases = [int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit()]
     # Compaction leaves gaps. Without it, a gap is a segment that is missing, and the log ends before it.

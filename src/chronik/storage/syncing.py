@@ -1,5 +1,6 @@
 """Making a log durable: what one sync does in a thread, and the checkpoint it may leave."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from chronik.storage.producers import ProducerStates
 from chronik.storage.segment import LogSegment, segment_path
 from chronik.storage.shared_file import SharedFile
 from chronik.storage.snapshot import Snapshot, encode_snapshot
+from chronik.storage.synced_end import note_synced_end
 
 __all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
 
@@ -72,6 +74,9 @@ class SyncJob:
         finally:
             for shared in self._files:
                 shared.release()
+        with contextlib.suppress(OSError):
+            # The data is durable; only the proof of it is older.
+            note_synced_end(self._disk, self._folder, self.end_offset)
         if self.checkpoint is not None:
             try:
                 self._write_checkpoint(self.checkpoint)

@@ -16,8 +16,8 @@ from chronik.metadata.commands import AlterConfigs
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, split_list
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
-from chronik.node.admin.outcomes.config_entries import ResourceType
-from chronik.node.admin.outcomes.outcomes import duplicates
+from chronik.node.admin.config_entries import ResourceType
+from chronik.node.admin.outcomes import duplicates
 from chronik.node.config import NodeConfig
 from chronik.node.topic_settings import broker_values, topic_values
 from chronik.wire.errors import ErrorCode, KafkaError

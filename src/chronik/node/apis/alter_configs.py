@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from chronik.node.admin.outcomes.config_changes import replace_all
+from chronik.node.admin.config_changes import replace_all
 from chronik.node.apis.incremental_alter_configs import Services, alter_resources, on_error
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request

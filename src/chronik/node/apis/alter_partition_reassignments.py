@@ -16,7 +16,7 @@ from functools import partial
 
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
-from chronik.node.admin.outcomes.partition_plans import carry_out
+from chronik.node.admin.partition_plans import carry_out
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
-from chronik.node.admin.outcomes.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import plan_partitions

@@ -19,9 +19,9 @@ from uuid import UUID
 
 from chronik.metadata.apply import apply
 from chronik.metadata.image import TopicImage
-from chronik.node.admin.outcomes.config_entries import created_topic_entries
-from chronik.node.admin.outcomes.outcomes import Outcome, duplicates, refusal, within
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.config_entries import created_topic_entries
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic, check_partition_count, plan_topic
 from chronik.node.runtime import Runtime

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from chronik.metadata.names import is_internal
-from chronik.node.admin.outcomes.outcomes import Outcome, within
+from chronik.node.admin.outcomes import Outcome, within
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler, Values

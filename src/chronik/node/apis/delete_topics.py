@@ -16,7 +16,7 @@ from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.node.admin.outcomes.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

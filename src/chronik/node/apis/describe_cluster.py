@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from chronik.node.admin.outcomes.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request

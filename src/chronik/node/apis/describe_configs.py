@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from chronik.node.admin.outcomes.config_entries import (
+from chronik.node.admin.config_entries import (
     ResourceType,
     broker_entries,
     check_broker_name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from chronik.groups.group import GroupState
-from chronik.node.admin.outcomes.operations import GROUP_OPERATIONS
+from chronik.node.admin.operations import GROUP_OPERATIONS
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request

@@ -19,7 +19,7 @@ from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
 from chronik.metadata.preferred import plan_unclean_elections
-from chronik.node.admin.outcomes.partition_plans import carry_out
+from chronik.node.admin.partition_plans import carry_out
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Handler, Values

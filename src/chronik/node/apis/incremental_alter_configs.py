@@ -17,8 +17,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from chronik.node.admin.outcomes.config_changes import Change, Planned, change_some
-from chronik.node.admin.outcomes.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.config_changes import Change, Planned, change_some
+from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

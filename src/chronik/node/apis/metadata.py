@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.names import OFFSETS_TOPIC, check_topic_name
-from chronik.node.admin.outcomes.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.departures import Departures

@@ -23,8 +23,8 @@ from uuid import UUID
 
 from chronik.metadata.image import TopicImage
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.forwarding.forwarding.forwarding import Forwarding
-from chronik.node.forwarding.forwarding.lanes import ForwardedBatch, ForwardedRequest
+from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition import Appended
 from chronik.node.replicas.partition_host import PartitionHost

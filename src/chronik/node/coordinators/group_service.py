@@ -24,7 +24,7 @@ from chronik.groups.settings import GroupSettings
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import BrokerImage
 from chronik.metadata.names import OFFSETS_TOPIC
-from chronik.node.admin.outcomes.topics import Topics
+from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.coordinators.group_appender import GroupAppender
 from chronik.node.membership.metadata_log import MetadataLog

@@ -17,8 +17,8 @@ import asyncio
 from uuid import UUID
 
 from chronik.metadata.image import NO_LEADER, TopicImage
-from chronik.node.forwarding.forwarding.lanes import ForwardedBatch, Lane
-from chronik.node.forwarding.forwarding.leader_pipeline import LeaderPipeline
+from chronik.node.forwarding.lanes import ForwardedBatch, Lane
+from chronik.node.forwarding.leader_pipeline import LeaderPipeline
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers
 from chronik.node.replicas.partition_host import PartitionHost

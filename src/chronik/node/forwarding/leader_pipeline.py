@@ -8,7 +8,7 @@ from typing import Protocol
 
 from chronik.client.connection import Connection as PeerConnection
 from chronik.client.errors import ClientError
-from chronik.node.forwarding.forwarding.lanes import ForwardedBatch
+from chronik.node.forwarding.lanes import ForwardedBatch
 from chronik.node.membership.peers import Peers
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import MalformedRequest

@@ -498,7 +498,7 @@ class PartitionHost:
         """What opening a log showed to be lost, and how. A single replica with damage serves what can be read of it."""
         report = log.recovery
         if report is not None and report.ends_below_recovery_point:
-            return Loss.CERTAIN, f"its log ends at {log.log_end_offset}, and had reached {recovery_point}"
+            return Loss.CERTAIN, f"its log ends at {log.log_end_offset}, and had reached {report.recovery_point}"
         if report is not None and report.damages and replicas > 1:
             first = report.damages[0]
             loss = Loss.CERTAIN if log.read_only_forever else Loss.SPOILED
