@@ -79,6 +79,21 @@ def cut_at_a_batch(log: Path) -> int:
     return kept[-1][0].next_offset
 
 
+def cut_the_last_batch(log: Path) -> None:
+    size = sum(len(data) for _, data in list(stored_batches(log))[:-1])
+    (segment,) = log.glob("*.log")
+    with segment.open("r+b") as file:
+        file.truncate(size)
+
+
+def flip_in_the_last_batch(log: Path) -> None:
+    size = sum(len(data) for _, data in stored_batches(log))
+    (segment,) = log.glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[size - 5] ^= 0x10
+    segment.write_bytes(data)
+
+
 def damage_a_batch(log: Path) -> None:
     """The size of a batch in the middle of the log is not what it was, so that nothing after it can be reached."""
     batches = list(stored_batches(log))

@@ -14,7 +14,9 @@ from tests.cluster.support_lost_logs import (
     check_all_are_read,
     check_whole_again,
     cut_at_a_batch,
+    cut_the_last_batch,
     damage_a_batch,
+    flip_in_the_last_batch,
     is_listed_up_to,
     log_of,
     produce,
@@ -177,7 +179,7 @@ def test_an_old_copy_of_metadata_is_refused_and_without_it_the_node_joins_again(
     shutil.copy(folder / "metadata.copy", folder / "metadata.db")
     nodes.local.launch(victim)
     eventually(lambda: nodes.node(victim).process.state != "running", 60.0, "the node gives up")
-    assert "is an old copy that has forgotten votes" in nodes.log_text(victim)
+    assert "has forgotten votes" in nodes.log_text(victim)
     (folder / "metadata.db").unlink()
     nodes.start(victim)
     check_whole_again(nodes, topic, RECORDS)
@@ -198,3 +200,44 @@ def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
     for node_id in nodes.ids:
         assert "chronik cluster restore-metadata" in nodes.log_text(node_id)
     assert before == {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
+
+
+def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
+    """SQLite drops the end of a damaged write-ahead log in silence: the node must not vote with what is left."""
+    nodes.new_topic(1)
+    lagging, victim, whole = nodes.ids
+    nodes.kill(lagging)
+    folder = Path(nodes.node(victim).folder)
+    size = (folder / "metadata.db-wal").stat().st_size
+    topic = nodes.new_topic(1)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.kill_all()
+    with (folder / "metadata.db-wal").open("r+b") as file:
+        file.truncate(size)
+    nodes.local.launch(victim)
+    nodes.local.launch(lagging)
+    eventually(lambda: nodes.node(victim).process.state != "running", 60.0, "the node gives up")
+    assert "has forgotten votes" in nodes.log_text(victim)
+    nodes.start(whole)
+    for path in folder.glob("metadata.db*"):
+        path.unlink()
+    nodes.start(victim)
+    check_whole_again(nodes, topic, RECORDS)
+
+
+@pytest.mark.parametrize("hurt", [cut_the_last_batch, flip_in_the_last_batch])
+def test_a_log_that_lost_its_last_batch_does_not_lead(start_nodes: StartNodes, hurt: Callable[[Path], object]) -> None:
+    """Within the seconds in which no recovery point knows of the batch."""
+    nodes = start_nodes(recovery_point_interval_ms=3_600_000)
+    topic = nodes.new_topic(1)
+    lagging, victim, whole = nodes.ids
+    nodes.kill(lagging)
+    produce(nodes, topic, 0, RECORDS)
+    nodes.kill_all()
+    hurt(log_of(nodes, victim, topic))
+    nodes.local.launch(victim)
+    nodes.local.launch(lagging)
+    eventually(lambda: nodes.controller() in (victim, lagging), 60.0, "two nodes are a majority")
+    nodes.start(whole)
+    nodes.start_all()
+    check_whole_again(nodes, topic, RECORDS)

@@ -14,6 +14,7 @@ from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
 from chronik.node.coordinators.group_service import OFFSETS_TOPIC_CONFIGS
 from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
+from chronik.node.membership.metadata_mark import MARK_NAME
 from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
 from chronik.raft.entries import HardState, Snapshot
 from chronik.raft.membership import Member, Membership
@@ -99,7 +100,7 @@ def write_metadata(
 
 def _remove(folder: DataFolder) -> None:
     """Of a store without metadata; or of one that was just made, and has no use without the others."""
-    for suffix in ("", "-wal", "-shm"):
-        path = f"{folder.path}/{STORE_NAME}{suffix}"
+    for name in (STORE_NAME, f"{STORE_NAME}-wal", f"{STORE_NAME}-shm", MARK_NAME):
+        path = f"{folder.path}/{name}"
         if folder.disk.exists(path):
             folder.disk.remove(path)

@@ -33,6 +33,7 @@ from chronik.node.membership.controller_service import ControllerService, Hosted
 from chronik.node.membership.greeter import Greeter
 from chronik.node.membership.identity import Identity
 from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.membership.metadata_mark import MarkedRaftStore, MetadataMark
 from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
@@ -43,7 +44,7 @@ from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
 from chronik.raft.settings import RaftSettings
-from chronik.raft.store import RaftStore, StoreError
+from chronik.raft.store import StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -57,7 +58,7 @@ REFUSED_S = 5.0
 
 WAITING_LOGGED_S = 5.0
 NO_METADATA_S = 20.0
-"""A node without metadata waits this long for a cluster to join, once it has been connected to all founders."""
+"""A node without metadata waits this long for a controller, once it has been connected to all founders."""
 
 MAJORITY_LOST_S = 2.0
 HAND_OVER_S = 1.0
@@ -83,7 +84,7 @@ class Addresses(NamedTuple):
 class StoredMetadata(NamedTuple):
     """What the Raft store of this node held when it was opened."""
 
-    store: RaftStore
+    store: MarkedRaftStore
     state: StoredState
     has_logs: bool
     """Whether there are logs beside it."""
@@ -92,7 +93,8 @@ class StoredMetadata(NamedTuple):
 async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
     """StoreError if the store cannot be read."""
     open_store = runtime.env.open_raft_store or SqliteRaftStore
-    store = open_store(f"{folder.path}/{STORE_NAME}", runtime.env.new_uuid)
+    inner = open_store(f"{folder.path}/{STORE_NAME}", runtime.env.new_uuid)
+    store = MarkedRaftStore(inner, runtime.env.disk, folder.path)
     state = await runtime.run_blocking(store.load)
     return StoredMetadata(store, state, bool(await runtime.run_blocking(folder.partitions)))
 
@@ -132,10 +134,12 @@ class ClusterMember:
         self._has_lost_metadata = self._is_metadata_lost(stored, loaded.has_logs)
         """Whether there are logs here beside an empty Raft store."""
         self._met_founders: set[int] = set()
+        self._refused_since_s: float | None = None
+        self._leaderless_since_s: float | None = None
         cluster_id = _cluster_id(config, folder)
         self.identity = Identity(config.node_id, incarnation, str(addresses.internal), cluster_id)
         node = self._raft_node(stored)
-        self._check(node, stored)
+        self._check(node, stored, loaded.store.mark)
         self.metadata = metadata
         self._member_ids: set[int] = set()
         configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
@@ -205,16 +209,18 @@ class ClusterMember:
         self._log.error("metadata_lost", path=path, then="this node joins its cluster again and keeps its logs")
         return True
 
-    def _check(self, node: RaftNode, stored: StoredState) -> None:
+    def _check(self, node: RaftNode, stored: StoredState, mark: MetadataMark) -> None:
         config, boot = self._config, self._folder.boot
         members = node.membership.members
-        if members and boot is not None and node.last_index < boot.raft_index:
+        reached = max(mark.last_index, 0 if boot is None else boot.raft_index)
+        if members and (node.last_index < reached or stored.hard_state.term < mark.term):
             way_out = (
-                "remove it, and the node joins its cluster again with its logs" if config.peers else "restore that"
+                "remove it, and the node joins its cluster again with its logs" if config.peers else WITHOUT_METADATA
             )
             raise StoreError(
-                f"{self._folder.path}/{STORE_NAME} ends at entry {node.last_index} and had reached {boot.raft_index}: "
-                f"it is an old copy that has forgotten votes and metadata: {way_out}"
+                f"{self._folder.path}/{STORE_NAME} ends at entry {node.last_index} of term {stored.hard_state.term} "
+                f"and had reached entry {reached} and term {mark.term}: it is damaged or an old copy, "
+                f"and has forgotten votes and metadata: {way_out}"
             )
         others = [member.node_id for member in members if member.is_voter and member.node_id != config.node_id]
         if others and not config.peers:
@@ -255,7 +261,7 @@ class ClusterMember:
         """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
         config, incarnation = self._config, self.identity.incarnation
         await self._runtime.run_blocking(lambda: self._folder.record_start(incarnation))
-        started_s = logged_s = self._loop.time()
+        logged_s = self._loop.time()
         while True:
             try:
                 await self.session.register()
@@ -266,8 +272,8 @@ class ClusterMember:
                     raise StoreError(
                         f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
                     ) from None
-                self._give_up_if_refused(now_s - started_s, error)
-                self._give_up_without_metadata(now_s - started_s)
+                self._give_up_if_refused(now_s, error)
+                self._give_up_without_metadata(now_s)
                 if now_s - logged_s >= WAITING_LOGGED_S:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
@@ -299,30 +305,47 @@ class ClusterMember:
             if node_id != self._config.node_id and not self.peers.is_connected(node_id)
         ]
 
-    def _give_up_if_refused(self, waited_s: float, error: KafkaError) -> None:
-        """A node that nobody wants must not wait for ever in silence."""
-        if waited_s < REFUSED_S:
+    def _give_up_if_refused(self, now_s: float, error: KafkaError) -> None:
+        """A node that is refused for so long must not wait for ever in silence.
+
+        Counted from the first refusal: the node may have waited for a controller before.
+        """
+        reason = self._refusal(error)
+        if not reason:
+            self._refused_since_s = None
             return
+        if self._refused_since_s is None:
+            self._refused_since_s = now_s
+        if now_s - self._refused_since_s >= REFUSED_S:
+            raise ConfigError(reason)
+
+    def _refusal(self, error: KafkaError) -> str:
+        """Why the cluster does not take this node; empty if it may still do."""
         if error.code is ErrorCode.duplicate_broker_registration:
-            raise ConfigError(error.message)
+            return error.message
         if error.code is ErrorCode.invalid_registration and self.raft.node.last_index > 0:
             # With an empty store it would be about to join; this one was removed.
-            raise ConfigError(error.message)
+            return error.message
         statuses = [self.peers.status(node_id) for node_id in self.peers.known()]
         refusals = [status.reason for status in statuses if status.state is PeerState.REJECTED]
-        if refusals and not any(status.state is PeerState.CONNECTED for status in statuses):
-            raise ConfigError(refusals[0])
+        is_connected = any(status.state is PeerState.CONNECTED for status in statuses)
+        return refusals[0] if refusals and not is_connected else ""
 
-    def _give_up_without_metadata(self, waited_s: float) -> None:
-        """A node that lost its metadata can only join. If all founders did, there is nothing to join."""
+    def _give_up_without_metadata(self, now_s: float) -> None:
+        """A node that lost its metadata can only join. If most founders did, there is nothing to join."""
         if not self._has_lost_metadata:
             return
         others = set(founders(self._config)) - {self._config.node_id}
         self._met_founders |= {node_id for node_id in others if self.peers.is_connected(node_id)}
-        if waited_s >= NO_METADATA_S and others <= self._met_founders and self.raft.leader_id < 0:
+        if not others <= self._met_founders or self.raft.leader_id >= 0:
+            self._leaderless_since_s = None
+            return
+        if self._leaderless_since_s is None:
+            self._leaderless_since_s = now_s
+        if now_s - self._leaderless_since_s >= NO_METADATA_S:
             raise StoreError(
-                f"{self._folder.path}/{STORE_NAME} is missing or empty though there are logs beside it, and no node of "
-                f"this cluster has its metadata: {WITHOUT_METADATA}"
+                f"{self._folder.path}/{STORE_NAME} is missing or empty though there are logs beside it, and no "
+                f"majority of this cluster has its metadata: {WITHOUT_METADATA}"
             )
 
     async def propose_isr(

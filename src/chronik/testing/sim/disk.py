@@ -143,7 +143,7 @@ class ProcessDisk:
         if device.is_failing and operation in WRITES and operation != "disk.sync":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if operation in device.holds_up and not self._world.in_thread:
-            self.process.charge(device.hangs_until_s - self._world.now)
+            self.process.loop.charge_until(device.hangs_until_s)
 
     def sync(self, operation: str) -> None:
         self.begin(operation)

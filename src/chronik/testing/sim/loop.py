@@ -82,6 +82,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         """What runs now takes this long, and the loop with it."""
         self._charged_s += seconds
 
+    def charge_until(self, world_s: float) -> None:
+        """What runs now takes until this time of the world, and the loop with it."""
+        self._charged_s = max(self._charged_s, world_s - self.process.world.now)
+
     def _iterate(self) -> None:
         self._is_scheduled = False
         if not self.process.is_running:

@@ -1,0 +1,84 @@
+"""The mark beside the Raft store shows that the store has lost writes, and never shows what was cut on purpose."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.node.test_raft_store import entries
+
+from chronik.node.membership.metadata_mark import MARK_NAME, NO_MARK, MarkedRaftStore, MetadataMark, last_index_of
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.raft.entries import HardState
+from chronik.raft.ready import Persist
+from chronik.storage.disk import RealDisk
+
+
+def opened(folder: Path) -> MarkedRaftStore:
+    path = str(folder / "metadata.db")
+    return MarkedRaftStore(SqliteRaftStore(path, lambda: UUID(int=1)), RealDisk(), str(folder))
+
+
+def test_a_write_ahead_log_that_was_cut_is_noticed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.load()
+    store.persist(Persist(HardState(1), entries=entries(1, 1, 1)))
+    size = (tmp_path / "metadata.db-wal").stat().st_size
+    store.persist(Persist(HardState(2), entries=entries(3, 2, 2)))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("metadata.db", "metadata.db-wal", MARK_NAME):
+        shutil.copy(tmp_path / name, copy)
+    with (copy / "metadata.db-wal").open("r+b") as file:
+        file.truncate(size)
+    hurt = opened(copy)
+    assert last_index_of(hurt.load()) == 2
+    assert hurt.mark == MetadataMark(2, 4)
+    hurt.close()
+    store.close()
+
+
+def test_entries_that_were_cut_on_purpose_are_not_missed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.load()
+    store.persist(Persist(HardState(1), entries=entries(1, 1, 1, 1)))
+    store.persist(Persist(HardState(2), cut_from=2, entries=entries(2, 2)))
+    store.close()
+    again = opened(tmp_path)
+    assert last_index_of(again.load()) == 2
+    assert again.mark == MetadataMark(2, 2)
+    again.close()
+
+
+def test_a_new_store_has_nothing_to_do_with_the_mark_of_the_one_before(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.load()
+    store.persist(Persist(HardState(3), entries=entries(1, 1, 2, 3)))
+    store.close()
+    for path in tmp_path.glob("metadata.db*"):
+        path.unlink()
+    again = opened(tmp_path)
+    again.load()
+    assert again.mark == NO_MARK
+    again.close()
+    last = opened(tmp_path)
+    last.load()
+    assert last.mark == NO_MARK
+    last.close()
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 15, 16, 19])
+def test_a_damaged_mark_says_nothing(tmp_path: Path, at: int) -> None:
+    store = opened(tmp_path)
+    store.load()
+    store.persist(Persist(HardState(1), entries=entries(1, 1)))
+    store.close()
+    data = bytearray((tmp_path / MARK_NAME).read_bytes())
+    data[at] ^= 1
+    (tmp_path / MARK_NAME).write_bytes(data)
+    again = opened(tmp_path)
+    again.load()
+    assert again.mark == NO_MARK
+    again.close()
