@@ -23,6 +23,7 @@ from tests.support.terminal import Terminal
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder
+from chronik.storage.synced_end import lower_synced_end
 
 RECORDS = 2_000
 NO_LEADER = -1
@@ -125,6 +126,7 @@ def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
     }
     folder.recovery_points_job(points)()
     folder.close()
+    lower_synced_end(RealDisk(), str(log_of(nodes, node_id, topic)), end)
     return end
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from tests.cluster.support_elections import elect
 from tests.cluster.support_workload import Workload
 from tests.faults.support_damage import flipped_bit, truncated_file
-from tests.faults.support_lost_files import damaged_log, lost_log, stale_folder
+from tests.faults.support_lost_files import damaged_log, lost_log, short_log, stale_folder
 from tests.faults.support_room import CUT, Way
 from tests.faults.support_stage import SLOW_READS, SLOW_SYNCS, Stage, Ways
 from tests.faults.support_storm import Storm
@@ -337,6 +337,7 @@ ALONE: dict[str, Act] = {
     "truncated-file": truncated_file,
     "lost-log": lost_log,
     "damaged-log": damaged_log,
+    "short-log": short_log,
     "stale-folder": stale_folder,
 }
 ACTS: dict[str, Act] = {**HARD, **SOFT, **ALONE}

@@ -17,7 +17,7 @@ from tests.cluster.support_workload import Workload
 from tests.faults.support_stage import Stage
 from tests.support.eventually import eventually
 
-from chronik.wire.batch import read_batch_header
+from chronik.wire.batch import HEADER_BYTES, read_batch_header
 
 SEGMENTS_TIMEOUT_S = 60.0
 FIRST_READY_S = 20.0
@@ -58,6 +58,37 @@ def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
     stage.note(f"{log.name}/{segment.name} on {victim} {how}, all killed, {victim} returns first")
     yield
     _bring_back(stage, victim, log, is_first=True)
+
+
+@contextmanager
+def short_log(stage: Stage, workload: Workload) -> Iterator[None]:
+    """All nodes die; one replica has lost the last batch of its log, or has a bad one, and comes back first."""
+    victim, log = _replica(stage, workload)
+    _kill_all(stage)
+    segment, at, size = _last_batch(log)
+    data = bytearray(segment.read_bytes())
+    if stage.chance.random() < 0.5:
+        del data[at:]
+        how = f"cut to {at} bytes"
+    else:
+        data[at + stage.chance.randrange(HEADER_BYTES, size)] ^= 1 << stage.chance.randrange(8)
+        how = f"changed in the batch at byte {at}"
+    segment.write_bytes(data)
+    stage.note(f"{log.name}/{segment.name} on {victim} {how}, all killed, {victim} returns first")
+    yield
+    _bring_back(stage, victim, log, is_first=True)
+
+
+def _last_batch(log: Path) -> tuple[Path, int, int]:
+    """The segment of the log's last batch, and the place and size of that batch."""
+    found: tuple[Path, int, int] | None = None
+    for segment in sorted(log.glob("*.log")):
+        data, at = segment.read_bytes(), 0
+        while len(data) - at >= HEADER_BYTES and (header := read_batch_header(data, at)).magic == 2:
+            found = segment, at, header.size_bytes
+            at += header.size_bytes
+    assert found is not None, f"{log} has no batch"
+    return found
 
 
 @contextmanager

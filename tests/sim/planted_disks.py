@@ -15,9 +15,11 @@ from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_member import ClusterMember
 from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.storage import recovery
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
 from chronik.testing.sim.bad_disks import BadDisks
@@ -120,6 +122,28 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def synced_end_is_not_read() -> Iterator[None]:
+    """A log that lost batches of the last seconds passes for one that a crash has torn, and may lead."""
+
+    def nothing(*_: Any) -> int:
+        return 0
+
+    with patch.object(recovery, "read_synced_end", nothing):
+        yield
+
+
+@contextmanager
+def metadata_mark_is_not_read() -> Iterator[None]:
+    """A node votes with a Raft store that lost its last writes."""
+
+    def nothing(*_: Any) -> MetadataMark:
+        return NO_MARK
+
+    with patch.object(MarkedRaftStore, "_read", nothing):
+        yield
+
+
 class Found(NamedTuple):
     """A seed that finds a bug, and a part of what it then reports."""
 
@@ -129,10 +153,12 @@ class Found(NamedTuple):
 
 
 PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
-    empty_or_short_replica_leads: Found(BadDisks.name, 9, "and committed is up to"),
+    empty_or_short_replica_leads: Found(BadDisks.name, 12, "and committed is up to"),
     sick_disk_keeps_its_offices: Found(BadDisks.name, 15, "nothing was acknowledged for"),
-    damaged_replica_is_kept: Found(BadDisks.name, 83, "is whole again"),
+    damaged_replica_is_kept: Found(BadDisks.name, 1, "is whole again"),
     coordinator_answers_without_lease: Found(ThreeNodes.name, 12, "had been told to be committed"),
     cluster_is_founded_beside_logs: Found(BadDisks.name, 14, "both lead"),
+    synced_end_is_not_read: Found(BadDisks.name, 60, "and committed is up to"),
+    metadata_mark_is_not_read: Found(BadDisks.name, 81, "all nodes are ready again"),
 }
 """Hits are far apart, so each test runs one seed. docs/simulator.md says how often each bug is found."""

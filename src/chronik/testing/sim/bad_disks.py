@@ -22,6 +22,8 @@ TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
 """What happens beside hurt files and sick devices, a part of it in each seed."""
 SICK_BUSY_S = 22.0
+RECOVERY_POINT_INTERVALS_MS = 250, 60_000
+"""With the second one no recovery point is ever new: the synced ends have to prove what was durable."""
 FILES_PAUSE_S = 1.0
 """A node can be hurt again when it is whole again, which takes a while."""
 
@@ -37,6 +39,7 @@ class BadDisks(ThreeNodes):
         beside = trouble.sample(BESIDE, trouble.randint(0, 3))
         if self._trouble == FILES:
             self.strike_pause_s = FILES_PAUSE_S
+            self.recovery_point_interval_ms = trouble.choice(RECOVERY_POINT_INTERVALS_MS)
             self._kinds = [*trouble.sample(sorted(WOUNDS), trouble.randint(1, 2)), *beside]
         elif self._trouble == STORES:
             self._kinds = ["lose_all_stores", *beside]

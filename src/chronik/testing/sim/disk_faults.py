@@ -19,16 +19,32 @@ from chronik.testing.sim.tree import FileNode, FolderNode
 from chronik.testing.sim.world import World
 from chronik.testing.sim.wounds import Wounds
 
-WOUNDS: Mapping[str, int] = {"lose_log": 8, "shorten": 8, "damage": 8, "roll_back": 8, "lose_store": 5, "lose_node": 5}
+WOUNDS: Mapping[str, int] = {
+    "lose_log": 8,
+    "shorten": 8,
+    "damage": 8,
+    "roll_back": 8,
+    "lose_store": 5,
+    "lose_node": 5,
+    "old_store": 5,
+}
 """Faults that hurt the files of one node, and their weights."""
 ALL_SHARE = 0.6
 """How often all other nodes go down with the one whose files are hurt."""
 LATER_S = (0.5, 3.0)
 """How much later than the first of them nodes start that went down together."""
+LAGGING_SHARE = 0.4
+LAGGING_S = (2.5, 4.0)
+"""Longer than a session: the others go on without a node that is down for so long."""
+WHOLE_LATER_S = (2.0, 6.0)
 COPIES_KEPT = 3
 WOUND_AGAIN_S = 0.3
 WOUND_TRIES = 8
 WITHOUT_STORES_S = (2.0, 5.0)
+STORE_AGE_S = (0.3, 3.0)
+"""How old a copy of a Raft store is that is put back."""
+STORE_REFUSED_S = (2.0, 4.0)
+"""After this long somebody removes a store with which the node does not start, as the node says."""
 SICK_FROM_S = (0.5, 2.0)
 SICK_S = 18.0
 
@@ -52,6 +68,8 @@ class DiskNemesis(ClusterNemesis):
         self.wounds = Wounds(world, nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
         """The Raft stores that nodes have to do without."""
+        self._old_stores: list[SimNode] = []
+        """The nodes whose Raft stores are from a moment ago."""
         self._is_waiting = False
         """Whether somebody's files are to be hurt as soon as that may be: nothing else happens until then."""
 
@@ -66,6 +84,7 @@ class DiskNemesis(ClusterNemesis):
 
     def end(self) -> None:
         self._put_stores_back()
+        self._remove_old_stores()
         for node in self._nodes:
             node.host.disk.heal()
         super().end()
@@ -93,7 +112,33 @@ class DiskNemesis(ClusterNemesis):
         elif kind in ("lose_store", "lose_node"):
             self._begin_anew(kind, victim)
         else:
-            self._hurt_a_log(kind, victim)
+            self._prepare(kind, victim)
+
+    def _prepare(self, kind: str, node: SimNode) -> None:
+        """Often another node goes down first and falls behind: it returns with the hurt one, before the whole one."""
+        others = [each for each in self._nodes if each is not node and each.is_ready]
+        lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
+        store = self.wounds.files(node).copy_store()
+        wait_s = self._random.uniform(*STORE_AGE_S)
+        if lagging is not None:
+            self._world.note(f"{lagging.host.name} is to fall behind")
+            lagging.kill()
+            wait_s = self._random.uniform(*LAGGING_S)
+        elif kind != "old_store":
+            wait_s = 0.0
+        self._is_waiting = True
+        self._world.after(wait_s, self._hurt, kind, node, lagging, store)
+
+    def _hurt(self, kind: str, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
+        self._is_waiting = False
+        if self._is_over or not self._may_hurt(kind, node):
+            self.counts[kind] -= 1
+            if lagging is not None:
+                lagging.start_when_down()
+        elif kind == "old_store":
+            self._put_old_store(node, lagging, store)
+        else:
+            self._hurt_a_log(kind, node, lagging)
 
     def _one_to_hurt(self, kind: str, node: SimNode) -> SimNode | None:
         others = self._random.sample(self._nodes, len(self._nodes))
@@ -104,8 +149,8 @@ class DiskNemesis(ClusterNemesis):
             return False
         return kind != "roll_back" or (bool(_older_copies(node)) and self._others_remember(node))
 
-    def _hurt_a_log(self, kind: str, node: SimNode) -> None:
-        down = self._take_down(node)
+    def _hurt_a_log(self, kind: str, node: SimNode, lagging: SimNode | None) -> None:
+        down = self._take_down(node) if lagging is None else self._take_all_down()
         files = self.wounds.files(node)
         exposed = files.exposed()
         if exposed:
@@ -120,7 +165,7 @@ class DiskNemesis(ClusterNemesis):
             self.wounds.hurt(node)
         else:
             self.counts[kind] -= 1
-        self._bring_up(node, down)
+        self._bring_up(node, down, lagging)
 
     def _roll_back(self, node: SimNode) -> None:
         """To what it was before an earlier run of the node."""
@@ -129,6 +174,31 @@ class DiskNemesis(ClusterNemesis):
         self._world.note(f"{node.host.name} has its data folder from an earlier time")
         self.wounds.hurt(node)
         self._bring_up(node, down)
+
+    def _put_old_store(self, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
+        """The Raft store is what it was a moment ago, as if the end of its file had been lost.
+
+        After a kill: then its node knows how far the store had come, and does not vote with it.
+        """
+        down = list(self._nodes) if lagging is not None or self._random.random() < ALL_SHARE else [node]
+        for each in down:
+            each.kill()
+        if store is not None:
+            self.wounds.files(node).put_store(store)
+        self._world.note(f"{node.host.name} has its Raft store from a moment ago")
+        node.copies.clear()
+        self.wounds.hurt(node)
+        self._old_stores.append(node)
+        self._bring_up(node, down, lagging)
+        self._world.after(self._random.uniform(*STORE_REFUSED_S), self._remove_old_stores)
+
+    def _remove_old_stores(self) -> None:
+        refused, self._old_stores = [node for node in self._old_stores if not node.takes_part], []
+        for node in refused:
+            node.kill()
+            self.wounds.files(node).take_store()
+            self._world.note(f"{node.host.name} has no Raft store any more")
+            node.start_when_down()
 
     def _others_remember(self, node: SimNode) -> bool:
         """Whether the other voters durably know the newest term and all that is committed: the copy forgets both.
@@ -199,14 +269,25 @@ class DiskNemesis(ClusterNemesis):
             self._crash(each)
         return down
 
+    def _take_all_down(self) -> list[SimNode]:
+        """By a kill, after which the files tell how far they had come."""
+        for each in self._nodes:
+            each.kill()
+        return list(self._nodes)
+
     def _crash(self, node: SimNode) -> None:
         if self._random.random() < 0.5 and self._may_lose(node) and node.host.is_powered:
             node.power_off()
         else:
             node.kill()
 
-    def _bring_up(self, node: SimNode, down: Sequence[SimNode]) -> None:
+    def _bring_up(self, node: SimNode, down: Sequence[SimNode], lagging: SimNode | None = None) -> None:
         """All that are down; often the hurt node first, with no more of the others than a majority needs, or last."""
+        if lagging is not None:
+            later_s = self._random.uniform(*WHOLE_LATER_S)
+            for each in down:
+                self._world.after(0.0 if each in (node, lagging) else later_s, self._start_later, each)
+            return
         later_s = self._random.choice((0.0, 1.0)) * self._random.uniform(*LATER_S)
         others = self._random.sample([each for each in down if each is not node], len(down) - 1)
         is_last = self._random.random() < 0.2

@@ -1,7 +1,8 @@
 """The files of a node that does not run, in the hands of somebody else: removed, cut, damaged, put back from a copy.
 
-What is done here is durable at once. Only what was durable before is hurt, below the recovery point that the node's
-folder has for the log: what lies above it a crash may take as well, and nobody could tell the difference.
+What is done here is durable at once. Only what was durable before is hurt, below the recovery point or the synced end
+that the node's files have for the log: what lies above them a crash may take as well, and nobody could tell the
+difference.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
+from chronik.storage.synced_end import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.tree import FileNode, FolderNode
@@ -90,8 +92,12 @@ class NodeFiles:
         """As the node would read them at its next start: from a copy, since opening a folder changes it."""
         if not self.exist:
             return {}
-        folder = DataFolder.open(_CopiedDisk(self._host), self._path, self._node_id, "")
-        return {log: point.offset for log, point in folder.recovery_points.items()}
+        disk = _CopiedDisk(self._host)
+        folder = DataFolder.open(disk, self._path, self._node_id, "")
+        return {
+            log: max(point.offset, read_synced_end(disk, folder.log_path(*log)))
+            for log, point in folder.recovery_points.items()
+        }
 
     def _folder(self, root: FolderNode, path: str) -> FolderNode | None:
         node = root
@@ -142,8 +148,10 @@ class NodeFiles:
             batches = [batch for batch in batches if batch.segment == last]
             if not batches:
                 return self.damage(exposed, random)
-        chosen = random.choice(batches)
-        if random.random() < 0.2 and not _is_compacted(exposed.log):
+        chosen = batches[-1] if random.random() < 0.5 else random.choice(batches)
+        # Without its first segment a log looks as retention leaves it: that is not promised.
+        may_go = chosen.segment != _segments(log)[0] or len(_segments(log)) == 1
+        if random.random() < 0.2 and may_go and not _is_compacted(exposed.log):
             log.change(chosen.segment, None, None)
             log.settle()
             return f"lost {chosen.segment}"
@@ -199,6 +207,15 @@ class NodeFiles:
         own.change(STORE_NAME, None, None)
         own.settle()
         return store if isinstance(store, FileNode) else None
+
+    def copy_store(self) -> FileNode | None:
+        """The Raft store as it is now, for somebody who puts it back later. The node may run."""
+        store = self._own().names.get(STORE_NAME)
+        if not isinstance(store, FileNode):
+            return None
+        copy = store.copy()
+        copy.settle()
+        return copy
 
     def put_store(self, store: FileNode) -> None:
         own = self._own()

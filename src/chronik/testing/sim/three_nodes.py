@@ -44,6 +44,7 @@ class ThreeNodes(Scenario):
 
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
+    recovery_point_interval_ms: int = 250
 
     def build(self) -> None:
         self.has_lone_cut = self.draws_lone_cut()
@@ -68,6 +69,7 @@ class ThreeNodes(Scenario):
                 default_replication_factor=REPLICAS,
                 durability="synced" if self.is_synced else "replicated",
                 replica_lag_ms_max=lag_ms_max,
+                recovery_point_interval_ms=self.recovery_point_interval_ms,
             )
             self.nodes.append(SimNode(host, config))
         self.workload = self.make_workload([(host.address, 9092) for host in hosts], self.draw_workload())
