@@ -1,6 +1,6 @@
-"""This node's part in its cluster: who it is, its links, the Raft group, the metadata, and its standing as a broker.
+"""This node's membership in its cluster: identity, peer links, Raft group, metadata log and broker session.
 
-A node alone takes the same way: a group of one needs nobody's vote.
+A single-node cluster runs the same code as a Raft group of one.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ HEARTBEAT_INTERVAL_MS = 100
 ELECTION_TIMEOUT_MS = 500
 FOUNDERS_SMALL, FOUNDERS_LARGE = 3, 5
 REFUSED_S = 5.0
-"""Refusals may pass: the peer may not have noticed yet that this node's former process is gone."""
+"""A refusal may be temporary: the peer may not have noticed yet that this node's previous process is gone."""
 
 WAITING_LOGGED_S = 5.0
 NO_METADATA_S = 20.0
-"""A node without metadata waits this long for a controller, once it has been connected to all founders."""
+"""How long a node without metadata waits for a controller once it has been connected to all founders."""
 
 MAJORITY_LOST_S = 2.0
 HAND_OVER_S = 1.0
 LEAVE_TIMEOUT_S = 6.0
-"""Longer than the controller's patience with partitions that only this broker can lead."""
+"""Longer than the controller waits for partitions that only this broker can lead."""
 
 PROPOSAL_TIMEOUT_S = 10.0
 
@@ -73,7 +73,7 @@ WITHOUT_METADATA = (
 
 
 class Addresses(NamedTuple):
-    """Where clients and other nodes reach this node."""
+    """The addresses at which clients and other nodes reach this node."""
 
     kafka: Endpoint
     internal: Endpoint
@@ -82,16 +82,16 @@ class Addresses(NamedTuple):
 
 
 class StoredMetadata(NamedTuple):
-    """What the Raft store of this node held when it was opened."""
+    """The contents of this node's Raft store when it was opened."""
 
     store: MarkedRaftStore
     state: StoredState
     has_logs: bool
-    """Whether there are logs beside it."""
+    """Whether the data folder holds partition logs."""
 
 
 async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
-    """StoreError if the store cannot be read."""
+    """Open the Raft store and load its state. Raise StoreError if the store cannot be read."""
     open_store = runtime.env.open_raft_store or SqliteRaftStore
     inner = open_store(f"{folder.path}/{STORE_NAME}", runtime.env.new_uuid)
     store = MarkedRaftStore(inner, runtime.env.disk, folder.path)
@@ -100,7 +100,10 @@ async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
 
 
 class ClusterMember:
-    """Owned by the loop. `start` to take part in the Raft group; then `join` for the broker's part."""
+    """This node as a member of the Raft group and as a broker. Owned by the loop.
+
+    `start` joins the Raft group; `join` then registers the broker.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class ClusterMember:
         hosted: HostedPartitions,
         failed_by: Callable[[Exception], None],
     ) -> None:
-        """Raises ConfigError or StoreError if something speaks against this folder or configuration."""
+        """Raise ConfigError or StoreError if the data folder or the configuration is unusable."""
         config, loop, log, random = runtime.config, runtime.loop, runtime.log, runtime.env.random
         stored = loaded.state
         self._runtime = runtime
@@ -132,7 +135,7 @@ class ClusterMember:
         """Set while another node leads the Raft group."""
         self._meta_written: asyncio.Task[None] | None = None
         self._has_lost_metadata = self._is_metadata_lost(stored, loaded.has_logs)
-        """Whether there are logs here beside an empty Raft store."""
+        """Whether the data folder holds logs but its Raft store is empty."""
         self._met_founders: set[int] = set()
         self._refused_since_s: float | None = None
         self._leaderless_since_s: float | None = None
@@ -159,16 +162,16 @@ class ClusterMember:
             self._registration(addresses, stored.store_id),
             hosted,
             failed_by,
-            # Alone, there is nobody to lead instead.
+            # In a single-node cluster no other node could lead.
             lambda: disk_watch.is_stuck and not self.raft.is_alone,
             log,
         )
         disk_watch.subscribe(self.session.poke)
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- lifecycle: start ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take part in the Raft group from now on."""
+        """Start taking part in the Raft group."""
         config, node = self._config, self.raft.node
         self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
@@ -195,12 +198,12 @@ class ClusterMember:
             int(self._loop.time() * 1000),
             address=self.identity.internal,
             seeds=[peer.id for peer in config.peers],
-            # With logs here a cluster has been founded before: to found another one would orphan them.
+            # Logs prove that a cluster was founded before. Founding another one would orphan them.
             founders=() if self._has_lost_metadata else founders(config),
         )
 
     def _is_metadata_lost(self, stored: StoredState, has_logs: bool) -> bool:
-        """Whether there are logs, and no metadata that knows them. A node alone cannot start then."""
+        """Return whether the folder has logs but no metadata. A single-node cluster cannot start then."""
         if stored.snapshot is not None or stored.entries or not has_logs:
             return False
         path = f"{self._folder.path}/{STORE_NAME}"
@@ -254,11 +257,11 @@ class ClusterMember:
         )
 
     def lease_is_valid(self) -> bool:
-        """Whether this node may act as the leader that its image says it is. Alone it needs nobody's leave."""
+        """Return whether this node may act as leader of its partitions. A single-node cluster needs no lease."""
         return self.raft.is_alone or self.session.lease_is_valid
 
     async def join(self) -> None:
-        """Registers as a broker; waits for a controller as long as that takes. Afterwards the image is up to date."""
+        """Register as a broker, and wait as long as it takes for a controller. The image is up to date afterwards."""
         config, incarnation = self._config, self.identity.incarnation
         await self._runtime.run_blocking(lambda: self._folder.record_start(incarnation))
         logged_s = self._loop.time()
@@ -280,15 +283,15 @@ class ClusterMember:
             await asyncio.sleep(0.1)
         boot_id = self._runtime.env.boot_id if config.durability == REPLICATED else ""
         epoch = self.session.broker_epoch
-        # What is applied here is durable here.
+        # An applied entry is durable on this node.
         index = self.metadata.applied_index
         await self._runtime.run_blocking(lambda: self._folder.record_registration(boot_id, epoch, incarnation, index))
 
     def _last_process(self) -> tuple[bool, int | None]:
-        """Whether the process before this one left all that it had written, and the broker epoch that it had.
+        """Return whether the previous process lost none of its writes, and its broker epoch.
 
-        It did if it stopped cleanly; and if it was killed, as long as the machine has not booted since: what it had
-        written is in the page cache, if not on disk.
+        A process that stopped cleanly lost nothing. Neither did a killed process if the machine has not rebooted since:
+        its writes are in the page cache, if not on disk.
         """
         folder, boot_id = self._folder, self._runtime.env.boot_id
         boot = folder.boot
@@ -297,7 +300,7 @@ class ClusterMember:
         return folder.was_clean, folder.stopped_epoch
 
     def missing(self) -> list[str]:
-        """The voters, or while none is known the configured peers, that cannot be reached, with the reason."""
+        """Return the unreachable voters, with the reason for each; the founders if no voter is known."""
         voters = [voter.node_id for voter in self.raft.node.membership.voters] or list(founders(self._config))
         return [
             f"node {node_id}: {self.peers.status(node_id).reason}"
@@ -306,9 +309,9 @@ class ClusterMember:
         ]
 
     def _give_up_if_refused(self, now_s: float, error: KafkaError) -> None:
-        """A node that is refused for so long must not wait for ever in silence.
+        """Raise ConfigError if the cluster has refused this node for REFUSED_S, instead of waiting forever.
 
-        Counted from the first refusal: the node may have waited for a controller before.
+        The time starts at the first refusal, because the node may have waited for a controller before.
         """
         reason = self._refusal(error)
         if not reason:
@@ -320,11 +323,11 @@ class ClusterMember:
             raise ConfigError(reason)
 
     def _refusal(self, error: KafkaError) -> str:
-        """Why the cluster does not take this node; empty if it may still do."""
+        """Return why the cluster refuses this node; empty if it may still accept it."""
         if error.code is ErrorCode.duplicate_broker_registration:
             return error.message
         if error.code is ErrorCode.invalid_registration and self.raft.node.last_index > 0:
-            # With an empty store it would be about to join; this one was removed.
+            # A node with an empty store is still about to join; this node was removed.
             return error.message
         statuses = [self.peers.status(node_id) for node_id in self.peers.known()]
         refusals = [status.reason for status in statuses if status.state is PeerState.REJECTED]
@@ -332,7 +335,10 @@ class ClusterMember:
         return refusals[0] if refusals and not is_connected else ""
 
     def _give_up_without_metadata(self, now_s: float) -> None:
-        """A node that lost its metadata can only join. If most founders did, there is nothing to join."""
+        """Raise StoreError if this node lost its metadata and no cluster is left to join.
+
+        A node that lost its metadata can only join an existing cluster. If most founders lost theirs, none exists.
+        """
         if not self._has_lost_metadata:
             return
         others = set(founders(self._config)) - {self._config.node_id}
@@ -357,7 +363,7 @@ class ClusterMember:
         members: Sequence[tuple[int, int]],
         hand_over_to: int,
     ) -> None:
-        """Has the controller commit another ISR, or another leader, of a partition that this broker leads."""
+        """Request a new ISR or a new leader for a partition that this broker leads; return once it is committed."""
         call = AlterIsrCall(
             self._config.node_id,
             topic_id,
@@ -371,16 +377,16 @@ class ClusterMember:
         await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=False)
 
     async def report_replicas(self, reports: tuple[ReplicaReport, ...], waits_for_image: bool) -> ReportedResult:
-        """Returns when the controller has committed what follows from the reports."""
+        """Report replicas to the controller; return once it has committed the resulting changes."""
         call = ReportReplicasCall(self._config.node_id, self.session.broker_epoch, reports)
         result = await self.client.call(call, PROPOSAL_TIMEOUT_S, waits_for_image=waits_for_image)
         assert isinstance(result, ReportedResult)
         return result
 
-    # -- going ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle: stop -----------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Has others lead what this node leads, the cluster included; bounded, since a stop must come to an end."""
+        """Transfer the leadership of this node's partitions and of the Raft group, within a bounded time."""
         if len(self.raft.node.membership.members) <= 1:
             return
         if not await self.session.leave(LEAVE_TIMEOUT_S):
@@ -391,7 +397,7 @@ class ClusterMember:
                     await self._follows.wait()
 
     async def close(self) -> None:
-        """A second call changes nothing."""
+        """Stop all parts. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -418,7 +424,7 @@ class ClusterMember:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._runtime.env)))
 
     def _watch_majority(self, has_leader: bool) -> None:
-        """An election takes a moment; when it takes longer, somebody has to know who is missing."""
+        """Log the missing voters if there is still no leader after MAJORITY_LOST_S: an election alone is shorter."""
         if has_leader and self._leaderless is not None:
             self._leaderless.cancel()
             self._leaderless = None
@@ -481,24 +487,24 @@ class ClusterMember:
     def _forget_if_gone(self, node_id: int) -> None:
         """Forget the address of a node that is neither a member of the Raft group nor a broker.
 
-        A node that was removed and has joined again can be a member before its removal is applied here.
+        A node that was removed and rejoined can be a member before this node applies its removal.
         """
         is_member = self.raft.node.membership.member(node_id) is not None
         if not is_member and node_id not in self.metadata.image.brokers:
             self.peers.forget(node_id)
 
     def _peer_refused(self, node_id: int) -> None:
-        """Nobody listens at the peer's address. Only if it holds no connection to us either is its process gone."""
+        """Handle a refused connection. The peer's process is gone only if it holds no connection to this node."""
         if not self.greeter.is_present(node_id):
             self.controller.broker_gone(node_id)
 
     def _peer_left(self, node_id: int) -> None:
-        """The peer's last connection ended: its link finds out at once whether the process is still there."""
+        """Probe a peer whose last connection ended, to learn at once whether its process is still running."""
         self.peers.probe(node_id)
 
 
 def founders(config: NodeConfig) -> tuple[int, ...]:
-    """The nodes that vote when the cluster is made: the first three of those configured, or five where there are."""
+    """Return the initial voters: the three lowest configured node ids, or the five lowest if there are that many."""
     ids = sorted({config.node_id, *(peer.id for peer in config.peers)})
     return tuple(ids[: FOUNDERS_LARGE if len(ids) >= FOUNDERS_LARGE else FOUNDERS_SMALL])
 

@@ -1,7 +1,7 @@
-"""Carries out on the controller what the pure controller decides, and answers the calls of brokers.
+"""Carries out the decisions of the pure controller, and answers the brokers' calls to it.
 
-Every node has one. It acts while this node leads the Raft group and has applied all that earlier leaders committed: one
-task asks `metadata.controller.Controller` what is due and proposes it.
+Every node has one. It is active while this node leads the Raft group and has applied all entries that earlier leaders
+committed. One task asks `metadata.controller.Controller` which commands are due, and proposes them.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 VOTERS_SMALL, VOTERS_LARGE = 3, 5
 FOLLOWED_TIMEOUT_S = 5.0
-"""Longer than a session: a broker that does not follow is found to be gone by then."""
+"""Longer than a broker session: by then a broker that does not apply the image has been fenced."""
 
 
 class HostedPartitions(Protocol):
-    """The partitions that this node hosts, as its part in the cluster needs them."""
+    """The interface to the partitions that this node hosts."""
 
     async def settled(self) -> None:
-        """Wait until they follow the image as it is now."""
+        """Wait until the partitions have applied the current image."""
 
     async def applied(self) -> None:
-        """The same, within a bound: TimeoutError after it."""
+        """Like `settled`, but raise TimeoutError after a bounded time."""
 
     def has_opened(self, topic: TopicImage) -> bool:
-        """Whether every log of the topic that belongs on this node is open, or will be before the node serves."""
+        """Return whether all of the topic's logs on this node are open, or will be before the node serves."""
 
     def hand_over(self, hand_overs: Sequence[HandOver]) -> None:
-        """Transfer the leadership of these partitions, with every record that was acknowledged."""
+        """Transfer the leadership of these partitions without losing an acknowledged record."""
 
 
 class ControllerService:
-    """Owned by the loop. Invariant: `_controller` is there exactly while this node is the controller."""
+    """Owned by the loop. Invariant: `_controller` is set exactly while this node is the controller."""
 
     def __init__(
         self, runtime: Runtime, raft: RaftService, metadata: RaftMetadataLog, peers: Peers, hosted: HostedPartitions
@@ -105,7 +105,7 @@ class ControllerService:
                 self._stop()
 
     def _ask_after_the_absent(self) -> None:
-        """Whoever is gone, the former controller first of all, was so before this one could be told."""
+        """Probe disconnected peers, above all the former controller: they may have left before this node took over."""
         peers = self._peers
         for node_id in peers.known():
             if not peers.is_connected(node_id):
@@ -127,7 +127,7 @@ class ControllerService:
             self._wake.set()
 
     def broker_gone(self, broker_id: int) -> None:
-        """The broker's address refuses connections: its process is gone."""
+        """Notify the controller that the broker's process is gone: its address refuses connections."""
         if self._controller is not None:
             self._controller.broker_gone(broker_id, self._now())
             self._wake.set()
@@ -135,7 +135,7 @@ class ControllerService:
     def _now(self) -> int:
         return self._raft.now()
 
-    # -- what is due ---------------------------------------------------------------------------------------------------
+    # -- due commands --------------------------------------------------------------------------------------------------
 
     async def _run(self, controller: Controller) -> None:
         while True:
@@ -144,7 +144,7 @@ class ControllerService:
                 await self._propose_all(controller.due(self._now()))
                 self._change_membership()
             except NotController:
-                # Another node leads, and this task is about to end.
+                # Another node leads; this task is about to be cancelled.
                 await asyncio.sleep(DUE_INTERVAL_MS / 1000)
             except Exception:
                 self._log.exception("controller_failed")
@@ -157,7 +157,7 @@ class ControllerService:
                 continue
 
     async def _propose_all(self, commands: Iterable[Command]) -> None:
-        """Proposes in order and waits for all. A command that does not fit any more is decided anew next time."""
+        """Propose the commands in order and wait for all. A command that is no longer valid is planned anew."""
         submitted: list[tuple[Command, asyncio.Future[list[Event]]]] = []
         for command in commands:
             try:
@@ -175,7 +175,7 @@ class ControllerService:
                 self._log.debug("command_applied", command=type(command).__name__)
 
     def _change_membership(self) -> None:
-        """Nodes that ask to join become learners, and voters while there are too few."""
+        """Add nodes that request to join as learners, and promote learners while there are too few voters."""
         raft = self._raft
         members = len(raft.node.membership.members)
         voters_max = 1 if members < VOTERS_SMALL else VOTERS_LARGE if members >= VOTERS_LARGE else VOTERS_SMALL
@@ -189,9 +189,9 @@ class ControllerService:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def answer(self, call: Call, caller_id: int) -> CallReply:
-        """What the controller says to a broker's call; where this node is not it, who may be.
+        """Answer a broker's call; if this node is not the controller, name the node that may be.
 
-        `caller_id` is the node that has proven to have sent it: a node may speak for itself only.
+        `caller_id` is the authenticated sender: a node may make calls only in its own name.
         """
         node_id, metadata = self._runtime.node_id, self._metadata
         claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
@@ -240,7 +240,7 @@ class ControllerService:
                 return TopicCreatedResult(created.id)
 
     async def _create_topic(self, new: NewTopic, *, by_broker: bool) -> TopicImage:
-        """Returns when the live brokers serve the topic."""
+        """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
         events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new, by_broker=by_broker))
         await self.applied_everywhere()
@@ -259,7 +259,7 @@ class ControllerService:
         return result
 
     def _check_member(self, call: RegisterBrokerCall) -> None:
-        """A node that was removed may not come back by registering; with an empty folder it joins anew."""
+        """Reject a node that was removed: it can rejoin only with an empty data folder."""
         known = self._raft.node.membership.member(call.broker_id)
         if known is None or (call.folder_id is not None and known.store != call.folder_id):
             raise KafkaError(
@@ -267,10 +267,10 @@ class ControllerService:
                 f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
             )
 
-    # -- who leads ----------------------------------------------------------------------------------------------------
+    # -- preferred leader election -------------------------------------------------------------------------------------
 
     async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
-        """Has preferred leaders lead, and waits for it; what kept each partition from that, if anything."""
+        """Elect the preferred leaders and wait until they lead. Return an error or None for each partition."""
         controller, metadata = self._controller, self._metadata
         if controller is None:
             raise NotController(metadata.controller_id)
@@ -292,13 +292,13 @@ class ControllerService:
             ]
         return outcomes
 
-    # -- who leaves ----------------------------------------------------------------------------------------------------
+    # -- node removal --------------------------------------------------------------------------------------------------
 
     async def remove_node(self, node_id: int) -> None:
-        """A node leaves for good: its registration goes, then its vote, which a learner gets first.
+        """Remove a node from the cluster: first its registration, then its vote, which a learner receives first.
 
-        INVALID_REQUEST while it has replicas. Where the node is this one, another becomes the controller, who is to be
-        asked again.
+        Raise INVALID_REQUEST while it has replicas. If the node is this one, another node becomes the controller, and
+        the caller must retry there.
         """
         metadata, raft = self._metadata, self._raft
         membership, registered = raft.node.membership, metadata.image.brokers.get(node_id)
@@ -321,7 +321,7 @@ class ControllerService:
         await self._have_member(Remove(node_id))
 
     async def _have_member(self, change: Promote | Remove) -> None:
-        """Proposes a change of the membership until it is in force and committed."""
+        """Propose a membership change until it is in force and committed."""
         raft = self._raft
         while self._controller is not None:
             member = raft.node.membership.member(change.node_id)
@@ -335,10 +335,10 @@ class ControllerService:
             await asyncio.sleep(DUE_INTERVAL_MS / 1000)
         raise NotController(self._metadata.controller_id)
 
-    # -- who follows the image -----------------------------------------------------------------------------------------
+    # -- waiting for brokers to apply the image ------------------------------------------------------------------------
 
     async def applied_everywhere(self) -> None:
-        """Wait until all live brokers follow the image as it is now, within bounds."""
+        """Wait until all live brokers have applied the current image, for a bounded time."""
         image = self._metadata.image
         await self._hosted.applied()
         try:
@@ -347,11 +347,11 @@ class ControllerService:
         except TimeoutError:
             self._log.warning("image_not_followed", version=image.version, then="answered all the same")
         except NotController:
-            # Another controller has taken over; what was done stands.
+            # Another controller has taken over. The change itself is committed.
             return
 
     async def applied_by(self, version: int, broker_ids: Iterable[int]) -> None:
-        """Waits until those of the brokers that are there carry out the image up to `version`."""
+        """Wait until the live ones among these brokers have applied the image up to `version`."""
         controller = self._controller
         if controller is None:
             raise NotController(self._metadata.controller_id)
@@ -374,6 +374,6 @@ class ControllerService:
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:
-    """Or is not there any more."""
+    """Return whether the preferred leader leads the partition, or the partition no longer exists."""
     partition = image.partition(*key)
     return partition is None or partition.leader == partition.replicas[0]

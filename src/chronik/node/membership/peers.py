@@ -1,8 +1,8 @@
-"""The connections to the other nodes: one control link to each, kept up, and data connections on demand.
+"""Connections to the other nodes: one permanent control link to each, and data connections on demand.
 
-A control link carries Raft messages, calls and envelopes. Replica fetches and forwarded batches have connections of
-their own, so that no amount of data holds up a heartbeat. A link that is lost is opened again at once, then with a
-growing pause; a peer that stays silent is given up after seconds, since TCP would take minutes to notice.
+A control link carries Raft messages, controller calls and envelopes. Replica fetches and forwarded batches use separate
+connections, so that data never delays a heartbeat. A lost link reconnects at once, then with increasing backoff. A
+silent peer is disconnected after seconds, because TCP would take minutes to notice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 GREET_INTERVAL_S = 1.0
 SILENCE_S_MAX = 4.0
-"""A peer that leaves a HELLO unanswered for so long is given up, and so is what was sent to it."""
+"""If a HELLO stays unanswered this long, the connections to the peer are closed and their requests fail."""
 
 QUEUED_MESSAGES_MAX = 64
 
@@ -39,14 +39,14 @@ QUEUED_MESSAGES_MAX = 64
 class PeerState(Enum):
     CONNECTED = "connected"
     REFUSED = "refused"
-    """Nobody listens there: the process is gone."""
+    """No process listens at the address: the peer's process is gone."""
     REJECTED = "rejected"
-    """It answers, and does not want to talk to us."""
+    """The peer answers and refuses this node."""
     SILENT = "silent"
 
 
 class PeerStatus(NamedTuple):
-    """`since_s` is on the loop's clock. `reason` is one line for people, empty while connected."""
+    """The state of a link. `since_s` uses the loop's clock; `reason` is one line for people, empty while connected."""
 
     state: PeerState
     since_s: float
@@ -54,13 +54,13 @@ class PeerStatus(NamedTuple):
 
 
 class Rejected(ClientError):
-    """The peer refused our HELLO, in the words of this exception."""
+    """The peer rejected this node's HELLO; the message is the peer's reason."""
 
 
 class Peers:
-    """All other nodes that this one knows of. Owned by the loop.
+    """All other nodes that this node knows. Owned by the loop.
 
-    An address from the configuration wins over one that was learned from the peer itself or from the metadata.
+    A configured address overrides one that was learned from the peer itself or from the metadata.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Peers:
         self._data: dict[tuple[int, str], asyncio.Task[Connection]] = {}
         self._is_closed = False
 
-    # -- who there is --------------------------------------------------------------------------------------------------
+    # -- known peers ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         for node_id, endpoint in sorted(self._configured.items()):
             self.learn(node_id, endpoint)
 
     def learn(self, node_id: int, endpoint: Endpoint) -> None:
-        """A peer can be reached at this address, unless the configuration names another."""
+        """Record the address of a peer, unless the configuration names another."""
         if node_id == self.identity.node_id or self._is_closed:
             return
         endpoint = self._configured.get(node_id, endpoint)
@@ -105,13 +105,13 @@ class Peers:
         self._links[node_id] = Link(self, node_id, endpoint)
 
     def probe(self, node_id: int) -> None:
-        """Something happened to the peer: its link tries now rather than after its pause."""
+        """Make the peer's link retry now instead of after its backoff."""
         link = self._links.get(node_id)
         if link is not None:
             link.poke()
 
     def forget(self, node_id: int) -> None:
-        """The node has left the cluster."""
+        """Drop a node that has left the cluster."""
         if node_id in self._configured:
             return
         link = self._links.pop(node_id, None)
@@ -142,27 +142,30 @@ class Peers:
                 task.result().close()
         self._data.clear()
 
-    # -- control -------------------------------------------------------------------------------------------------------
+    # -- control link --------------------------------------------------------------------------------------------------
 
     def send(self, node_id: int, key: InternalKey, body: bytes) -> None:
-        """Sends without an answer, if it can be; drops the oldest of what waits for a slow peer."""
+        """Send a message that has no response, if possible. The oldest message queued for a slow peer is dropped."""
         link = self._links.get(node_id)
         if link is not None:
             link.send(key, body)
 
     async def call(self, node_id: int, key: InternalKey, body: bytes, timeout_s: float) -> memoryview:
-        """Asks and waits for the answer. Unreachable: nothing was sent; ConnectionLost: that is not known."""
+        """Send a request and wait for the response.
+
+        Raise Unreachable if nothing was sent, ConnectionLost if the peer may have received the request.
+        """
         link = self._links.get(node_id)
         if link is None:
             raise Unreachable(f"the address of node {node_id} is not known")
         return await link.call(key, body, timeout_s)
 
-    # -- data ----------------------------------------------------------------------------------------------------------
+    # -- data connections ----------------------------------------------------------------------------------------------
 
     async def connection(
         self, node_id: int, purpose: str = "fetch", timeout_s: float = CONNECT_TIMEOUT_S
     ) -> Connection:
-        """The connection to a peer for one purpose, opened if there is none. Unreachable where it cannot be."""
+        """Return the peer's connection for one purpose; open it if there is none. Raise Unreachable on failure."""
         task = self._data.get((node_id, purpose))
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().is_closed)):
             link = self._links.get(node_id)
@@ -176,12 +179,12 @@ class Peers:
         except asyncio.CancelledError:
             asking = asyncio.current_task()
             if task.cancelled() and (asking is None or not asking.cancelling()):
-                # It was the connection that was given up, not who asked for it.
+                # The connection attempt was cancelled, not its caller.
                 raise Unreachable(f"node {node_id} was given up meanwhile") from None
             raise
 
     def open_connection(self, node_id: int, purpose: str) -> Connection | None:
-        """The same, if it is open already."""
+        """Return the peer's connection for one purpose if it is already open."""
         task = self._data.get((node_id, purpose))
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -196,12 +199,12 @@ class Peers:
             elif not task.cancelled() and task.exception() is None:
                 task.result().close()
 
-    # -- for links -----------------------------------------------------------------------------------------------------
+    # -- connecting ----------------------------------------------------------------------------------------------------
 
     async def open(self, node_id: int, endpoint: Endpoint, purpose: str, timeout_s: float) -> Connection:
-        """A new connection whose two ends have proven themselves to each other.
+        """Open a connection on which both ends have proven that they know the cluster secret.
 
-        Rejected where the peer does not want it, or is not the one meant.
+        Raise Rejected if the peer refuses it or is not the intended node.
         """
         client_id = f"chronik-{self.identity.node_id}"
         return await Connection.open(
@@ -212,7 +215,7 @@ class Peers:
         )
 
     async def _authenticate(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
-        """Proves to the peer that this node knows the cluster secret, and has it prove the same. See `handshake`."""
+        """Prove the cluster secret to the peer, and verify the peer's proof. See `handshake`."""
         hello = self.identity.hello(node_id, purpose, self.random.randbytes(NONCE_BYTES))
         caller = Caller(self._secret, hello)
         try:
@@ -221,7 +224,7 @@ class Peers:
         except MalformedRequest as error:
             raise Rejected(f"{connection.name} is no node of this version: {error}") from None
         if not is_proven:
-            # In our own words: those of a stranger are not repeated.
+            # This node's own message: an unauthenticated peer's text is not repeated.
             raise Rejected(
                 f"node {node_id} at {connection.name} and this node have different cluster secrets: "
                 f"copy {SECRET_NAME} from the data folder of a node of the cluster to this node's, "
@@ -234,7 +237,7 @@ class Peers:
         self._check_cluster(connection, reply)
 
     async def greet(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
-        """Has a peer that was proven show that it is alive, and still of this cluster."""
+        """Check that an authenticated peer is alive and still in this cluster."""
         hello = encode(self.identity.hello(node_id, purpose))
         try:
             reply = decode_hello_reply(await self._ask(connection, InternalKey.HELLO, hello, timeout_s))
@@ -263,18 +266,21 @@ class Peers:
         self._on_refused(node_id)
 
     def silent(self, node_id: int) -> None:
-        """What is on the way to a peer that answers no more is not waited for."""
+        """Close the data connections of a peer that no longer answers, so that their requests fail."""
         self._close_data(node_id)
 
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """Whoever asked for the connection may be gone: its failure is no unhandled error."""
+    """Retrieve the exception, because the caller may be gone: an unretrieved one is logged as an error."""
     if not task.cancelled():
         task.exception()
 
 
 class Link:
-    """Invariant: `_connection` is greeted and open, or None. Owned by the loop; a task of its own keeps it up."""
+    """The control link to one peer. Owned by the loop; its own task keeps it connected.
+
+    Invariant: `_connection` is authenticated and open, or None.
+    """
 
     def __init__(self, peers: Peers, node_id: int, endpoint: Endpoint) -> None:
         self.node_id = node_id
@@ -291,7 +297,7 @@ class Link:
         self._task = self._loop.create_task(self._keep_up(), name=f"link-{node_id}")
 
     def poke(self) -> None:
-        """The peer is there: try now."""
+        """Try to connect now instead of after the backoff."""
         self._poked.set()
 
     def close(self) -> None:
@@ -304,7 +310,7 @@ class Link:
         if not self._tried.done():
             self._tried.set_result(None)
 
-    # -- use -----------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def send(self, key: InternalKey, body: bytes) -> None:
         connection = self._connection
@@ -324,7 +330,7 @@ class Link:
             raise ConnectionLost(f"node {self.node_id} did not answer within {timeout_s:g} s") from None
 
     async def _connected(self) -> Connection:
-        """The open connection; waits for the attempt that runs, and fails with it."""
+        """Return the open connection; wait for a running attempt, and raise Unreachable if that fails."""
         if self._connection is None and self._is_trying:
             await asyncio.shield(self._tried)
         if self._connection is None:
@@ -343,7 +349,7 @@ class Link:
         finally:
             self._draining = None
 
-    # -- upkeep --------------------------------------------------------------------------------------------------------
+    # -- reconnecting --------------------------------------------------------------------------------------------------
 
     async def _keep_up(self) -> None:
         pause_s = 0.0
@@ -356,7 +362,7 @@ class Link:
             error = await self._until_lost()
             self._report(error)
             if self._loop.time() - opened_s > PAUSE_S_MAX:
-                # It was up for a while: whether the process is still there is known with the next attempt.
+                # The link was up for a while: the next attempt shows whether the process is still running.
                 pause_s = 0.0
                 continue
             pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * pause_s))
@@ -367,7 +373,7 @@ class Link:
                 continue
 
     async def _until_lost(self) -> Exception:
-        """One life of the connection; what ended it, or kept it from beginning."""
+        """Open the connection and keep it until it is lost; return the error that ended or prevented it."""
         try:
             connection = await self._peers.open(self.node_id, self.endpoint, CONTROL, CONNECT_TIMEOUT_S)
         except ClientError as error:
@@ -412,7 +418,7 @@ class Link:
 
 
 def _state_after(error: Exception) -> PeerState:
-    """What the end of a connection, or a failed attempt at one, says about the peer."""
+    """Return the peer's state after its connection ended or an attempt failed."""
     if isinstance(error, Refused):
         return PeerState.REFUSED
     return PeerState.REJECTED if isinstance(error, Rejected) else PeerState.SILENT
