@@ -1,7 +1,8 @@
-"""This broker's standing with the controller: it registers, heartbeats, and holds a lease to lead.
+"""This broker's session with the controller: registration, heartbeats, and the lease to lead.
 
-The lease counts from when a heartbeat was sent, so that the controller, which counts from when it came, never takes a
-broker for dead that may still serve. A broker that was paused finds its lease over before it answers anything.
+The broker's lease starts when it sends a heartbeat; the controller's timeout starts when the heartbeat arrives. So the
+controller never declares a broker dead that may still serve. After a pause a broker finds its lease expired before it
+answers anything.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ HEARTBEAT_INTERVAL_S = 0.3
 HEARTBEAT_TIMEOUT_S = 1.0
 REGISTER_TIMEOUT_S = 2.0
 LEAVING_INTERVAL_S = 0.02
-"""While it waits to leave, a broker asks often: whoever led in its place is what clients wait for."""
+"""A leaving broker sends heartbeats often, because clients wait for the new leaders."""
 
 LEAVING_SILENCE_S = 1.0
-"""Without a controller nobody can take over: a broker that wants to leave does not wait for that longer."""
+"""How long a leaving broker waits without an answer: without a controller no other broker can take over."""
 
 UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered)
 
@@ -36,7 +37,8 @@ UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_r
 class BrokerSession:
     """Owned by the loop.
 
-    Invariant: while `lease_is_valid`, the controller has not made another broker lead what this one leads in the image.
+    Invariant: while `lease_is_valid`, the controller has not elected another leader for any partition that this broker
+    leads in its image.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class BrokerSession:
         cannot_write: Callable[[], bool],
         log: Logger,
     ) -> None:
-        """`cannot_write`: the disk is stuck."""
+        """`cannot_write` returns whether the disk is stuck."""
         self.broker_epoch = -1
         self.applied_version = 0
         self._loop = loop
@@ -79,35 +81,35 @@ class BrokerSession:
 
     @property
     def lease_is_valid(self) -> bool:
-        """Whether this broker may act as the leader that its image says it is."""
+        """Whether this broker may act as leader of the partitions it leads in its image."""
         return self._loop.time() < self._lease_until_s
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- lifecycle: start ----------------------------------------------------------------------------------------------
 
     async def register(self) -> None:
-        """Tells the controller that this process is there; done when this node's own image has it."""
+        """Register this process with the controller; return once this node's own image has the registration."""
         result = await self._client.call(self.registration, REGISTER_TIMEOUT_S)
         assert isinstance(result, RegisteredResult)
         self.broker_epoch = result.broker_epoch
 
     def start(self) -> None:
-        """Heartbeats from now on."""
+        """Start sending heartbeats."""
         self._metadata.subscribe(self._metadata_changed)
         self._follow()
         self._beating = self._loop.create_task(self._beat(), name="heartbeats")
 
     async def unfenced(self) -> None:
-        """Waits until the controller lets this broker lead and join ISRs."""
+        """Wait until the controller has unfenced this broker, so that it can lead and join ISRs."""
         while True:
             broker = self._metadata.image.brokers.get(self.registration.broker_id)
             if broker is not None and broker.epoch == self.broker_epoch and not broker.is_fenced:
                 return
             await self._metadata.applied(self._metadata.version + 1)
 
-    # -- going ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle: stop -----------------------------------------------------------------------------------------------
 
     async def leave(self, timeout_s: float) -> bool:
-        """Asks to be relieved of all that it leads; tells whether that was done in time."""
+        """Request a controlled shutdown. Return whether other brokers took over all leadership in time."""
         if self._beating is None:
             return False
         self._is_leaving = True
@@ -121,7 +123,7 @@ class BrokerSession:
         return self._is_relieved
 
     def removed(self) -> None:
-        """The cluster has let this broker go: it leads nothing and does not come back."""
+        """Handle this broker's removal from the cluster: it leads nothing and does not register again."""
         self._is_removed = self._is_relieved = True
         self._left.set()
 
@@ -134,7 +136,7 @@ class BrokerSession:
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """There is news for the controller that should not wait for the next heartbeat."""
+        """Send a heartbeat now, because the controller should not wait for the next one."""
         self._poked.set()
 
     async def _beat(self) -> None:
@@ -143,7 +145,7 @@ class BrokerSession:
             try:
                 await self._heartbeat()
             except Exception:
-                # Whatever it was, without heartbeats this broker would be taken for dead.
+                # Keep sending heartbeats after any error: without them this broker would be fenced.
                 self._log.exception("heartbeat_failed")
             interval_s = LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S
             try:
@@ -171,7 +173,7 @@ class BrokerSession:
             assert isinstance(result, HeartbeatResult)
         except KafkaError as error:
             if error.code is ErrorCode.duplicate_broker_registration:
-                # The controller counts on the other process: nothing is answered in its name from here on.
+                # The controller has registered another process as this broker: this one must not answer anything more.
                 self._lease_until_s = 0.0
                 self._on_replaced(ConfigError(error.message))
             elif error.code in UNKNOWN_TO_CONTROLLER and not self._is_leaving and not self._is_removed:
@@ -195,18 +197,18 @@ class BrokerSession:
         except KafkaError as error:
             self._log.warning("broker_not_registered", reason=error.message)
 
-    # -- how far this broker follows the image -------------------------------------------------------------------------
+    # -- applying the image --------------------------------------------------------------------------------------------
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         self._has_news = self._has_news or any(is_structural(event) or self._makes_way(event) for event in events)
         self._follow()
         for event in events:
             if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
-                # A lease is granted from now on: clients need not wait for the next heartbeat.
+                # The next heartbeat brings a lease. Send it now, so that clients do not wait.
                 self._poked.set()
 
     def _makes_way(self, event: Event) -> bool:
-        """Whether the next leader of a partition waits for this broker to know that it leads no more."""
+        """Return whether a partition's next leader waits until this broker knows that it no longer leads."""
         if not isinstance(event, LeaderChanged):
             return False
         partition = event.partition
@@ -217,7 +219,7 @@ class BrokerSession:
             self._settling = self._loop.create_task(self._settle(), name="follow-image")
 
     async def _settle(self) -> None:
-        """Notes each version that the partitions have followed; others may wait for the news of it."""
+        """Record each image version that the partitions have applied; other nodes may wait for the report of it."""
         while self.applied_version < self._metadata.version:
             version, has_news = self._metadata.version, self._has_news
             self._has_news = False
@@ -233,5 +235,5 @@ class BrokerSession:
 
 
 def is_structural(event: Event) -> bool:
-    """Whether somebody may wait for all brokers to follow."""
+    """Return whether a caller may be waiting until all brokers have applied the event."""
     return isinstance(event, TopicCreated | TopicDeleted | PartitionsCreated)

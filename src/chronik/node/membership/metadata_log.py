@@ -1,8 +1,9 @@
 """The ordered, durable log of metadata commands, and the image that results from it.
 
-`MetadataLog` is the seam: whoever wants metadata changed proposes a command and gets the events once it is agreed on
-and applied here. `RaftMetadataLog` orders the commands by Raft; a node alone is a Raft group of one. Only the
-controller, the leader of that group, takes proposals: it checks each one against the image that all before it lead to.
+Callers change metadata through `MetadataLog`: they propose a command and receive its events once it is committed and
+applied on this node. `RaftMetadataLog` orders the commands by Raft; a single-node cluster is a Raft group of one. Only
+the controller, the leader of that group, accepts proposals. It validates each one against the image that includes all
+earlier proposals.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from chronik.raft.ready import LeaderEstablished, ProposalId, Reason, Refused, R
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SNAPSHOT_COMMANDS = 1000
-"""A snapshot is taken after so many commands: replay at start stays in the tens of milliseconds."""
+"""A snapshot is taken after this many commands, so that replay at start takes tens of milliseconds."""
 
 WAITING_COMMANDS_MAX = 10_000
-"""Beyond this many waiting commands a proposal is refused rather than queued."""
+"""A proposal is refused instead of queued if this many commands are pending."""
 
 PROPOSAL_TIMEOUT_S = 30.0
 CLOSE_WAIT_S = 1.0
@@ -42,7 +43,7 @@ Listener: TypeAlias = Callable[[ClusterImage, Sequence[Event]], None]
 
 
 class NotController(KafkaError):
-    """Another node is the controller: `controller_id`, or -1 where none is known. Nothing was done."""
+    """Another node is the controller: `controller_id`, or -1 if none is known. The proposal had no effect."""
 
     def __init__(self, controller_id: int) -> None:
         where = f"node {controller_id} is" if controller_id >= 0 else "no controller is known"
@@ -51,41 +52,41 @@ class NotController(KafkaError):
 
 
 class MetadataLog(Protocol):
-    """Where metadata changes are proposed and seen. Owned by the node's loop."""
+    """The interface to propose and observe metadata changes. Owned by the node's loop."""
 
     @property
     def image(self) -> ClusterImage:
-        """The image after every command that is agreed on and applied here."""
+        """The image after every command that is committed and applied on this node."""
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node may propose."""
+        """Whether this node is the controller, so that it may propose."""
 
     @property
     def controller_id(self) -> int:
-        """The controller as far as known here; -1 for none."""
+        """The controller that this node knows of; -1 for none."""
 
     async def propose(self, proposal: Proposal) -> list[Event]:
-        """Has one command agreed on, applies it, and returns what it changed.
+        """Propose one command; return its events once it is committed and applied on this node.
 
-        A function gets the image with all earlier proposals applied and returns the command, or raises: that is where
-        validation belongs, since no other command can come between. What it raises is raised here, and nothing is
-        written. NotController where nothing was done either; KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT where the
+        A function receives the image with all earlier proposals applied, and returns the command or raises. Validation
+        belongs there, because no other command can come in between. What it raises is raised here, and nothing is
+        written. NotController also means that nothing was done. After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the
         command may still take effect.
         """
 
     def subscribe(self, listener: Listener) -> None:
-        """Calls `listener(image, events)` on the loop after each applied command, before its proposer goes on."""
+        """Call `listener(image, events)` on the loop after each applied command, before its proposer resumes."""
 
     async def applied(self, version: int) -> None:
-        """Waits until the image here is at least as new as `version`."""
+        """Wait until this node's image is at least as new as `version`."""
 
     async def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """One proposal on its way, with what it leads to where nothing comes between."""
+    """A pending proposal and its speculative result."""
 
     before: ClusterImage
     image: ClusterImage
@@ -96,8 +97,8 @@ class _Waiting:
 class RaftMetadataLog:
     """The metadata as this node has applied it.
 
-    Invariant: `image` holds exactly the commands that were handed out as committed. While this node is the controller,
-    `_projected` holds these and all that wait, so each proposal is checked against everything before it.
+    Invariant: `image` holds exactly the commands that Raft delivered as committed. While this node is the controller,
+    `_projected` also holds all pending commands, so each proposal is validated against everything before it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: Logger) -> None:
@@ -116,11 +117,11 @@ class RaftMetadataLog:
         self._is_closed = False
 
     def attach(self, raft: RaftService) -> None:
-        """The group that orders the commands. Called once, before its start."""
+        """Set the Raft group that orders the commands. Called once, before `raft` starts."""
         self._raft = raft
         raft.subscribe(self._raft_event)
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> ClusterImage:
@@ -132,7 +133,7 @@ class RaftMetadataLog:
 
     @property
     def applied_index(self) -> int:
-        """The last entry of the Raft log that was applied here; it is durable here."""
+        """The last Raft entry that was applied on this node. It is durable on this node."""
         return self._applied_index
 
     @property
@@ -153,13 +154,14 @@ class RaftMetadataLog:
         self._version_waiters.append((version, reached))
         await reached
 
-    # -- proposing -----------------------------------------------------------------------------------------------------
+    # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, proposal: Proposal) -> list[Event]:
         done = self.submit(proposal)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
-                # Shielded: a proposer that gives up does not take back what later ones were checked against.
+                # Shielded: later proposals were validated against this one, so a proposer that times out must not
+                # cancel it.
                 return await asyncio.shield(done)
         except TimeoutError:
             raise KafkaError(
@@ -167,13 +169,13 @@ class RaftMetadataLog:
             ) from None
 
     def submit(self, proposal: Proposal) -> asyncio.Future[list[Event]]:
-        """Proposes without waiting. Raises what speaks against the proposal; the future tells what becomes of it."""
+        """Propose without waiting. Raise if the proposal is invalid; the future receives its outcome."""
         if not self._is_controller or self._is_closed:
             raise NotController(self.controller_id if not self._is_controller else -1)
         if len(self._waiting) >= WAITING_COMMANDS_MAX:
             raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
         if self._write_error is not None and self._raft.is_alone:
-            # With others it may be agreed on all the same, and shows that they can write.
+            # In a group of several nodes the others may still commit it, which shows that they can write.
             raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
         command = proposal(self._projected) if callable(proposal) else proposal
         image, events = apply(self._projected, command)
@@ -194,7 +196,7 @@ class RaftMetadataLog:
         return NotController(-1 if refused.leader is None else refused.leader)
 
     async def close(self) -> None:
-        """Takes no more proposals and finishes those it took, if that is soon; then nothing is applied any more."""
+        """Refuse new proposals, wait up to CLOSE_WAIT_S for pending ones, then stop applying entries."""
         self._is_closed = True
         waiting = [each.done for each in self._waiting.values() if not each.done.done()]
         if waiting:
@@ -205,9 +207,9 @@ class RaftMetadataLog:
         for _, waiter in self._version_waiters:
             if not waiter.done():
                 waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
-                waiter.exception()  # retrieved: whoever waited may be gone
+                waiter.exception()  # retrieved: the waiter may be gone
 
-    # -- what Raft tells -----------------------------------------------------------------------------------------------
+    # -- Raft callbacks ------------------------------------------------------------------------------------------------
 
     def _raft_event(self, event: RaftEvent) -> None:
         match event:
@@ -215,10 +217,10 @@ class RaftMetadataLog:
                 self._projected = self._image
                 self._is_controller = True
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
-                # What waits may still be agreed on under the next leader, or be dropped: Raft tells which.
+                # The next leader may commit or drop the pending proposals; Raft reports which.
                 self._is_controller = False
                 if self._raft.is_storage_failed:
-                    # But nothing is applied here before it can be written here.
+                    # This node cannot apply them before it can write them.
                     self._fail_waiting(_taken_over())
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -260,7 +262,7 @@ class RaftMetadataLog:
         try:
             image, events = apply(self._image, command)
         except KafkaError as error:
-            # It does not fit what came before it, and is refused alike on every node.
+            # The command is invalid after the ones before it. Every node refuses it alike.
             if waiting is not None and not waiting.done.done():
                 waiting.done.set_exception(error)
             return
@@ -274,7 +276,7 @@ class RaftMetadataLog:
             try:
                 listener(image, events)
             except Exception:
-                # The command stands, and the other listeners and commands go on.
+                # The command is applied; a failing listener must not stop other listeners or later commands.
                 self._log.exception("metadata_listener_failed", version=image.version)
         if self._version_waiters:
             still = []
@@ -294,14 +296,15 @@ class RaftMetadataLog:
     def write_failed(self, error: Exception) -> None:
         self._write_error = error
         if self._raft.is_alone or not self._is_controller:
-            # A controller of several nodes waits: they may agree on it, and the next decision depends on the outcome.
+            # With several nodes the controller keeps waiting: the others may still commit the commands, and its next
+            # decision depends on the outcome.
             self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
 
     def write_recovered(self) -> None:
         self._write_error = None
 
     def _fail_waiting(self, error: KafkaError) -> None:
-        """The commands stay in the log, and may be agreed on later; nobody may wait for that without end."""
+        """Fail the waiting proposers. Their commands stay in the log and may be committed later."""
         for waiting in self._waiting.values():
             if not waiting.done.done():
                 waiting.done.set_exception(error)
@@ -312,13 +315,13 @@ def _taken_over() -> KafkaError:
 
 
 def _retrieve(done: asyncio.Future[list[Event]]) -> None:
-    """A proposer that went away is no unhandled error."""
+    """Retrieve the exception, because the proposer may be gone: an unretrieved one is logged as an error."""
     if not done.cancelled():
         done.exception()
 
 
 def new_cluster_id(env: Environment) -> str:
-    """A random id as Kafka writes it: 16 bytes in URL-safe base64 without padding, not starting with a dash."""
+    """Return a random id in Kafka's format: 16 bytes in URL-safe base64, unpadded, not starting with a dash."""
     while True:
         cluster_id = base64.urlsafe_b64encode(env.new_uuid().bytes).decode().rstrip("=")
         if not cluster_id.startswith("-"):
@@ -330,7 +333,7 @@ class _NothingToDo(Exception):
 
 
 async def propose_plan(metadata: MetadataLog, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
-    """Proposes the command of the plan for the newest image, unless it has none. Returns the plan."""
+    """Propose the command that `make_plan` makes for the newest image, if it makes one. Return the plan."""
     plans: list[Plan] = []
 
     def command(image: ClusterImage) -> ChangePartitions:

@@ -1,7 +1,7 @@
-"""Drives the Raft core on the node's loop: timers and messages in, messages and writes out, in the order it asks for.
+"""Drives the Raft core on the node's loop: timers and messages in, messages and writes out, in its order.
 
-The core decides everything. Here are only its timer, the one write that may be under way in the executor, and the way
-of its messages to the peers. What is committed goes to the `StateMachine`, on the loop, in order.
+The core makes all decisions. This module only holds its timer, the single write that may run in the executor, and the
+sending of its messages to the peers. Committed entries go to the `StateMachine`, on the loop, in order.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ NEVER_MS = -(1 << 60)
 
 
 class StateMachine(Protocol):
-    """What the log is for."""
+    """The consumer of the committed log."""
 
     def restore(self, snapshot: Snapshot) -> None: ...
 
     def apply(self, entries: Sequence[Entry]) -> None: ...
 
     def dropped(self, proposals: Sequence[ProposalId]) -> None:
-        """These will surely never be applied."""
+        """Handle proposals that can never be applied."""
 
     def write_failed(self, error: Exception) -> None:
-        """The store does not take what was proposed; it is tried again, and may be applied after all."""
+        """Handle a failed store write. The write is retried, so the proposals may still be applied."""
 
     def write_recovered(self) -> None: ...
 
 
 class RaftService:
-    """One member of the group. Owned by the loop.
+    """One member of the Raft group. Owned by the loop.
 
-    Invariant: messages of a Ready that speak of what it persists leave after the store has it.
+    Invariant: messages that depend on the write of a Ready are sent only after the store holds that write.
     """
 
     def __init__(
@@ -89,23 +89,23 @@ class RaftService:
         self._job: asyncio.Future[None] | None = None
         self._is_closed = False
         self.is_alone = _is_alone(node)
-        """Whether this node is the only member: whatever it decides is agreed on."""
+        """Whether this node is the only member, so that its decisions need no other vote."""
         self.write_error: Exception | None = None
-        """Why the store does not take what it has to; None while it does."""
+        """Why the store cannot write; None while it can."""
         self.is_storage_failed = False
-        """Whether that is so, or any other write of this node hangs: then it should not lead."""
+        """Whether the store cannot write or any other write of this node hangs. Then this node should not lead."""
         self.is_changing_members = False
-        """Whether the membership in force is not committed yet, as far as the events tell."""
+        """Whether the membership in force is not yet committed, according to the core's events."""
         self._taken_ids: dict[int, None] = {}
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._disk.subscribe(self._storage_changed)
         self._tick()
 
     async def close(self) -> None:
-        """Lets the write that runs end, then closes the store; waits for neither if the disk does not answer."""
+        """Finish the running write, then close the store. Wait for neither if the disk does not answer."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -113,17 +113,17 @@ class RaftService:
             self._writing.cancel()
         try:
             if self._job is not None:
-                # Not the task: that may have been cancelled, and the thread writes on all the same.
+                # Wait for the job, not the task: the thread keeps writing even if the task was cancelled.
                 await self._disk.wait(asyncio.gather(self._job, return_exceptions=True))
             await self._disk.wait(self._loop.run_in_executor(self._env.executor, self._store.close))
         except TimeoutError as error:
             self._log.error("raft_store_not_closed", reason=str(error))
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Calls back with each event of the core, after what was committed before it is applied."""
+        """Call `listener` with each event of the core, after earlier committed entries are applied."""
         self._listeners.append(listener)
 
-    # -- what others ask -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def now(self) -> int:
         return int(self._loop.time() * 1000)
@@ -134,16 +134,16 @@ class RaftService:
         return NO_LEADER if leader is None else leader
 
     def led_at_ms(self) -> int:
-        """A time as late as possible at which surely no other node led: now, while this one has the lease."""
+        """Return the latest time at which no other node can have led: now, while this node holds the leader lease."""
         until_ms, now_ms = self.node.leader_lease_until_ms, self.now()
         if until_ms is None:
             return NEVER_MS
         return now_ms if now_ms < until_ms else until_ms
 
-    # -- events in -----------------------------------------------------------------------------------------------------
+    # -- input to the core ---------------------------------------------------------------------------------------------
 
     def received(self, peer_id: int, data: bytes) -> None:
-        """A message of a peer, whose connection has proven that it is this one."""
+        """Pass on a message from a peer whose connection is authenticated as `peer_id`."""
         try:
             message = decode_message(data)
         except ValueError as error:
@@ -187,12 +187,12 @@ class RaftService:
         self._pump()
 
     def _pump_soon(self) -> None:
-        """At the end of this turn of the loop: what is proposed together travels together."""
+        """Run `_pump` at the end of this loop iteration, so that proposals made together are sent together."""
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
 
-    # -- what comes out ------------------------------------------------------------------------------------------------
+    # -- output of the core --------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._is_pump_due = False
@@ -224,9 +224,9 @@ class RaftService:
             self._peers.send(message.target, InternalKey.RAFT, encode_message(message))
 
     async def _write(self, ready: Ready) -> None:
-        """Makes one Ready durable, however often that has to be tried, and goes on from there.
+        """Make one Ready durable, with as many retries as it needs, then continue from there.
 
-        A write that fails is tried again. One that hangs is not: it may still take effect, at any time.
+        A write that fails is retried. A write that hangs is not, because it may still take effect at any time.
         """
         assert ready.persist is not None
         persist = ready.persist
@@ -238,7 +238,7 @@ class RaftService:
                 break
             except Exception as error:
                 if is_full(error):
-                    # The disk answers; it needs room. Meanwhile the node serves what needs none.
+                    # The disk answers but is full. Meanwhile the node serves requests that need no space.
                     write.end()
                 self._write_failed(error, then="it is tried again every second")
             await asyncio.sleep(WRITE_RETRY_S)
@@ -263,7 +263,7 @@ class RaftService:
         self._storage_changed()
 
     def _storage_changed(self) -> None:
-        """Reports to the core whether this node can write, by what its store and all its other writes show."""
+        """Report to the core whether this node can write, judging by the Raft store and all other writes."""
         is_failed = self.write_error is not None or self._disk.is_stuck
         if is_failed == self.is_storage_failed or self._is_closed:
             return
@@ -276,17 +276,17 @@ class RaftService:
         self._send(ready.messages_after)
 
     def _set_timer(self) -> None:
-        """A timer that is too early does no harm, so it is moved only to the front."""
+        """Set the timer to the core's next deadline. It is only ever moved earlier: an early timer is harmless."""
         deadline_ms = self.node.next_deadline_ms()
         if deadline_ms is None or self._is_closed or (self._timer_ms is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        # The next whole millisecond: `now` rounds down, and a timer before its time would only be set again.
+        # Use the next whole millisecond: `now` rounds down, so a timer that fires early would only be set again.
         self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
 
-    # -- for people ----------------------------------------------------------------------------------------------------
+    # -- events and failures -------------------------------------------------------------------------------------------
 
     def _note(self, event: Event) -> None:
         match event:
@@ -313,7 +313,7 @@ class RaftService:
                 )
 
     def learn(self, node_id: int, address: str) -> None:
-        """A member can be reached at this address."""
+        """Record the address of a member."""
         try:
             self._peers.learn(node_id, Endpoint.parse(address))
         except EndpointError:
@@ -325,7 +325,7 @@ class RaftService:
             self.learn(member.node_id, member.address)
 
     def _fail(self, error: Exception) -> None:
-        """The core found what cannot be, or the state machine did: to go on would spread it."""
+        """Stop the node after an impossible state in the core or the state machine: continuing would spread it."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,12 +1,12 @@
-"""Where a Raft node keeps its term, vote, log and snapshot: `metadata.db`, a SQLite database, synced by each write.
+"""A Raft node's term, vote, log and snapshot in a SQLite database, `metadata.db`. Each write is synced.
 
-    settings    format = 1, store_id = the store's own id (a UUID as text), drawn when the file was made
+    settings    format = 1, store_id = the store's own id (a UUID as text), generated when the file was created
     hard_state  slot INTEGER PRIMARY KEY = 0, term, vote (-1: none), commit_index, checksum
     snapshot    position INTEGER PRIMARY KEY, term, membership BLOB, data BLOB, checksum        at most one row
     entries     position INTEGER PRIMARY KEY, term, kind, data BLOB, checksum                   without a gap
 
-`position` is the entry's index, which is a word of SQL; `membership` is the msgpack of `raft.membership`. Checksums are
-`row_checksum` over the row's numbers in the order above, then its blobs: SQLite guards its write-ahead log with
+`position` is the entry's index; "index" is an SQL keyword. `membership` is the msgpack of `raft.membership`. Checksums
+are `row_checksum` over the row's numbers in the order above, then its blobs: SQLite protects its write-ahead log with
 checksums, but not its pages.
 """
 
@@ -45,9 +45,9 @@ CREATE TABLE IF NOT EXISTS entries (
 
 
 class SqliteFile:
-    """One file, one connection. Blocking; called from one thread at a time, though not always the same one.
+    """One file with one connection. Blocking; called from one thread at a time, though not always the same one.
 
-    Invariant: when a transaction has returned, what it wrote survives any crash; otherwise none of it counts.
+    Invariant: once a transaction has returned, its writes survive any crash; until then no caller may rely on them.
     """
 
     def __init__(self, path: str) -> None:
@@ -56,11 +56,11 @@ class SqliteFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Opens the file if need be, and says of any damage which file has it."""
+        """Open the file if necessary. Raise StoreError that names the file if it is damaged."""
         try:
             yield self._open()
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            # The latter where SQLite quotes what it found in the file.
+            # UnicodeDecodeError occurs when SQLite quotes damaged text from the file.
             raise StoreError(
                 f"{self.path} is damaged or cannot be opened ({one_line(error)}): "
                 "remove it, and a node of a cluster joins again with its logs; for a node alone, run "
@@ -69,7 +69,7 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and durable at its end."""
+        """Run an atomic transaction that is durable when the block ends."""
         try:
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -161,7 +161,7 @@ class SqliteRaftStore:
 
     def _append(self, connection: sqlite3.Connection, entries: tuple[Entry, ...]) -> None:
         first = entries[0].index
-        # A write that reported an error may have reached the disk all the same, and comes again.
+        # A write that reported an error may still have reached the disk; it is retried.
         connection.execute("DELETE FROM entries WHERE position >= ?", (first,))
         last = _last_position(connection)
         if last != first - 1:
@@ -179,7 +179,7 @@ class SqliteRaftStore:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a write failed for want of room on the disk."""
+    """Return whether a write failed because the disk is full."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
@@ -229,7 +229,7 @@ def _entries(connection: sqlite3.Connection) -> tuple[Entry, ...]:
 
 
 def _check_end(stored: StoredState, last: int) -> None:
-    """Neither the snapshot nor what was known to be committed may reach beyond the log."""
+    """Check that the log reaches at least the snapshot and the commit index."""
     expected = max(stored.hard_state.commit, stored.snapshot.index if stored.snapshot else 0)
     if last < expected:
         raise sqlite3.DatabaseError(f"the log ends at entry {last}, before {expected}")
@@ -251,12 +251,12 @@ def _check(checksum: object, expected: int, what: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """SQLite quotes statements as they are written."""
+    """Return the error text on one line: SQLite quotes multi-line statements."""
     return " ".join(str(error).split())
 
 
 def row_checksum(numbers: tuple[int, ...], *blobs: bytes) -> int:
-    """The CRC32C of the numbers (8 bytes each, big-endian), then each blob after its length (as one more number)."""
+    """Return the CRC32C of the numbers (8 bytes each, big-endian), then of each blob after its 8-byte length."""
     checksum = crc32c(struct.pack(f">{len(numbers)}q", *numbers))
     for blob in blobs:
         checksum = crc32c(blob, crc32c(struct.pack(">q", len(blob)), checksum))
