@@ -1,1 +1,1 @@
-"""This node's place in the cluster: Raft, metadata, peers, the controller, the broker session and its lease."""
+"""This node's membership in the cluster: Raft, metadata, peers, the controller, the broker session and its lease."""

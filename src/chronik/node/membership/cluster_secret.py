@@ -1,8 +1,8 @@
-"""The secret that the nodes of a cluster share: its form, where it is kept, and who makes it.
+"""The secret that the nodes of a cluster share: its format, its location, and how it is created.
 
 DATA_DIR/cluster-secret   text, mode 0600: one secret per line
 
-A node proves the first secret of its file and accepts each of them, so that nodes can change to another one by one.
+A node proves the first secret of its file and accepts any of them, so that the secret can be rotated node by node.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SECRETS_MAX = 4
 
 
 class ClusterSecret:
-    """What a node proves and what it accepts. Never printed: its text appears in no representation of it."""
+    """The secrets that a node proves and accepts. Never printed: no representation contains the text."""
 
     __slots__ = ("_keys",)
 
     def __init__(self, text: str, source: str) -> None:
-        """`source` is the file or variable that the text came from, for the ConfigError about a bad one."""
+        """`source` is the file or variable that the text came from; the ConfigError for a bad secret names it."""
         words = text.split()
         if not 1 <= len(words) <= SECRETS_MAX or not all(map(_is_secret, words)):
             raise ConfigError(
@@ -38,19 +38,19 @@ class ClusterSecret:
 
     @property
     def proven(self) -> bytes:
-        """The key that this node proves to the nodes that it calls."""
+        """The key that this node proves to the nodes it connects to."""
         return self._keys[0]
 
     @property
     def accepted(self) -> tuple[bytes, ...]:
-        """The keys of which a caller must prove one."""
+        """The keys of which a connecting node must prove one."""
         return self._keys
 
 
 def load_secret(env: Environment, config: NodeConfig, folder: str) -> ClusterSecret:
-    """The secret of this node. A node without peers makes its own if it has none. ConfigError says what to do.
+    """Return this node's secret. A node without peers creates one if it has none. Raise ConfigError with the remedy.
 
-    Blocks. The environment variable wins over `cluster_secret_file`, which wins over the data folder.
+    Blocks. The environment variable overrides `cluster_secret_file`, which overrides the data folder.
     """
     if env.cluster_secret:
         return ClusterSecret(env.cluster_secret, SECRET_VARIABLE)
@@ -78,7 +78,7 @@ def _is_secret(word: str) -> bool:
 
 
 def read_secret(disk: Disk, path: str) -> ClusterSecret | None:
-    """The secret in a file; None where there is none. ConfigError where it is unusable, OSError where unreadable."""
+    """Read the secret from a file; None if there is no file. Raise ConfigError if unusable, OSError if unreadable."""
     try:
         data = read_file(disk, path, private=True)
     except NotPrivate:
@@ -87,7 +87,7 @@ def read_secret(disk: Disk, path: str) -> ClusterSecret | None:
 
 
 def make_secret(disk: Disk, path: str, random: Random) -> ClusterSecret:
-    """A new secret, durable in a file that only this user may read. `random` must be cryptographic, but in tests."""
+    """Create a secret, durable in a file that only this user may read. `random` must be secure except in tests."""
     text = base64.urlsafe_b64encode(random.randbytes(RANDOM_BYTES)).decode().rstrip("=")
     write_file_atomic(disk, path, f"{text}\n".encode(), private=True)
     return ClusterSecret(text, path)

@@ -1,4 +1,4 @@
-"""Calls to the controller, wherever it is: found, asked, and asked again where it moved, until a deadline."""
+"""Calls to the controller: finds it, calls it, and retries if it moved, until a deadline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = -1
 
 
 class ControllerClient:
-    """Owned by the loop. A call may be carried out twice where its first answer was lost: all calls bear that."""
+    """Owned by the loop. If a response is lost, a call may be carried out twice: all calls tolerate that."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class ControllerClient:
         self._turn = 0
 
     async def call(self, call: Call, timeout_s: float = CALL_TIMEOUT_S, *, waits_for_image: bool = True) -> Result:
-        """What the controller answers. KafkaError where it refuses, or where none answers in time (REQUEST_TIMED_OUT).
+        """Return the controller's result. Raise KafkaError if it refuses, REQUEST_TIMED_OUT if none answers in time.
 
-        Unless told otherwise, returns once this node's own image has what the call did.
+        With `waits_for_image`, return only once this node's own image includes the call's effect.
         """
         deadline_s = self._loop.time() + timeout_s
         reply = await self.ask(
@@ -78,7 +78,7 @@ class ControllerClient:
         answer_here: Callable[[], Awaitable[R]],
         deadline_s: float,
     ) -> R:
-        """The answer of whoever is the controller; this node answers itself where it is the one."""
+        """Return the controller's reply; if this node is the controller, use `answer_here`."""
         pause_s = RETRY_PAUSE_S_MIN
         hint = NOBODY
         while True:
@@ -86,7 +86,7 @@ class ControllerClient:
             hint = NOBODY
             reason = "no controller is known"
             if asked == NOBODY:
-                # A node that belongs to no group yet, or no more, hears of no leader: others may know.
+                # A node that is not in the Raft group (not yet or no longer) knows no leader; its peers may.
                 asked = self._next_peer()
             try:
                 reply: R | None = None
@@ -108,7 +108,7 @@ class ControllerClient:
             pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
 
     def _next_peer(self) -> int:
-        """The connected peers in turn."""
+        """Return the next connected peer, round-robin."""
         connected = [peer for peer in self._peers.known() if self._peers.is_connected(peer)]
         if not connected:
             return NOBODY
@@ -116,7 +116,7 @@ class ControllerClient:
         return connected[self._turn % len(connected)]
 
     async def image_has(self, version: int, deadline_s: float) -> None:
-        """Waits until this node's own image is at least as new; REQUEST_TIMED_OUT where that takes too long."""
+        """Wait until this node's own image is at least as new; raise REQUEST_TIMED_OUT at the deadline."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._metadata.applied(version)

@@ -1,9 +1,9 @@
-"""What clients are told of a node that has just gone, so that they find who took over from it.
+"""Metadata for clients after a node has failed, so that they find the new leaders quickly.
 
-librdkafka asks for metadata in the moment in which it loses a connection, before anybody can have taken over, and next
-a second later. So a node that has lost a leader's connection itself holds its answer until the cluster has noticed.
-librdkafka also drops a broker that is no longer named, and the partitions it knew there stay without a leader until
-its next question, a second later again. So a node that is gone is named for a while longer.
+librdkafka requests metadata the moment it loses a connection, before any failover can have happened, and again only a
+second later. So a node that has itself lost the connection to a leader delays its response until the failover is done.
+librdkafka also forgets a broker that is missing from the response, and its partitions there stay without a leader until
+the next request, another second later. So a failed node stays listed for a while.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import PeerState, PeerStatus
 
 NOTICED_S = 1.5
-"""A leader that dies is replaced within this time, also where it was the controller."""
+"""A failed leader is replaced within this time, even if it was also the controller."""
 NAMED_S = 10.0
 
 
 class Departures:
-    """Who went when. Owned by the loop."""
+    """When each broker was fenced. Owned by the loop."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Departures:
                 self._fenced_s.pop(event.broker.id, None)
 
     def named_brokers(self) -> list[BrokerImage]:
-        """The brokers that serve, and those that did a moment ago, by id."""
+        """Return the active brokers and the recently fenced ones, sorted by id."""
         since_s = self._loop.time() - NAMED_S
         brokers = self._metadata.image.brokers
         return [
@@ -55,7 +55,7 @@ class Departures:
         ]
 
     async def noticed(self, topics: Iterable[str] | None) -> None:
-        """Waits while one of these topics, or of all, is led by a node that has just gone. Not for long."""
+        """Wait, for a bounded time, while a failed node still leads one of these topics (None: any topic)."""
         names = None if topics is None else list(topics)
         try:
             while (until_s := self._expected_until_s(names)) is not None:
@@ -65,7 +65,7 @@ class Departures:
             return
 
     def _expected_until_s(self, topics: Sequence[str] | None) -> float | None:
-        """When to wait no longer for those to be replaced that have gone; None where there is nothing to wait for."""
+        """Return the deadline for replacing the failed leaders of these topics; None if there are none."""
         image, now_s = self._metadata.image, self._loop.time()
         lost = {broker_id: fenced_s + NOTICED_S for broker_id, fenced_s in self._fenced_s.items()}
         for broker in image.live_brokers():
@@ -79,7 +79,7 @@ class Departures:
 
 
 def _leaders(topics: Iterable[TopicImage]) -> set[int]:
-    """Who leads, or did until there was nobody."""
+    """Return the leaders, or the last known leaders of partitions without one."""
     return {
         partition.last_known_leader if partition.leader == NO_LEADER else partition.leader
         for topic in topics

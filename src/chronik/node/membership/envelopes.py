@@ -1,7 +1,7 @@
-"""Clients' requests that only the controller may answer, on their way there and back.
+"""Forwards clients' requests that only the controller may answer.
 
-Any node takes them: it passes the whole request on, and answers once its own image has what the controller did, so that
-the client's next request here finds it.
+Any node accepts them. It forwards the whole request, and responds once its own image includes the effect, so that the
+client's next request to this node sees it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.messages import read_request
 
 SLACK_S = 2.0
-"""Beyond the request's own timeout, which the controller keeps by itself and answers when it is over."""
+"""Added to the request's own timeout, which the controller enforces itself by answering when it expires."""
 
 
 class Envelopes:
-    """Both ends of the way. Owned by the loop."""
+    """Both the sender and the receiver of envelopes. Owned by the loop."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Envelopes:
         client: ControllerClient,
         applied: Callable[[], Awaitable[None]],
     ) -> None:
-        """`applied` returns when the partitions hosted here follow the image as it is now."""
+        """`applied` waits until the partitions on this node have applied the current image."""
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._metadata = metadata
@@ -45,7 +45,7 @@ class Envelopes:
         self._handlers: dict[int, Handler] = {}
 
     def serve(self, handlers: Iterable[Handler]) -> None:
-        """What this node answers for others while it is the controller."""
+        """Set the handlers that answer for other nodes while this node is the controller."""
         self._handlers = {handler.api.key: handler for handler in handlers if handler.api.on_controller}
 
     @property
@@ -53,7 +53,7 @@ class Envelopes:
         return self._metadata.is_controller
 
     async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
-        """The controller's response to a client's request, and whether it is an error. KafkaError where none comes."""
+        """Return the controller's response body and whether it is an error. Raise KafkaError if none arrives."""
         envelope = Envelope(request.api_key, request.api_version, request.client_id, body)
         deadline_s = self._loop.time() + _timeout_s(request) + SLACK_S
         reply = await self._client.ask(
@@ -72,7 +72,7 @@ class Envelopes:
         return reply.body, reply.is_failed
 
     async def open(self, envelope: Envelope, carrier: Request) -> EnvelopeReply:
-        """Answers the request inside, if this node is the controller."""
+        """Answer the enclosed request if this node is the controller."""
         if not self._metadata.is_controller:
             return EnvelopeReply(False, self._metadata.controller_id)
         handler = self._handlers.get(envelope.api_key)
@@ -94,6 +94,6 @@ class Envelopes:
 
 
 def _timeout_s(request: Request) -> float:
-    """The request's own timeout; a default for a request that has none."""
+    """Return the request's own timeout, or CALL_TIMEOUT_S if it has none."""
     wait = getattr(request.message, "timeout", None)
     return bounded_wait_s(wait) if isinstance(wait, timedelta) else CALL_TIMEOUT_S

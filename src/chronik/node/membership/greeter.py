@@ -1,8 +1,8 @@
-"""Who may talk to this node on its internal listener: proves each caller, and knows which peers are connected.
+"""Authenticates the nodes that connect to the internal listener, and tracks which peers are connected.
 
-This is the one place that gives a connection its `peer_id`, after the caller's PROOF. A caller that does not know the
-cluster secret, one of another cluster, one that looks for another node, and a second process under a node's id are
-refused in words that its operator can act on. Both sides log them, once for each reason.
+Only this module sets a connection's `peer_id`, after the caller's PROOF. It refuses a caller that does not know the
+cluster secret, belongs to another cluster, looks for another node, or uses the node id of a process that is alive. The
+refusal states what the operator must do. Both sides log it, once for each reason.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from chronik.observe.logging import Logger
 from chronik.wire.errors import MalformedRequest
 
 ALIVE_S = 2.5
-"""A process that greeted so recently is alive: HELLO is repeated every second."""
+"""A process that sent a HELLO within this time is alive: HELLO is repeated every second."""
 
 REASONS_LOGGED_MAX = 1_000
 STRANGERS_LOGGED_MAX = 10
 STRANGERS_LOGGED_S = 60.0
-"""Of callers that do not know the secret, so many are logged in this time, each once."""
+"""Of the callers that do not know the secret, STRANGERS_LOGGED_MAX are logged in this time, each once."""
 
 
 class PeerConnection(Connection):
-    """A connection to the internal listener."""
+    """A connection accepted by the internal listener."""
 
     handshake: Answerer | None = None
-    """Between a node's HELLO and its PROOF."""
+    """Set between a node's first HELLO and its PROOF."""
 
 
 @dataclass(slots=True)
 class _Present:
-    """One process of one peer, and its connections to us."""
+    """One process of one peer, and its connections to this node."""
 
     incarnation: UUID
     heard_s: float
     connections: dict[Connection, None] = field(default_factory=dict)
     newest: dict[str, Connection] = field(default_factory=dict)
-    """The last connection for each purpose, until it is closed: after its end of input it may still hold requests."""
+    """The newest connection for each purpose, until it is closed: requests may remain after its end of input."""
 
 
 class Greeter:
-    """Invariant: of each node id at most one incarnation has connections here. Owned by the loop."""
+    """Owned by the loop. Invariant: each node id has connections from at most one incarnation."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Greeter:
         self._strangers_unlogged = 0
 
     def is_present(self, node_id: int) -> bool:
-        """Whether a process of this node holds a connection to us."""
+        """Return whether a process of that node holds a connection to this node."""
         present = self._present.get(node_id)
         return present is not None and bool(present.connections)
 
@@ -84,7 +84,7 @@ class Greeter:
         return None if present is None else present.incarnation
 
     def challenge(self, body: bytes, connection: PeerConnection) -> bytes:
-        """The answer to the first HELLO of a connection: what the caller must prove itself against."""
+        """Answer the first HELLO of a connection with the challenge for the caller's proof."""
         if connection.handshake is not None:
             raise MalformedRequest("a second HELLO before the proof of the first")
         identity = self._identity
@@ -94,7 +94,7 @@ class Greeter:
         return connection.handshake.answer
 
     def prove(self, body: bytes, connection: PeerConnection) -> ProofReply:
-        """The answer to a PROOF. Unless the connection has its `peer_id` now, the caller may not send anything else."""
+        """Answer a PROOF. If `peer_id` is not set afterwards, the caller may send nothing else."""
         handshake, connection.handshake = connection.handshake, None
         if handshake is None:
             raise MalformedRequest("a PROOF without a HELLO")
@@ -105,7 +105,7 @@ class Greeter:
         return ProofReply(mac, self._admit(hello, connection))
 
     def greet(self, hello: Hello, connection: Connection) -> HelloReply:
-        """The answer to another HELLO of a peer that has proven itself: its sign of life."""
+        """Answer a later HELLO, the keepalive of an authenticated peer."""
         identity = self._identity
         if (hello.node_id, hello.incarnation) != (connection.peer_id, self.incarnation(hello.node_id)):
             refusal = f"this connection is not that of node {hello.node_id}: it was opened by node {connection.peer_id}"
@@ -115,7 +115,7 @@ class Greeter:
         return HelloReply(identity.cluster_id, identity.node_id, identity.incarnation, refusal)
 
     def _admit(self, hello: Hello, connection: Connection) -> str:
-        """Takes the proven caller in, unless something speaks against it: that is the refusal."""
+        """Admit the authenticated caller, or return the reason to refuse it."""
         refusal = self._refusal(hello)
         if refusal:
             self._log_once(hello, refusal, connection.client_host)
@@ -168,15 +168,16 @@ class Greeter:
         if connection not in present.connections:
             present.connections[connection] = None
             known = present
-            # Not when it is closed: an answer that waits for the peer itself would keep up a dead peer's connection.
+            # At the end of input, not at close: a response that waits for the peer itself would keep a dead peer's
+            # connection open.
             connection.when_input_ends(lambda: self._ended(node_id, known, connection))
             self._replace(present, hello.purpose, connection)
             self._on_greeting(node_id, Endpoint.parse(hello.internal))
 
     def _replace(self, present: _Present, purpose: str, connection: Connection) -> None:
-        """A peer that opens another connection has given the old one up: what that still holds comes too late.
+        """Abort the peer's previous connection for the same purpose, with the requests that it still holds.
 
-        A batch on it that ran now would come behind later ones, of which the peer believes that it comes before them.
+        A batch on the old connection could otherwise be appended after batches that the peer sent later.
         """
         old = present.newest.get(purpose)
         present.newest[purpose] = connection
@@ -200,7 +201,7 @@ class Greeter:
             self._log.error("peer_refused", peer=hello.node_id, host=host, reason=refusal)
 
     def _log_stranger(self, node_id: int, host: str) -> None:
-        """As `_log_once`, but with a bound that lasts: a stranger may say any node id, and call for ever."""
+        """Like `_log_once`, but rate-limited: an unauthenticated caller may claim any node id and call forever."""
         if self._clock() - self._strangers_since_s >= STRANGERS_LOGGED_S:
             if self._strangers_unlogged:
                 self._log.warning("peers_refused", count=self._strangers_unlogged, reason="no cluster secret")

@@ -1,20 +1,20 @@
-"""Two nodes prove to each other that they know the cluster secret, without sending it.
+"""Mutual authentication of two nodes: each proves that it knows the cluster secret, without sending it.
 
-    caller                                             answering node
-    HELLO   who calls, whom it wants, its nonce  ->
-                                                 <-    who answers, its nonce
-    PROOF   mac(secret, CALLER, both messages)   ->
-                                                 <-    mac(secret, ANSWERER, both messages), and a refusal if any
+    caller                                                  answering node
+    HELLO   its identity, the node it wants, its nonce  ->
+                                                        <-  its identity, its nonce
+    PROOF   mac(secret, CALLER, both messages)          ->
+                                                        <-  mac(secret, ANSWERER, both messages), and any refusal
 
-    mac(secret, role, hello, answer) = HMAC-SHA256(secret, label, role, hello, answer), each with its length before it
+    mac(secret, role, hello, answer) = HMAC-SHA256(secret, label, role, hello, answer), each preceded by its length
 
-`hello` and `answer` are the bytes that were sent, so that a proof covers all they say: both nonces, node ids and
-incarnations, the cluster id, the node that is wanted, the purpose and the caller's address. Fresh nonces of both sides
-rule out replays, and the role rules out reflections: a proof is good for one direction of one connection. The caller
-proves first, so a stranger gets nothing from a node that it could try secrets on.
+`hello` and `answer` are the bytes as sent, so a proof covers everything in them: both nonces, node ids and
+incarnations, the cluster id, the wanted node, the purpose and the caller's address. Fresh nonces from both sides
+prevent replays, and the role prevents reflection: a proof is valid for one direction of one connection. The caller
+proves first, so an unauthenticated caller obtains nothing from a node that it could test guessed secrets against.
 
-This shows that a node of the cluster opened the connection, under the id that it says. It does not protect what
-follows: whoever can change packets on the way can take over a connection after its proof.
+The handshake shows that a node of the cluster opened the connection under the id that it claims. It does not protect
+later messages: an attacker who can modify packets can take over a connection after its proof.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from chronik.node.membership.internal_api import (
 from chronik.wire.errors import MalformedRequest
 
 LABEL = b"chronik node to node 1"
-"""Another version of the messages above gets another label."""
+"""Another version of these messages needs another label."""
 
 NONCE_BYTES = 32
 
@@ -52,7 +52,7 @@ def mac(key: bytes, role: Role, hello: bytes, answer: bytes) -> bytes:
 
 
 class Caller:
-    """The side that opened the connection. One use: `hello` first, then `prove`, then `confirms`."""
+    """The side that opened the connection. Single use: `hello` first, then `prove`, then `confirms`."""
 
     def __init__(self, secret: ClusterSecret, hello: Hello) -> None:
         self.hello = encode(hello)
@@ -60,24 +60,24 @@ class Caller:
         self._answer = b""
 
     def prove(self, answer: bytes) -> tuple[HelloReply, bytes]:
-        """Who answered, and the PROOF for it. MalformedRequest where that is no answer to a first HELLO."""
+        """Return the answering node and the PROOF for it. Raise MalformedRequest if `answer` is not a valid answer."""
         reply = decode_hello_reply(answer)
         _check_nonce(reply.nonce)
         self._answer = answer
         return reply, encode(Proof(mac(self._key, Role.CALLER, self.hello, answer)))
 
     def confirms(self, answer: bytes) -> tuple[bool, str]:
-        """Whether the other side has proven itself too, and its refusal, which is to be believed only then."""
+        """Return whether the other side has proven itself too, and its refusal, which can be trusted only then."""
         reply = decode_proof_reply(answer)
         expected = mac(self._key, Role.ANSWERER, self.hello, self._answer)
         return hmac.compare_digest(expected, reply.mac), reply.refusal
 
 
 class Answerer:
-    """The side that accepted the connection, from its caller's first HELLO to the PROOF. One use."""
+    """The side that accepted the connection, from the caller's first HELLO to its PROOF. Single use."""
 
     def __init__(self, secret: ClusterSecret, hello: bytes, reply: HelloReply) -> None:
-        """MalformedRequest where that is no first HELLO. `reply` is answered to it, with a nonce of its own."""
+        """`reply` is the answer, with this side's nonce. Raise MalformedRequest if `hello` is no first HELLO."""
         self.hello = decode_hello(hello)
         _check_nonce(self.hello.nonce)
         self.answer = encode(reply)
@@ -85,7 +85,7 @@ class Answerer:
         self._hello = hello
 
     def prove(self, proof: bytes) -> bytes | None:
-        """This side's proof where the caller's is right; None where the caller does not know the secret."""
+        """Return this side's proof if the caller's proof is valid; None if the caller does not know the secret."""
         claimed = decode_proof(proof).mac
         for key in self._secret.accepted:
             if hmac.compare_digest(mac(key, Role.CALLER, self._hello, self.answer), claimed):

@@ -1,4 +1,4 @@
-"""Who this node is to the others."""
+"""How this node identifies itself to other nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from chronik.node.membership.internal_api import Hello
 
 @dataclass(slots=True)
 class Identity:
-    """One process of one node. `incarnation` is new at each start; `internal` is where peers reach it.
+    """One process of one node. `incarnation` is new at each start; `internal` is its address for peers.
 
-    `cluster_id` is empty until the node's first cluster has its id, and never changes after that. Owned by the loop.
+    `cluster_id` is empty until the node learns its first cluster's id, and never changes after that. Owned by the loop.
     """
 
     node_id: int

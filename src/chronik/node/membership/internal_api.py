@@ -1,15 +1,15 @@
-"""What nodes say to each other on the internal listener: Kafka's frames with API keys of our own, msgpack inside.
+"""The protocol between nodes on the internal listener: Kafka's frames with Chronik's own API keys and msgpack bodies.
 
-    30000 HELLO            who calls, and whom it wants; comes first on a connection, and again as its sign of life
-    30004 PROOF            that the caller of the first HELLO knows the cluster secret; nothing else is answered before
-    30001 RAFT             one message of chronik.raft; never answered
-    30002 CONTROLLER_CALL  something that only the controller may do, or know; answered when it is done
+    30000 HELLO            the caller's identity and the node it wants; first on a connection, then as its keepalive
+    30004 PROOF            proves that the sender of the first HELLO knows the cluster secret; required before the rest
+    30001 RAFT             one message of chronik.raft; has no response
+    30002 CONTROLLER_CALL  an operation or query that only the controller may answer; answered when it is done
     30003 ENVELOPE         a client's whole request, for the controller to answer
 
-All are version 0. A body is one msgpack map (RAFT: the bytes of `raft.messages`); readers pass over keys they do not
-know, so a field may be added with a default. Produce and Fetch of Kafka's protocol, and what replicas need beside them,
-are answered on the same listener. Answers come in the order in which they are ready: the correlation id tells which is
-which, so that a slow one does not hold up a heartbeat.
+All are version 0. A body is one msgpack map (RAFT: the bytes of `raft.messages`). Readers skip unknown keys, so a field
+may be added with a default. The same listener also serves Kafka's Produce and Fetch, and the other Kafka APIs that
+replicas need. Responses are sent in the order in which they are ready and are matched by correlation id, so that a slow
+one does not delay a heartbeat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSION = 0
 
 
 class InternalKey(IntEnum):
-    """API keys beyond those that Kafka will ever use."""
+    """API keys outside the range that Kafka uses."""
 
     HELLO = 30_000
     RAFT = 30_001
@@ -48,10 +48,10 @@ class InternalKey(IntEnum):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """`cluster_id` is empty while the caller has none; `internal` is where it can be reached, HOST:PORT.
+    """The caller's identity. `cluster_id` is empty while the caller has none; `internal` is its own address, HOST:PORT.
 
-    `purpose` tells the link that carries control messages from those that carry data. `nonce` comes with the first
-    HELLO of a connection, which is to be proven (see `handshake`).
+    `purpose` distinguishes the control link from data connections. `nonce` is set in the first HELLO of a connection,
+    which must be followed by a proof (see `handshake`).
     """
 
     cluster_id: str
@@ -64,9 +64,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class HelloReply(msgspec.Struct, frozen=True):
-    """Who answers. `nonce` comes with the answer to the first HELLO: the caller must prove itself now.
+    """The answering node. `nonce` is set in the answer to the first HELLO: the caller must prove itself next.
 
-    `refusal` is empty where the caller is still welcome; otherwise it says what is wrong and what to do.
+    `refusal` is empty if the caller is accepted; otherwise it states the problem and the remedy.
     """
 
     cluster_id: str
@@ -81,7 +81,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class ProofReply(msgspec.Struct, frozen=True):
-    """The answering node's own proof, empty where the caller has not proven itself. `refusal` as in HelloReply."""
+    """The answering node's own proof; empty if the caller's proof is wrong. `refusal` is as in HelloReply."""
 
     mac: bytes = b""
     refusal: str = ""
@@ -91,7 +91,7 @@ class ProofReply(msgspec.Struct, frozen=True):
 
 
 class CreateTopicCall(msgspec.Struct, frozen=True, tag="create_topic"):
-    """A topic that a broker needs for itself or for a client that named it; the fields of `topic_creation.NewTopic`."""
+    """A topic that a broker needs for itself or a client; the fields are those of `topic_plans.NewTopic`."""
 
     name: str
     num_partitions: int = -1
@@ -112,7 +112,7 @@ Call: TypeAlias = (
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Nothing to tell but that it is done."""
+    """The call succeeded and has no result."""
 
 
 class TopicCreatedResult(msgspec.Struct, frozen=True, tag="topic_created"):
@@ -132,10 +132,11 @@ Result: TypeAlias = Done | TopicCreatedResult | ProducerIdsResult | RegisteredRe
 
 
 class CallReply(msgspec.Struct, frozen=True):
-    """`version` is the controller's image after the call: what it did is in any image at least as new.
+    """The controller's reply.
 
-    `is_controller` False: nothing was done, and `controller_id` is who to ask instead, -1 where that is not known. A
-    `code` other than 0 is why the controller refused.
+    `version` is the controller's image version after the call: any image at least as new includes the call's effect. If
+    `is_controller` is False, nothing was done; `controller_id` is the node to call instead, -1 if unknown. A `code`
+    other than 0 is the controller's reason to refuse.
     """
 
     is_controller: bool
@@ -150,7 +151,7 @@ class CallReply(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A client's request as it came, without its header."""
+    """A client's request as received, without its header."""
 
     api_key: int
     api_version: int
@@ -159,7 +160,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class EnvelopeReply(msgspec.Struct, frozen=True):
-    """The response's body; the other fields as in CallReply. `is_failed`: the body is an error, for the metrics."""
+    """The response body; the other fields are as in CallReply. `is_failed` marks an error response, for the metrics."""
 
     is_controller: bool
     controller_id: int = -1
@@ -168,7 +169,7 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-# -- bytes -------------------------------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview
@@ -185,7 +186,7 @@ _envelope_reply = msgspec.msgpack.Decoder(EnvelopeReply)
 
 
 def encode(body: Any) -> bytes:
-    """The bytes of any struct of this module."""
+    """Encode any struct of this module."""
     return _encoder.encode(body)
 
 
@@ -229,5 +230,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], body: Body) -> T:
 
 
 def refusal_of(reply: CallReply) -> KafkaError | None:
-    """The error that the controller answered with, if it did."""
+    """Return the error in the controller's reply, if any."""
     return KafkaError(ErrorCode(reply.code), reply.message) if reply.code else None

@@ -1,4 +1,4 @@
-"""The internal listener: other nodes, once they have proven who they are."""
+"""The internal listener: serves other nodes after they have authenticated."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import MalformedRequest
 
 REQUESTS_MAX = 4096
-"""So many requests of one peer may wait for their answers, fetches and batches of all its clients among them."""
+"""How many requests of one peer may be in flight, including fetches and batches of all its clients."""
 
 FRAME_SLACK_BYTES = 1024 * 1024
 IDLE_S_MAX = 24 * 60 * 60.0
-"""Peers do not ask for much while all is quiet; a batch that meets a connection just being closed would be in doubt."""
+"""Idle peers send few requests. A batch sent while the connection is being closed would have an unknown outcome."""
 
 KAFKA_APIS = (
     ApiKey.PRODUCE,
@@ -40,13 +40,13 @@ KAFKA_APIS = (
     ApiKey.OFFSET_FOR_LEADER_EPOCH,
     ApiKey.API_VERSIONS,
 )
-"""What peers ask for in Kafka's own protocol: forwarded batches, and what replicas need."""
+"""The Kafka APIs that peers use: forwarded batches, and the requests of replicas."""
 
 NEEDS_LOGS = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
 
 UNPROVEN_APIS = (InternalKey.HELLO, InternalKey.PROOF)
 UNPROVEN_MAX = 128
-"""Beyond that the oldest goes, not the newest: a node needs milliseconds for its proof, and strangers may stay."""
+"""Beyond this the oldest is dropped: a node proves itself in milliseconds, while other callers may linger."""
 UNPROVEN_S_MAX = 5.0
 UNPROVEN_FRAME_BYTES_MAX = 4096
 
@@ -54,28 +54,28 @@ UNPROVEN_FRAME_BYTES_MAX = 4096
 class InternalServer(Server):
     """The connections of other nodes.
 
-    Invariant: `_unproven` holds each open connection without a `peer_id`. Nothing but HELLO and PROOF is answered on
-    it, its frames are small, and it ends soon.
+    Invariant: `_unproven` holds each open connection without a `peer_id`. Only HELLO and PROOF are answered on it, its
+    frames are small, and it is closed soon.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        # A forwarded request may be longer than the client's by some bytes of its own.
+        # A forwarded request may be slightly longer than the client's request.
         self.frame_bytes_max += FRAME_SLACK_BYTES
         self.idle_s_max = IDLE_S_MAX
         self.has_opened_logs = False
-        """Set by the broker: before, peers are not served what needs logs."""
+        """Set by the broker. Until then, requests that need logs are not served."""
         self._unproven: dict[Connection, asyncio.TimerHandle] = {}
 
     def _api_metrics(self, api: Api) -> ApiMetrics:
-        # Kept apart: what nodes ask each other is no client's request.
+        # Separate from the metrics of client requests.
         return ApiMetrics(f"Internal{api.key.name}")
 
     def _new_connection(self) -> Connection:
         return PeerConnection(self, is_ordered=False, requests_max=REQUESTS_MAX)
 
     def _count_connections(self) -> None:
-        """The gauge counts clients."""
+        """Do nothing: the gauge counts only clients."""
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._unproven) >= UNPROVEN_MAX:
@@ -92,7 +92,7 @@ class InternalServer(Server):
         super().connection_closed(connection)
 
     def proven(self, connection: Connection) -> None:
-        """The connection has its `peer_id`."""
+        """Lift the limits of a connection that now has its `peer_id`."""
         self._settle(connection)
         connection.frame_bytes_max = self.frame_bytes_max
 
@@ -111,14 +111,14 @@ class InternalServer(Server):
         if connection.peer_id is None and key not in UNPROVEN_APIS:
             raise MalformedRequest("a request of a node that has not proven the cluster secret")
         if key in NEEDS_LOGS and not self.has_opened_logs:
-            # It has just started: the peer tries again in a moment.
+            # This node has just started; the peer retries.
             connection.close()
             return
         super().run_request(connection, frame)
 
 
 class PeerApis:
-    """What nodes call on each other, beside Kafka's own APIs. Owned by the loop."""
+    """The APIs between nodes other than Kafka's. Owned by the loop."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class PeerApis:
             request.connection.close()
             return
         except Exception:
-            # Not even the error could be said: whoever asked must not wait for an answer that never comes.
+            # The error response itself failed. Abort, so that the peer does not wait forever.
             self._log.exception("envelope_failed", api=envelope.api_key, version=envelope.api_version)
             request.connection.abort()
             return
@@ -201,7 +201,7 @@ def _peer(request: Request) -> PeerConnection:
 
 
 def _peer_id(request: Request) -> int:
-    """The node that has proven to have sent this."""
+    """Return the authenticated sender."""
     peer_id = request.connection.peer_id
     assert peer_id is not None
     return peer_id

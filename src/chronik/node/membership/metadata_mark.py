@@ -1,10 +1,10 @@
-"""How far the Raft store had come: the file `metadata-mark` beside it, overwritten in place after each write.
+"""How far the Raft store has been written: the file `metadata-mark` beside it, overwritten in place after each write.
 
     term int64, last index int64, crc32c of these sixteen bytes uint32; big-endian
 
-SQLite drops the end of its write-ahead log from the first bad frame on, as if it had never been written: a store that
-lost entries and votes would open without an error. The mark is not synced itself. After a kill it is exact; after a
-power loss it may be older, or missing. Before entries are cut on purpose, it is lowered durably.
+SQLite silently discards its write-ahead log from the first bad frame on: a store that lost entries and votes would open
+without an error. The mark itself is not synced. After a kill it is exact; after a power loss it may be older or
+missing. Before entries are truncated on purpose, the mark is lowered durably.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NO_MARK = MetadataMark(0, 0)
 
 
 class MarkedRaftStore:
-    """A `RaftStore` that leaves a mark of each write. Blocking; called from one thread at a time.
+    """A `RaftStore` that writes a mark after each write. Blocking; called from one thread at a time.
 
-    Invariant: the store holds at least what the mark on disk says, unless it lost something.
+    Invariant: the store holds at least what the mark on disk records, unless it lost writes.
     """
 
     def __init__(self, store: RaftStore, disk: Disk, folder: str) -> None:
@@ -44,7 +44,7 @@ class MarkedRaftStore:
         self._disk = disk
         self._path = f"{folder}/{MARK_NAME}"
         self.mark = NO_MARK
-        """What the last process left, as of `load`."""
+        """The mark that the previous process left, set by `load`."""
         self._last_index = 0
 
     def load(self) -> StoredState:
@@ -52,7 +52,7 @@ class MarkedRaftStore:
         self.mark = self._read()
         self._last_index = last_index_of(state)
         if not self._last_index and self.mark != NO_MARK:
-            # A new store: what the one before it had reached says nothing of this one.
+            # This store is new: the mark of the previous store does not apply to it.
             self._write(NO_MARK, durably=True)
             self.mark = NO_MARK
         return state
@@ -67,7 +67,7 @@ class MarkedRaftStore:
         if persist.entries:
             self._last_index = persist.entries[-1].index
         with contextlib.suppress(OSError):
-            # The write is durable; only the proof of it is older.
+            # The write is durable; only the mark is out of date.
             self._write(MetadataMark(persist.hard_state.term, self._last_index), durably=False)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class MarkedRaftStore:
 
 
 def last_index_of(state: StoredState) -> int:
-    """The last entry of a store; 0 if it is blank."""
+    """Return the last index of a store; 0 if it is empty."""
     if state.entries:
         return state.entries[-1].index
     return 0 if state.snapshot is None else state.snapshot.index

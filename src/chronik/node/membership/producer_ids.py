@@ -1,4 +1,4 @@
-"""Producer ids for idempotent producers, from blocks that the controller hands out once."""
+"""Producer ids for idempotent producers, from blocks that the controller allocates once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK_IDS = 1000
 
 
 class ProducerIds:
-    """Invariant: an id is given at most once; what is left of a block is forgotten at the end of the process."""
+    """Invariant: an id is handed out at most once. The unused ids of a block are lost when the process ends."""
 
     def __init__(self, client: ControllerClient, node_id: int) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""The Raft store on a disk that can be made to hang while the node runs, see `chronik.storage.slow_disk`."""
+"""The Raft store on a disk that can be made to hang while the node runs. See `chronik.storage.slow_disk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chronik.storage.slow_disk import SlowDisk
 
 
 class SlowRaftStore(SqliteRaftStore):
-    """SQLite writes by itself, so that each write waits for the disk's switch first."""
+    """SQLite does not write through `SlowDisk`, so each write first waits for the disk's switch."""
 
     def __init__(self, disk: SlowDisk, path: str, new_store_id: Callable[[], UUID]) -> None:
         super().__init__(path, new_store_id)

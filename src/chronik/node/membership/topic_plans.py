@@ -1,6 +1,6 @@
-"""New topics and partitions: a request, checked against the image, becomes a metadata command.
+"""Turns requests for new topics and partitions into metadata commands, validated against the image.
 
-The plans run inside `MetadataLog.propose`, so the image they see cannot change before the command is applied.
+The plans run inside `MetadataLog.propose`, so the image cannot change before the command is applied.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from chronik.node.topic_settings import as_text
 from chronik.wire.errors import ErrorCode, KafkaError
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
-"""More partitions than this in one request are refused, as in Kafka: one command must stay small."""
+"""A request for more partitions than this is refused, as in Kafka: one command must stay small."""
 
 DEFAULT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic that someone wants. -1 asks for the node's default; `assignments` takes the place of both numbers."""
+    """A requested topic. -1 means the node's default; `assignments` replaces both numbers."""
 
     name: str
     num_partitions: int = DEFAULT
@@ -39,7 +39,7 @@ class NewTopic:
 def plan_topic(
     image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic, *, by_broker: bool = False
 ) -> CreateTopic:
-    """The command that creates the topic, or a KafkaError that says why not. Only the broker makes internal topics."""
+    """Return the command that creates the topic, or raise KafkaError. Only the broker creates internal topics."""
     check_topic_name(new.name)
     if is_internal(new.name) and not by_broker:
         raise KafkaError(
@@ -54,7 +54,8 @@ def plan_topic(
     check_topic_configs(new.configs, is_internal(new.name))
     configs = {name: text.strip() for name, text in new.configs.items() if text is not None}
     if MIN_INSYNC_REPLICAS in config.topic_defaults and configured_min_insync(image, configs) is None:
-        # Written down with the topic: leaders and the controller must go by the same number, whatever their files say.
+        # Stored with the topic: leaders and the controller must use the same number, whatever their configuration files
+        # say.
         configs[MIN_INSYNC_REPLICAS] = as_text(config.topic_defaults[MIN_INSYNC_REPLICAS])
     return CreateTopic(name=new.name, id=env.new_uuid(), partitions=partitions, configs=configs)
 
@@ -62,7 +63,7 @@ def plan_topic(
 def plan_partitions(
     image: ClusterImage, env: Environment, name: str, count: int, assignments: Sequence[Sequence[int]] | None
 ) -> CreatePartitions:
-    """The command that grows the topic to `count` partitions, or a KafkaError that says why not."""
+    """Return the command that grows the topic to `count` partitions, or raise KafkaError."""
     topic = image.require_topic(name)
     if topic.is_internal:
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{name!r} is internal: its partitions are fixed")
