@@ -1,1 +1,1 @@
-"""Listeners and connections: frames in, requests to their API handlers, replies out in order."""
+"""Listeners and connections: read frames, run their API handlers, and send responses in order."""

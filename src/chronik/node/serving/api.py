@@ -1,8 +1,8 @@
 """What an API module defines: the API's key and versions, and its handler on this node.
 
 A *cold* handler is a coroutine: it receives the decoded request and returns the response's fields as a dict. A *hot*
-handler (Produce, Fetch) is a plain function that reads the frame itself and answers at once, or later through the
-request's `Reply`.
+handler (Produce, Fetch) is a plain function that parses the frame itself and answers through the request's `Reply`, at
+once or later.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ ErrorValues: TypeAlias = Callable[[Request, ErrorCode], Values]
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API as this node answers it.
+    """One API as this node serves it.
 
-    `versions` is what ApiVersions advertises. `readable_from` is the lowest version that is really parsed, if the
-    advertised minimum is lower only to satisfy a client's feature check. With `on_controller` the server passes the
-    request to the controller, unless this node is the controller, and waits until this node's image has the outcome.
+    `versions` is the range that ApiVersions advertises. `readable_from` is the lowest version that is really parsed, if
+    the advertised minimum is lower only to satisfy a client's feature check. With `on_controller` the server forwards
+    the request to the controller, unless this node is the controller, and waits until this node's image includes the
+    effect.
     """
 
     key: IntEnum
@@ -36,7 +37,7 @@ class Api:
     readable_from: int | None = None
     on_controller: bool = False
     unsupported_version_body: Callable[[], bytes] | None = None
-    """The answer to a version that is not answered; without one the connection is closed."""
+    """The response to an unsupported version; without one the connection is closed."""
 
     @property
     def parsed_versions(self) -> tuple[int, int]:
@@ -46,7 +47,7 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """An API with what answers it on this node: either `cold` or `hot`."""
+    """An API and its handler on this node: either `cold` or `hot`."""
 
     api: Api
     cold: ColdHandler | None = None

@@ -1,8 +1,8 @@
-"""One connection: frames in, requests to its listener, and replies out in the order of the requests.
+"""One connection: reads frames, passes requests to its server, and sends responses in request order.
 
-A frame is a 4-byte big-endian size and that many bytes. Small frames are parsed where the socket put them, in a scratch
-buffer that all connections of the node share (the loop reads one socket at a time); a frame that does not fit gets a
-buffer of its own, which grows with what has arrived rather than with what its header claims.
+A frame is a 4-byte big-endian size and that many bytes. Small frames are parsed in place, in a scratch buffer that all
+connections of a server share (the loop reads one socket at a time). A frame that does not fit gets its own buffer,
+which grows with the bytes received, not with the size that its header claims.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WRITE_HIGH_WATER_BYTES = 1024 * 1024
 
 
 class Request:
-    """One request of one connection, alive until it is answered.
+    """One request on one connection, kept until it is answered.
 
-    `message` is kio's entity for cold APIs; `frame[body_at:]` holds the body for hot ones and is valid only during the
-    handler's call, since the connection reuses its buffer.
+    `message` is kio's entity for cold APIs. For hot APIs `frame[body_at:]` holds the body; it is valid only during the
+    handler's call, because the connection reuses its buffer.
     """
 
     __slots__ = (
@@ -73,9 +73,9 @@ class Request:
 
 
 class Reply:
-    """A request's place in its connection's order of responses, filled exactly once.
+    """The slot of a request in its connection's response order, completed exactly once.
 
-    Owned by the loop. `send` with buffers answers; `send_nothing` frees the place without a byte (acks=0).
+    Owned by the loop. `send` with buffers sends a response; `send_nothing` releases the slot without one (acks=0).
     """
 
     __slots__ = ("_clock", "_metrics", "body", "done", "failed", "flexible_header", "request")
@@ -108,7 +108,7 @@ class Reply:
 
 
 class Listener(Protocol):
-    """What a connection needs of the server that took it."""
+    """The part of the server that a connection uses."""
 
     loop: asyncio.AbstractEventLoop
     scratch: memoryview
@@ -139,10 +139,11 @@ class Listener(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
 
-    Owned by the loop. Reading stops while a cold request runs (what follows it on this connection must see its effect),
-    while somebody else holds it, while the peer does not take its responses, and while too many requests wait.
+    Owned by the loop. Reading stops while a cold request runs (later requests on this connection must see its effect),
+    while any other caller holds the connection, while the peer does not read its responses, and while too many requests
+    are in flight.
 
-    With `is_ordered` False responses go out as they are ready, for peers that match them by their correlation id.
+    If `is_ordered` is False, responses are sent as they become ready, for peers that match them by correlation id.
     """
 
     def __init__(self, server: Listener, *, is_ordered: bool = True, requests_max: int | None = None) -> None:
@@ -173,10 +174,10 @@ class Connection(asyncio.BufferedProtocol):
         self.frame_bytes_max = server.frame_bytes_max
         self.last_used_s = 0.0
 
-    # -- asyncio's side ------------------------------------------------------------------------------------------------
+    # -- asyncio callbacks ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asked but told: uvloop's transports are of another class.
+        # Cast, not isinstance: uvloop's transports are of another class.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
@@ -206,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parse(scratch, len(self._partial) + nbytes)
 
     def eof_received(self) -> bool:
-        # The peer sends no more; what it already sent is still answered (acks=0 producers close this way).
+        # The peer sends no more; requests that it already sent are still answered (acks=0 producers close this way).
         self._input_ended()
         self._drop_unfinished_frame()
         return bool(self._replies or self._partial)
@@ -244,14 +245,14 @@ class Connection(asyncio.BufferedProtocol):
         return not (self._holds or self._write_paused or len(self._replies) >= self._requests_max)
 
     def _parse(self, data: memoryview, end: int) -> None:
-        """Run the frames in data[:end]; keep what is left of it."""
+        """Run the complete frames in data[:end]; keep the remaining bytes."""
         at = 0
         server = self._server
         replies = self._replies
         requests_max = self._requests_max
         self._parsing = True
         try:
-            # The conditions of _may_run, spelled out: this is where small requests spend their time.
+            # _may_run, inlined: small requests spend their time here.
             while end - at >= 4 and not (
                 self._holds or self._write_paused or self._closing or len(replies) >= requests_max
             ):
@@ -268,7 +269,8 @@ class Connection(asyncio.BufferedProtocol):
                 at = start + size
                 server.run_request(self, data[start:at])
                 if self._out_bytes >= JOIN_BYTES_MAX:
-                    # Now, not at the end: a peer that does not read must stop us before the next large response.
+                    # Flush now, not at the end: a peer that does not read must pause this loop before the next large
+                    # response.
                     self._flush()
         except MalformedRequest as error:
             self._refuse(str(error))
@@ -284,13 +286,13 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_or_resume_reading()
 
     def _continue(self) -> None:
-        """What held back this connection's requests may be over: run what was kept."""
+        """Run the kept requests if nothing holds them back any more."""
         if self._closing or self._parsing:
             return
         if self._large is None and len(self._partial) >= 4 and self._may_run():
             kept = self._partial
             self._partial = b""
-            # A copy of its own: a handler that runs here may not share the scratch buffer with a later read.
+            # A separate copy: a handler that runs here must not share the scratch buffer with a later read.
             self._parse(memoryview(bytearray(kept)), len(kept))
         elif self._large is not None and self._large_have == self._large_size and self._may_run():
             self._run_large()
@@ -298,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_or_resume_reading()
 
     def _start_large(self, size: int, have: memoryview) -> None:
-        # All of it at once for a frame of ordinary size that has really begun to arrive, and that there is room for.
+        # Allocate a frame of ordinary size at once if it has really begun to arrive and the budget has room for it.
         begun = len(have) >= SCRATCH_BYTES // 4 and self._server.has_room(LARGE_FRAME_BYTES)
         first_bytes = min(size, LARGE_FRAME_BYTES if begun else 2 * len(have) + LARGE_FRAME_STEP_BYTES)
         self._large = bytearray(first_bytes)
@@ -349,8 +351,8 @@ class Connection(asyncio.BufferedProtocol):
     def _pause_or_resume_reading(self) -> None:
         if self._closing or self._transport is None:
             return
-        # While a request holds the others, reading goes on into the scratch buffer until it holds data: most clients
-        # send one request at a time, and pausing costs two system calls.
+        # While a request holds later ones back, reading continues into the scratch buffer until that has data: most
+        # clients send one request at a time, and pausing costs two system calls.
         waiting = len(self._partial) >= 4 and not self._may_run()
         complete = self._large is not None and self._large_have == self._large_size
         self._is_held_back = self._large is not None and not complete and self._server.over_budget(self)
@@ -367,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.close()
 
     def _drop_unfinished_frame(self) -> None:
-        """After the peer's end of input, a frame that is not whole will never be."""
+        """Drop an incomplete frame after the peer's end of input: it will never be complete."""
         if self._may_run():
             self._partial = b""
             self._drop_large()
@@ -385,13 +387,13 @@ class Connection(asyncio.BufferedProtocol):
         self._server.refused(self, reason)
         self.close()
 
-    # -- answering -----------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def expect_reply(self, reply: Reply) -> None:
         self._replies.append(reply)
 
     def hold(self) -> None:
-        """No further request of this connection runs until each `hold` has had its `release`."""
+        """Run no further request of this connection until each `hold` is matched by a `release`."""
         self._holds += 1
 
     def release(self) -> None:
@@ -400,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._continue()
 
     def reply_ready(self, reply: Reply) -> None:
-        """A request has its answer; send all that are ready at the head of the line."""
+        """Send every response that is ready at the head of the queue, now that `reply` is."""
         if self._closing:
             return
         replies = self._replies
@@ -457,17 +459,17 @@ class Connection(asyncio.BufferedProtocol):
         if small:
             write(b"".join(small))
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------------
 
     def when_closed(self, owner: object, callback: Callable[[], None]) -> None:
-        """Call back once when the connection ends, unless `forget` comes first."""
+        """Call `callback` once when the connection ends, unless `forget` is called first."""
         if self._closing:
             self._server.loop.call_soon(callback)
         else:
             self._on_close[owner] = callback
 
     def when_input_ends(self, callback: Callable[[], None]) -> None:
-        """Call back once when the peer can send no more, though answers may still be on their way to it."""
+        """Call `callback` once when the peer can send no more; responses to it may still be on their way."""
         if self._closing or self._end_of_input:
             self._server.loop.call_soon(callback)
         else:
@@ -477,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_close.pop(owner, None)
 
     def close(self) -> None:
-        """End the connection after what was written has gone out."""
+        """Close the connection after the written data has been sent."""
         if self._closing:
             return
         self._flush()
@@ -496,7 +498,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def has_unfinished_frame(self) -> bool:
-        """A large frame of which more was announced than has come. Nobody else's turn ends while we read it."""
+        """Whether a large frame is incomplete because the peer has not sent it all, not because reading is paused."""
         return self._large is not None and self._large_have < self._large_size and not self._is_held_back
 
     @property

@@ -1,4 +1,4 @@
-"""Deadlines of many waits that mostly end before them: a queue for each length instead of a timer for each wait."""
+"""Deadlines for many waits that mostly end early: one queue per timeout length instead of one timer per wait."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Protocol
 
 TICK_S = 0.05
 WAIT_MS_MIN = 1_000
-"""Clients pass a timeout of 0 if they do not care to wait. The work takes milliseconds: they get its outcome."""
+"""Clients that do not want to wait pass a timeout of 0. The work takes milliseconds, so they still get its outcome."""
 
 WAIT_MS_MAX = 300_000
 
 
 def bounded_wait_s(wait: timedelta) -> float:
-    """How long the timeout of an admin request lets it wait."""
+    """Return how long an admin request may wait, given its timeout."""
     return min(max(wait / timedelta(milliseconds=1), WAIT_MS_MIN), WAIT_MS_MAX) / 1000
 
 
 class Wait(Protocol):
-    """Something that may still be waiting when its time is up."""
+    """A wait that may reach its deadline."""
 
     @property
     def is_over(self) -> bool: ...
@@ -29,11 +29,11 @@ class Wait(Protocol):
 
 
 class Deadlines:
-    """Calls `deadline_passed`, at most two ticks late, on every wait that is not over by then.
+    """Calls `deadline_passed`, at most two ticks late, on every wait that is not over by its deadline.
 
-    Waits of one length end in the order in which they began, so that a queue for each length is sorted. What is over at
-    a queue's front is dropped when the next one comes: the queues hold hardly more than what really waits. Owned by the
-    loop.
+    Waits of equal length expire in the order in which they began, so each queue is sorted. Finished waits at the front
+    of a queue are dropped when the next one is added, so the queues hold little more than the active waits. Owned by
+    the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

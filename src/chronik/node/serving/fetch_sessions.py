@@ -1,8 +1,8 @@
-"""Fetch sessions (KIP-227): a client names its partitions once and afterwards only what changes.
+"""Fetch sessions (KIP-227): a client names its partitions once, and afterwards only the changes.
 
-A session is (id, epoch). Epoch 0 asks for a new one, -1 for none; each further fetch carries the next epoch. A broker
-may answer session id 0 at any time, which means "no session": that is what happens here when the cache is full of
-sessions in use.
+A session is (id, epoch). Epoch 0 requests a new session, -1 requests none; each further fetch carries the next epoch. A
+broker may answer with session id 0 at any time, which means "no session". This broker does so while its cache is full
+of sessions in use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequ
 
 SESSION_IDLE_S = 120.0
 PARTITIONS_MAX = 200_000
-"""Of all sessions together."""
+"""The limit for all sessions together."""
 NO_SESSION = 0
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
@@ -27,14 +27,14 @@ PartitionKey = tuple[TopicKey, int]
 
 @dataclass(slots=True)
 class SessionPartition:
-    """What the client asks of one partition, and what it was told last."""
+    """What the client requests of one partition, and the offsets last sent to it."""
 
     wanted: FetchPartition
     high_watermark: int = -1
     log_start_offset: int = -1
 
     def news(self, response: FetchPartitionResponse) -> bool:
-        """Whether the client has to be told; remembers that it was."""
+        """Return whether the client needs this response, and remember its offsets as sent."""
         changed = (
             bool(len(response.records))
             or response.error_code != 0
@@ -44,7 +44,7 @@ class SessionPartition:
             or response.preferred_read_replica >= 0
         )
         if response.error_code:
-            # Told again until it is over, since an error has no watermark to compare.
+            # Sent again until the error is over, because an error has no watermark to compare.
             self.high_watermark = self.log_start_offset = -1
         else:
             self.high_watermark = response.high_watermark
@@ -54,7 +54,7 @@ class SessionPartition:
 
 @dataclass(slots=True)
 class FetchSession:
-    """One client's partitions in the order in which they are served next."""
+    """One client's partitions, in the order in which they are served next."""
 
     id: int
     epoch: int
@@ -62,7 +62,7 @@ class FetchSession:
     partitions: dict[PartitionKey, SessionPartition] = field(default_factory=dict)
 
     def served(self, key: PartitionKey) -> None:
-        """This partition had data: others go first next time, so that none starves behind it."""
+        """Move a partition that had data to the end, so that it does not starve the others."""
         self.partitions[key] = self.partitions.pop(key)
 
 
@@ -79,7 +79,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def resolve(self, fetch: FetchRequest, now_s: float) -> tuple[FetchSession | None, bool]:
-        """The session of a fetch, updated by what it says, and whether it is incremental (so that news suffice)."""
+        """Return the fetch's session, updated by the request, and whether it is incremental (only changes are sent)."""
         if fetch.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._forget(fetch.session_id)
             if fetch.session_epoch == FINAL_EPOCH or not fetch.topics:
@@ -126,7 +126,7 @@ class FetchSessions:
         return session
 
     def _update(self, session: FetchSession, fetch: FetchRequest) -> bool:
-        """Take over what the client says of its partitions; False where there is no room for all of them."""
+        """Add or update the requested partitions; return False if there is no room for all of them."""
         for topic in fetch.topics:
             topic_key = (topic.name, topic.topic_id.bytes if topic.topic_id else None)
             for wanted in topic.partitions:

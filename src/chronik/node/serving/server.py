@@ -1,4 +1,4 @@
-"""A listener: takes connections, turns frames into requests, and runs the handler of the API that each names."""
+"""A listener: accepts connections, decodes frames into requests, and runs the handler of each request's API."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ REFUSALS_LOGGED_PER_SWEEP = 10
 
 
 class ControllerRoute(Protocol):
-    """The way to the controller, for requests that only it may answer."""
+    """Sends requests that only the controller may answer to it."""
 
     @property
     def is_controller(self) -> bool: ...
 
     async def send(self, request: Request, body: bytes) -> tuple[bytes, bool]:
-        """The controller's response, and whether it is an error. KafkaError if none comes."""
+        """Return the controller's response and whether it is an error. Raise KafkaError if none arrives."""
 
 
 class Route:
-    """What a request of one API needs, looked up once instead of with each request."""
+    """What requests of one API need, looked up once instead of for each request."""
 
     __slots__ = ("api", "flexible_from", "handler", "highest", "hot", "lowest", "metrics")
 
@@ -57,9 +57,9 @@ class Route:
 
 
 class Server:
-    """All client connections of one node; a subclass takes those of its peers.
+    """All client connections of one node; a subclass handles the connections of peers.
 
-    Invariant: `held_bytes` is what connections hold of frames that are not whole yet. Owned by the loop.
+    Invariant: `held_bytes` is the buffer memory of large frames that are not yet processed. Owned by the loop.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -74,9 +74,9 @@ class Server:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.held_bytes = 0
         self.reading_bytes = 0
-        """What reads in threads may still bring into memory."""
+        """Bytes that reads in threads may still load into memory."""
         self._listener: asyncio.Server | None = None
-        # Insertion-ordered, and never iterated where order would matter.
+        # Insertion-ordered; never iterated when order would matter.
         self._connections: dict[Connection, None] = {}
         self._over_budget: dict[Connection, None] = {}
         self._slow_readers: dict[Connection, None] = {}
@@ -97,13 +97,13 @@ class Server:
         self._metrics.connections = len(self._connections)
 
     async def bind(self, host: str, port: int) -> None:
-        """Take the port, without answering on it yet."""
+        """Bind the port without accepting connections yet."""
         self._listener = await self.loop.create_server(
             self._new_connection, host, port, backlog=1024, start_serving=False
         )
 
     async def serve(self, handlers: Iterable[Handler], controller: ControllerRoute | None = None) -> None:
-        """Answer from now on; without a way to the controller, this node answers every API by itself."""
+        """Start serving. Without `controller`, this node answers every API itself."""
         assert self._listener is not None
         self._routes = {handler.api.key: Route(handler, self._api_metrics(handler.api)) for handler in handlers}
         self._controller = controller
@@ -116,7 +116,7 @@ class Server:
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def close(self, grace_s: float) -> None:
-        """Stop listening, let requests that run finish for `grace_s`, then end every connection."""
+        """Stop listening, let running requests finish for up to `grace_s`, then close every connection."""
         if self._sweep is not None:
             self._sweep.cancel()
         if self._listener is not None:
@@ -131,14 +131,14 @@ class Server:
             task.cancel()
 
     async def _quiet(self, grace_s: float) -> None:
-        """Wait until no connection has an unanswered request or unsent bytes, for `grace_s` at most."""
+        """Wait, for at most `grace_s`, until no connection has an unanswered request or unsent bytes."""
         deadline_s = self.loop.time() + grace_s
         busy = True
         while busy and self.loop.time() < deadline_s:
             await asyncio.sleep(QUIET_CHECK_S)
             busy = any(connection.has_unanswered or connection.unsent_bytes for connection in self._connections)
 
-    # -- what connections ask for --------------------------------------------------------------------------------------
+    # -- connections and their memory ----------------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._connections) >= self._config.connections_max:
@@ -157,9 +157,9 @@ class Server:
         self._count_connections()
 
     def refused(self, connection: Connection, reason: str) -> None:
-        """One log line for each connection that is closed for what it sent, but not for each of a flood."""
+        """Log each connection that is closed because of its input, at a limited rate."""
         if connection.is_closing:
-            # Something else that it sent was refused before, and this had begun by then.
+            # An earlier refusal already closes this connection.
             return
         self._metrics.malformed_requests += 1
         self._refusals_logged += 1
@@ -173,7 +173,7 @@ class Server:
         self.held_bytes += count
 
     def release_bytes(self, connection: Connection, count: int) -> None:
-        """A large frame is whole, or will never be."""
+        """Release the buffer of a large frame that was processed or dropped."""
         self.held_bytes -= count
         self._over_budget.pop(connection, None)
         self._wake_over_budget()
@@ -188,11 +188,11 @@ class Server:
             connection.budget_freed()
 
     def over_budget(self, connection: Connection) -> bool:
-        """Whether this connection has to wait with its large frame until others have finished theirs."""
+        """Return whether this connection must stop reading its large frame until others have finished theirs."""
         if self.held_bytes <= self._config.in_flight_bytes_max:
             self._over_budget.pop(connection, None)
             return False
-        # The one that has waited longest goes on, or nobody ever would.
+        # The connection that has waited longest may continue; otherwise none ever would.
         self._over_budget.setdefault(connection)
         return next(iter(self._over_budget)) is not connection
 
@@ -203,7 +203,7 @@ class Server:
         self._slow_readers.pop(connection, None)
 
     def response_bytes_allowed(self) -> int:
-        """The bound of one response: small while much of what was sent has not been taken."""
+        """Return the size limit of one response: it shrinks while clients leave much data unread."""
         unsent_bytes = sum(connection.unsent_bytes for connection in self._slow_readers)
         left_bytes = self._config.in_flight_bytes_max - unsent_bytes - self.reading_bytes
         return max(RESPONSE_BYTES_MIN, min(self._config.fetch_bytes_max, left_bytes))
@@ -215,7 +215,7 @@ class Server:
         now_s = self.loop.time()
         oldest_s = now_s - self.idle_s_max
         if self._over_budget:
-            # Others wait for the room that this frame holds; a peer that stopped in the middle may not keep it.
+            # Others wait for the memory that this frame holds; a peer that stopped halfway must not keep it.
             for connection in list(self._connections):
                 if connection.has_unfinished_frame and connection.last_used_s < now_s - STALLED_FRAME_S:
                     self.refused(connection, "its frame stopped half way while others waited for room")
@@ -224,7 +224,7 @@ class Server:
             if connection.last_used_s >= oldest_s:
                 continue
             if connection.unsent_bytes:
-                # Closing would wait for a peer that has not read for minutes.
+                # A normal close would wait for a peer that has not read for minutes.
                 connection.abort()
             elif not connection.has_unanswered:
                 connection.close()
@@ -249,7 +249,7 @@ class Server:
             name = route.api.key.name
             raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
         if route.hot is not None:
-            # What _expect does, spelled out: this is where small requests spend their time.
+            # _expect, inlined: small requests spend their time here.
             reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
             connection.expect_reply(reply)
             try:
@@ -259,7 +259,7 @@ class Server:
             except Exception:
                 self._log.exception("request_failed", api=route.api.key.name, version=version, client=client_id)
                 connection.abort()
-            # Who still waits must not hold the frame: its buffer is reused, or large.
+            # A pending request must not keep the frame: its buffer is reused, or large.
             request.frame = NO_FRAME
             return
         body = bytes(frame[body_at:])
@@ -270,7 +270,7 @@ class Server:
         self.spawn(self._run_cold(route.handler, request, reply, body))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a request's work in a task that ends with this listener at the latest."""
+        """Run a request's work in a task that is cancelled at the latest when this server closes."""
         task = self.loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._forget_task)
@@ -291,7 +291,7 @@ class Server:
             else:
                 answer, reply.failed = await answer_cold(handler, request, self._log)
         except Exception:
-            # Not even the error could be said: the client must not wait for an answer that never comes.
+            # The error response itself failed. Abort, so that the client does not wait forever.
             self._log.exception("error_response_failed", api=api.key.name, version=request.api_version)
             connection.abort()
             return
@@ -309,7 +309,7 @@ class Server:
 
 
 async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
-    """The response's body, and whether it is an error."""
+    """Return the response body and whether it is an error."""
     assert handler.cold is not None
     try:
         return write_response(request.api_key, request.api_version, await handler.cold(request)), False
