@@ -1,1 +1,1 @@
-"""The running node: sockets, timers and threads around the pure rooms; `apis` has one module per Kafka API."""
+"""The running node: sockets, timers and threads around the pure packages; `apis` has one module per Kafka API."""

@@ -1,8 +1,8 @@
-"""The clock by which things grow old: the wall clock, as long as it does not jump.
+"""The clock that measures age: the wall clock, as long as it does not jump.
 
-Ages decide what is deleted for good: records by retention and compaction, the state of producers, committed offsets. A
-wall clock that is set forward by a day, by mistake, would delete a day too much at once. Timestamps of records are not
-taken from here: they show the wall clock as it is.
+Age decides what is permanently deleted: records (retention and compaction), producer state, and committed offsets. If
+the wall clock is set forward by a day by mistake, a day's worth too much would be deleted at once. Record timestamps do
+not use this clock: they show the wall clock as it is.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import NamedTuple
 from chronik.observe.logging import Logger
 
 JUMP_MS = 10 * 60 * 1000
-"""The wall clock may gain or lose this much between two looks at it, against the machine's own clock."""
+"""How much the wall clock may gain or lose between two readings, relative to the machine's monotonic clock."""
 
 AGREES_S = 24 * 60 * 60.0
-"""After this long without another jump the new time is believed."""
+"""After this long without another jump the new time is accepted."""
 
 
 class Jump(NamedTuple):
-    """`ahead_ms` is how far the wall clock is ahead of the machine's own clock since."""
+    """A jump. `ahead_ms` is the wall clock's lead over the machine's monotonic clock since the jump."""
 
     ahead_ms: int
     since_s: float
 
 
 class AgeClock:
-    """Invariant: until a jump is believed, `now_ms` is never further than JUMP_MS from where the time before it leads.
+    """Invariant: until a jump is accepted, `now_ms` stays within JUMP_MS of the time continued from before the jump.
 
-    A clock that jumps back to where it was is believed at once; so is whatever it shows when the node starts. Owned by
-    the loop.
+    A clock that jumps back to its earlier time is accepted at once. So is the time that it shows when the node starts.
+    Owned by the loop.
     """
 
     def __init__(self, own_s: Callable[[], float], wall_ms: Callable[[], int], log: Logger) -> None:
-        """`own_s` is a clock that nobody sets: `loop.time`."""
+        """`own_s` is a monotonic clock: `loop.time`."""
         self._own_s = own_s
         self._wall_ms = wall_ms
         self._log = log
@@ -42,7 +42,7 @@ class AgeClock:
         self._jump: Jump | None = None
 
     def now_ms(self) -> int:
-        """The wall clock's time if it is believed, otherwise what it would show without its jump."""
+        """Return the wall clock's time if it is accepted, otherwise the time it would show without its jump."""
         own_s = self._own_s()
         own_ms = int(own_s * 1000)
         self._look(self._wall_ms() - own_ms, own_s)

@@ -1,4 +1,4 @@
-"""Every Kafka API that a node answers, and its handler with the services that it uses."""
+"""Every Kafka API that a node serves, and its handler with the services that it uses."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ APIS: tuple[Api, ...] = tuple(
         key=lambda api: api.key,
     )
 )
-"""In the order of their keys."""
+"""Sorted by API key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
-    """The services of a node that its API handlers use between them."""
+    """All services of a node that its API handlers use."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -113,7 +113,7 @@ class ApiServices:
 
 
 def make_handlers(node: ApiServices) -> list[Handler]:
-    """Each handler receives the services that its API uses, and no others."""
+    """Create all handlers. Each receives only the services that its API uses."""
     runtime, image_log, host, groups = node.runtime, node.metadata, node.host, node.groups
     alteration = incremental_alter_configs.Services(runtime, image_log, host)
     return [

@@ -1,4 +1,4 @@
-"""The running node: constructs its services, and owns their order of start and stop."""
+"""The running node: constructs its services, and starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Held(NamedTuple):
-    """What a node takes before anything else: its ports, its data folder, its secret and its metadata store."""
+    """The resources that a node acquires first: its ports, data folder, cluster secret and metadata store."""
 
     server: Server
     internal_server: InternalServer
@@ -57,17 +57,17 @@ class Held(NamedTuple):
 
 
 class Broker:
-    """One node, made by `open`. Then `start` to serve, and `stop` to leave the data folder clean.
+    """One node, created by `open`. `start` begins to serve; `stop` leaves the data folder clean.
 
     Owned by its loop.
     """
 
     @classmethod
     async def open(cls, runtime: Runtime, *, http: str = "") -> Broker:
-        """Take the ports and the data folder, and read what the metadata store holds.
+        """Bind the ports, lock the data folder, and load the metadata store.
 
-        `http` is the address of this node's HTTP server, if it has one. Raises what keeps the node from starting, and
-        then holds nothing.
+        `http` is the address of this node's HTTP server, if it has one. If the node cannot start, raise the reason
+        after releasing everything.
         """
         env, config = runtime.env, runtime.config
         try:
@@ -76,7 +76,7 @@ class Broker:
             raise ConfigError(f"topic_defaults: {error.message}") from None
         disk_watch = DiskWatch(runtime.loop, config.disk_timeout_ms, runtime.log)
         async with AsyncExitStack() as held:
-            # The ports first: a second node must notice before it touches anything.
+            # The ports first: a second node with the same settings must fail before it touches anything.
             server, internal_server = Server(runtime), InternalServer(runtime)
             await server.bind(*config.kafka_endpoint)
             held.push_async_callback(server.close, 0)
@@ -107,7 +107,7 @@ class Broker:
         self.internal_server = held.internal_server
         self.traces = runtime.traces
         self.failure: Exception | None = None
-        """What the node cannot continue from; its owner should stop it."""
+        """The error that the node cannot continue from; its owner should stop it."""
         self._failed = asyncio.Event()
         self._is_serving = False
         incarnation = env.new_uuid()
@@ -171,7 +171,7 @@ class Broker:
         runtime, config = self.runtime, self.config
         is_synced = config.durability == "synced"
         syncer = Syncer(runtime.loop, runtime.env, runtime.metrics, self.disk_watch, is_vital=is_synced)
-        # Late: the cluster's part of the node needs the partitions as they need it.
+        # Lambdas, because `member` is created later: it needs the partitions, and they need it.
         links = ClusterLinks(
             lambda node_id: self.member.peers.connection(node_id),
             lambda *proposal: self.member.propose_isr(*proposal),
@@ -192,10 +192,10 @@ class Broker:
             incarnation,
         )
 
-    # -- start and stop ------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Recover, then serve. Raises what keeps the node from starting, after it has released what it held."""
+        """Recover, then serve. If the node cannot start, raise the reason after releasing everything."""
         try:
             await self._start()
         except BaseException:
@@ -215,13 +215,13 @@ class Broker:
         self._closers.append(lambda: host.close_all(member.session.broker_epoch))
         self._closers.append(self.healing.close)
         await host.open_all()
-        # Before the first heartbeat: no replica that lost records may be elected.
+        # Before the first heartbeat: a replica that lost records must not be elected.
         await self._while_sound(host.reports.flush())
         host.reports.start()
         self.internal_server.has_opened_logs = True
         self._closers.append(self._close_server)
         metadata.subscribe(self._notify_groups)
-        # Closed before the connections: members that wait in a rebalance would hold up their end.
+        # Stopped before the connections close, because members waiting in a rebalance would delay that.
         self._closers.append(self.groups.stop)
         await self.groups.start()
         self.metrics.partitions = host.gauges
@@ -253,7 +253,7 @@ class Broker:
         )
 
     async def _while_sound(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for a part of the start that needs other nodes. Raises what this node cannot continue from."""
+        """Wait for a step of the start that needs other nodes. Raise `failure` if the node fails meanwhile."""
         running = self.runtime.loop.create_task(work)
         failing = self.runtime.loop.create_task(self._failed.wait())
         try:
@@ -266,13 +266,13 @@ class Broker:
             failing.cancel()
 
     async def stop(self) -> None:
-        """Answer what runs, sync everything, and record that the shutdown was clean. A second call changes nothing."""
+        """Answer running requests, sync everything, and record a clean shutdown. Idempotent."""
         self._is_serving = False
         while self._closers:
             await self._closers.pop()()
 
     async def failed(self) -> Exception:
-        """Returns when the node has found something that it cannot continue from."""
+        """Wait for an error that the node cannot continue from, and return it."""
         await self._failed.wait()
         assert self.failure is not None
         return self.failure
@@ -283,7 +283,7 @@ class Broker:
             self._failed.set()
 
     async def _leave(self) -> None:
-        """While this node still serves, other nodes take over what it leads."""
+        """Transfer this node's leadership to other nodes while it still serves."""
         self._is_serving = False
         self.forwarding.is_leaving = True
         if self.failure is None:
@@ -316,12 +316,12 @@ class Broker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether clients are served: started, not stopping, and not cut off from the controller."""
+        """Whether the node serves clients: started, not stopping, and not cut off from the controller."""
         return self._is_serving and self.member.lease_is_valid()
 
     @property
     def damages(self) -> Sequence[Damage]:
-        """Damage that was found in logs of this node since its start, the oldest first."""
+        """Damage found in this node's logs since its start, oldest first."""
         return tuple(self.healing.damages)
 
     def partition(self, topic: str, index: int) -> Partition | None:

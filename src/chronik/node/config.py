@@ -18,7 +18,7 @@
 
 `CHRONIK_NODE_ID`, `CHRONIK_LISTEN_KAFKA`, ... mirror every setting; lists and tables there are written with commas
 (`CHRONIK_PEERS=2=127.0.0.1:5093,3=127.0.0.1:5094`, `CHRONIK_LOG_LEVELS=info,groups=debug`). An unknown key is an error
-that names it. An unknown variable is left alone, since others may own it.
+that names it. An unknown variable is ignored, because another program may own it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _T = TypeVar("_T")
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the one line says which, why, and what to write instead."""
+    """An unusable setting; the message says in one line which, why, and what to write instead."""
 
 
 class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the node binds. None means derived from the Kafka port."""
+    """The addresses that the node binds. None means derived from the Kafka port."""
 
     kafka: str = "127.0.0.1:9092"
     http: str | None = None
@@ -57,7 +57,7 @@ class Listen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What clients and other nodes are told to connect to. None means the address that is listened on."""
+    """The addresses that clients and other nodes connect to. None means the listen address."""
 
     kafka: str | None = None
     http: str | None = None
@@ -65,14 +65,14 @@ class Advertise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another node of the cluster and its node-to-node address."""
+    """Another node of the cluster and its internal address."""
 
     id: int
     internal: str
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings of one node, checked. Made by `load`, or directly in tests."""
+    """All settings of one node, validated. Created by `load`, or directly in tests."""
 
     node_id: int = 1
     cluster_id: str | None = None
@@ -139,20 +139,20 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self._endpoint_below(self.listen.internal, INTERNAL_PORT_BELOW_KAFKA, "internal")
 
     def advertised_kafka(self, bound_port: int | None = None) -> Endpoint:
-        """The address for clients; `bound_port` is the one the system chose where the setting says 0."""
+        """Return the address for clients; `bound_port` is the port that the system chose if the setting is 0."""
         endpoint = Endpoint.parse(self.advertise.kafka or self.listen.kafka)
         return endpoint._replace(port=bound_port) if endpoint.port == 0 and bound_port else endpoint
 
     def advertised_http(self, bound_port: int | None = None) -> Endpoint:
-        """Where tools and pages find this node's HTTP."""
+        """Return the address of this node's HTTP server, for tools and web pages."""
         return self._advertised(self.advertise.http, self.http_endpoint, bound_port)
 
     def advertised_internal(self, bound_port: int | None = None) -> Endpoint:
-        """The address for other nodes."""
+        """Return the address for other nodes."""
         return self._advertised(self.advertise.internal, self.internal_endpoint, bound_port)
 
     def _advertised(self, text: str | None, listened: Endpoint, bound_port: int | None) -> Endpoint:
-        """On every interface means at the host that clients are told."""
+        """Replace a wildcard host by the host advertised to clients, and port 0 by `bound_port`."""
         endpoint = listened if text is None else Endpoint.parse(text)
         if endpoint.is_wildcard:
             endpoint = endpoint._replace(host=self.advertised_kafka().host)
@@ -163,7 +163,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return LogLevels.from_names(self.log_levels)
 
     def warnings(self) -> list[str]:
-        """What is allowed but worth a line in the log."""
+        """Return warnings about settings that are allowed but risky."""
         exposed = "is reachable from other machines without TLS"
         return [
             f"listen.{name} = {endpoint} {exposed}{detail}"
@@ -176,10 +176,10 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ]
 
     def _endpoint_below(self, text: str | None, below: int, name: str) -> Endpoint:
-        """Derived from Kafka's address, but on loopback where only an explicit setting should open it to others.
+        """Derive an address from Kafka's, on loopback if only an explicit setting should open it to other machines.
 
-        HTTP answers without asking who calls. A node without peers has no node to talk to: opening Kafka to clients
-        must not open the way into its cluster as well.
+        HTTP does not authenticate its callers. A node without peers has no node to talk to: opening Kafka to clients
+        must not also open the internal listener.
         """
         if text is not None:
             return Endpoint.parse(text)
@@ -199,7 +199,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 def load(
     file: str | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> NodeConfig:
-    """The settings of a node. `flags` uses dotted names (`listen.kafka`); None there means not given."""
+    """Load a node's settings. `flags` uses dotted names (`listen.kafka`); None there means not given."""
     settings: dict[str, Any] = {}
     if file is not None:
         settings = _read_file(file)
@@ -218,7 +218,7 @@ def load(
 
 
 def check(config: NodeConfig) -> None:
-    """Raises ConfigError for what cannot work, so that a node fails at its start and not later."""
+    """Raise ConfigError for settings that cannot work, so that a node fails at its start and not later."""
     for name, text in (
         ("listen.kafka", config.listen.kafka),
         ("listen.http", config.listen.http),
@@ -264,7 +264,7 @@ def check(config: NodeConfig) -> None:
 
 
 def _check_peers(config: NodeConfig) -> None:
-    """Peers from which a majority can be told: each node once, at an address of its own."""
+    """Check that each peer has its own id and address, so that a majority is well defined."""
     if len({peer.id for peer in config.peers}) != len(config.peers):
         raise ConfigError("peers name one id twice: give each node its own")
     owners: dict[Endpoint, int] = {config.advertised_internal(): config.node_id}
@@ -379,7 +379,7 @@ _TABLES: Mapping[str, Callable[[str], Any]] = {
 
 
 def _in_setting(name: str, read: Callable[[_A], _T], value: _A) -> _T:
-    """Reads `value` and puts the setting's name in front of what it has to complain about."""
+    """Parse `value`; prefix any error with the setting's name."""
     try:
         return read(value)
     except (EndpointError, LogLevelError, ConfigError) as error:
@@ -402,6 +402,6 @@ def _merge(settings: dict[str, Any], stronger: Mapping[str, Any]) -> None:
 
 
 def _place(message: str) -> str:
-    """msgspec's text, with `$.listen.kafka` turned to `listen.kafka` in front."""
+    """Rewrite msgspec's error text to start with the setting: `$.listen.kafka` becomes `listen.kafka`."""
     what, found, place = message.partition(" - at `$.")
     return f"{place.rstrip('`')}: {what[:1].lower()}{what[1:]}" if found else message

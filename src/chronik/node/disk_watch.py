@@ -1,8 +1,8 @@
-"""Whether this node's disk takes what is written to it.
+"""Detects a hung disk.
 
-A device that hangs reports no error: its writes just do not end. So a write is watched from when it is handed to a
-thread. One that is outstanding for longer than `disk_timeout_ms` is late, and while any is, the disk is stuck. A hung
-thread cannot be interrupted: whoever depends on it stops waiting.
+A hung device reports no error: its writes never end. So each write is watched from the moment it is passed to a thread.
+A write that takes longer than `disk_timeout_ms` is late, and while a vital write is late, the disk is stuck. A hung
+thread cannot be interrupted, so callers that depend on it stop waiting.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from chronik.observe.logging import Logger
 T = TypeVar("T")
 NO_ANSWER = "the disk does not answer"
 CHECKS = 10
-"""A write is looked at this often before it is late. Time in which the loop itself did not run counts as one look."""
+"""A write is late after this many checks. Time in which the loop itself did not run counts as one check."""
 
 
 class DiskWrite:
-    """One write, or several in one thread. That thread calls `advance` after each; all else is the loop's."""
+    """One write, or several in one thread. That thread calls `advance` after each; only the loop uses the rest."""
 
     __slots__ = ("_advances", "_seen", "_watch", "checks", "is_late", "is_vital", "on_late")
 
@@ -31,15 +31,15 @@ class DiskWrite:
         self.on_late = on_late
         self.is_vital = is_vital
         self.checks = 0
-        """How often it was looked at since it last made progress."""
+        """Checks since the write last made progress."""
         self.is_late = False
 
     def advance(self) -> None:
-        """One of several writes is done; the next one has as much time."""
+        """Record that one of several writes is done; the next one gets the full time."""
         self._advances += 1
 
     def end(self) -> None:
-        """It is over, however it turned out. A second call changes nothing."""
+        """Mark the write as over, successful or not. Idempotent."""
         self._watch.ended(self)
 
     def look(self) -> None:
@@ -48,7 +48,7 @@ class DiskWrite:
 
 
 class DiskWatch:
-    """Invariant: `is_stuck` exactly while a vital write is late. Owned by the loop."""
+    """Owned by the loop. Invariant: `is_stuck` is True exactly while a vital write is late."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_ms: int, log: Logger) -> None:
         self.timeout_s = timeout_ms / 1000
@@ -60,13 +60,13 @@ class DiskWatch:
         self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls back after each change of `is_stuck`."""
+        """Call `listener` after each change of `is_stuck`."""
         self._listeners.append(listener)
 
     def begin(self, on_late: Callable[[], None], *, is_vital: bool = True) -> DiskWrite:
-        """A write is handed to a thread; `on_late` is called once if it is late. `end` follows.
+        """Start watching a write that is passed to a thread; call `on_late` once if it is late. `end` must follow.
 
-        One that is not `is_vital` may be late without the disk being stuck: nothing that was promised waits for it.
+        If `is_vital` is False, the write may be late without the disk being stuck: no acknowledgment depends on it.
         """
         write = DiskWrite(self, on_late, is_vital)
         self._writes[write] = None
@@ -81,11 +81,11 @@ class DiskWatch:
 
     @property
     def patience_s(self) -> float:
-        """How long a write may be waited for from now on."""
+        """How long to wait for a write from now on."""
         return 0.0 if self.is_stuck else self.timeout_s
 
     async def wait(self, job: asyncio.Future[T]) -> T:
-        """What a job in a thread returns. TimeoutError if the disk does not answer: then the thread goes on alone."""
+        """Return the result of a job in a thread. Raise TimeoutError if the disk hangs; the thread continues."""
         await asyncio.wait([job], timeout=self.patience_s)
         if not job.done():
             raise TimeoutError(NO_ANSWER)

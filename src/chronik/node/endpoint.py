@@ -1,4 +1,4 @@
-"""A HOST:PORT, as people write it in flags and files."""
+"""HOST:PORT addresses, as written in flags and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """True where the host means every interface, which no client can connect to from elsewhere."""
+        """Whether the host means every interface, an address to which no remote client can connect."""
         if self.host == "*":
             return True
         try:

@@ -1,8 +1,8 @@
-"""The seams through which a node touches the world: disk, Raft store, randomness, threads and the wall clock.
+"""A node's interfaces to the outside world: disk, Raft store, randomness, threads and the wall clock.
 
-The host hands these in and outlives the node, so the simulator can run the same node code on virtual
-time and a faulty disk. Durations and deadlines are measured by `loop.time()`; `wall_ms` is only for what people and
-records see (timestamps). What is deleted for its age goes by `AgeClock`, which does not follow a jump at once.
+The host passes these in and outlives the node, so the simulator can run the same node code on virtual time and a faulty
+disk. Durations and deadlines use `loop.time()`; `wall_ms` is only for timestamps that people and records show. Deletion
+by age uses `AgeClock`, which does not follow a jump at once.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from chronik.storage.disk import Disk
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What one node may use of the machine it runs on.
+    """The parts of the machine that one node may use.
 
-    `random` is the system's own (SystemRandom) except in tests: secrets and nonces are drawn from it, and ids that
-    nobody may guess. `open_raft_store` receives the path of the store and the function that draws the id of a new one;
-    None opens a SQLite file.
+    `random` is the system's own (SystemRandom) except in tests: secrets, nonces and unguessable ids are drawn from it.
+    `open_raft_store` receives the path of the store and the function that generates the id of a new one; None opens a
+    SQLite file.
     """
 
     disk: Disk
@@ -30,10 +30,10 @@ class Environment:
     wall_ms: Callable[[], int]
     open_raft_store: Callable[[str, Callable[[], UUID]], RaftStore] | None = None
     boot_id: str = ""
-    """Another one after each start of the machine; empty where that is not known."""
+    """Differs after each boot of the machine; empty if unknown."""
     cluster_secret: str = ""
-    """The secrets that the process was started with; empty if the node's files have them."""
+    """The secrets that the process was started with; empty if they are in the node's files."""
 
     def new_uuid(self) -> UUID:
-        """A version 4 UUID from the handed-in randomness."""
+        """Return a version 4 UUID drawn from `random`."""
         return UUID(int=self.random.getrandbits(128), version=4)

@@ -1,6 +1,6 @@
-"""The metadata of a cluster whose nodes all lost it, rebuilt from the logs in their data folders. Everything blocks.
+"""Rebuilds the metadata of a cluster whose nodes all lost it, from the logs in their data folders. All functions block.
 
-No node may run: a `DataFolder` is locked while it is open. Logs are only read.
+No node may run: an open `DataFolder` is locked. Logs are only read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
     OFFSETS_TOPIC: OFFSETS_TOPIC_CONFIGS,
     TRACES_TOPIC: trace_topic.CONFIGS,
 }
-"""The settings of topics that the cluster makes itself."""
+"""The configs of the internal topics."""
 
 NewId = Callable[[], UUID]
 
 
 def check_without_metadata(folders: Sequence[DataFolder], new_id: NewId) -> None:
-    """Raises StoreError where a folder has metadata: it knows more than the logs do."""
+    """Raise StoreError if a folder has metadata: that is more complete than the logs."""
     for folder in folders:
         path = f"{folder.path}/{STORE_NAME}"
         if not folder.disk.exists(path):
@@ -43,7 +43,7 @@ def check_without_metadata(folders: Sequence[DataFolder], new_id: NewId) -> None
             stored = store.load()
             is_blank = stored.snapshot is None and not stored.entries
         except StoreError:
-            # Nobody knows what is in it: an operator has to decide that it goes.
+            # The contents are unknown, so an operator must decide to remove it.
             is_blank = False
         finally:
             store.close()
@@ -55,7 +55,7 @@ def check_without_metadata(folders: Sequence[DataFolder], new_id: NewId) -> None
 
 
 def logs_of(folder: DataFolder) -> Iterator[tuple[FoundLog, LogSurvey]]:
-    """The logs that the folder has, and those that it had."""
+    """Yield the folder's logs, including those that it has lost."""
     has_logs = folder.disk.exists(f"{folder.path}/{LOGS_NAME}")
     present = folder.partitions() if has_logs else []
     for topic, index in sorted({*present, *folder.recovery_points}):
@@ -72,7 +72,7 @@ def logs_of(folder: DataFolder) -> Iterator[tuple[FoundLog, LogSurvey]]:
 def write_metadata(
     folders: Sequence[DataFolder], addresses: Mapping[int, str], image: ClusterImage, new_id: NewId
 ) -> None:
-    """A new store in each folder, with the image as a snapshot that all of them are members of: in all, or in none."""
+    """Write a new store to each folder: the image as a snapshot, with all nodes as members. All stores or none."""
     stores: list[SqliteRaftStore] = []
     try:
         members: list[Member] = []
@@ -82,7 +82,7 @@ def write_metadata(
             node_id, store_id = folder.meta.node_id, stores[-1].load().store_id
             voters_max = FOUNDERS_LARGE if len(folders) >= FOUNDERS_LARGE else FOUNDERS_SMALL
             members.append(Member(node_id, store_id, len(members) < voters_max, addresses.get(node_id, "")))
-        # Beyond what the folders' boot records know of, or the new store would pass for an old copy.
+        # Higher than any index in the folders' boot records; otherwise the new store would look like an old copy.
         index = max([FIRST, *(folder.boot.raft_index + 1 for folder in folders if folder.boot is not None)])
         snapshot = Snapshot(index, FIRST, Membership(tuple(members)), encode_image(image))
         for store in stores:
@@ -99,7 +99,7 @@ def write_metadata(
 
 
 def _remove(folder: DataFolder) -> None:
-    """Of a store without metadata; or of one that was just made, and has no use without the others."""
+    """Remove the files of a store that has no metadata, or of a new one when another store could not be written."""
     for name in (STORE_NAME, f"{STORE_NAME}-wal", f"{STORE_NAME}-shm", MARK_NAME):
         path = f"{folder.path}/{name}"
         if folder.disk.exists(path):

@@ -1,4 +1,4 @@
-"""What every part of a node uses: its loop, the seams to the world, its settings, and what it reports."""
+"""What every part of a node uses: its loop, its environment, its settings, and its logs, metrics and traces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Made once for each run of a node, and handed to its services."""
+    """Created once for each run of a node, and passed to its services."""
 
     loop: asyncio.AbstractEventLoop
     env: Environment
@@ -29,7 +29,7 @@ class Runtime:
 
     @classmethod
     def make(cls, config: NodeConfig, env: Environment, metrics: Metrics, log: Logger) -> Runtime:
-        """On the loop that runs now."""
+        """Create a runtime on the running loop."""
         traces = TraceRing(config.node_id, config.trace_ring_events, env.wall_ms, metrics)
         return cls(asyncio.get_running_loop(), env, config, metrics, traces, log)
 
@@ -38,5 +38,5 @@ class Runtime:
         return self.config.node_id
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
-        """Run what may block in a thread."""
+        """Run a blocking call in a thread."""
         return await self.loop.run_in_executor(self.env.executor, call)

@@ -1,9 +1,9 @@
-"""A topic's settings as values: its own configs over the node's defaults.
+"""A topic's settings as parsed values: its own configs over the node's defaults.
 
-Where a topic config's value comes from, strongest first: the topic itself, the broker's dynamic config of the synonym
-(`log.retention.ms` for `retention.ms`), the cluster's dynamic default of it, the node's `[topic_defaults]`, Kafka's
-default. Only min.insync.replicas is the same for all nodes (see `metadata.min_insync`): the topic's own, the cluster's,
-or by the number of replicas.
+A topic config takes its value from the first of these that sets it: the topic itself, the broker's dynamic config of
+the synonym (`log.retention.ms` for `retention.ms`), the cluster's dynamic default of the synonym, the node's
+`[topic_defaults]`, Kafka's default. Only min.insync.replicas is the same on all nodes (see `metadata.min_insync`): it
+is the topic's own, the cluster's, or depends on the number of replicas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T", bound=object)
 
 
 class Sourced(NamedTuple):
-    """One value of a config, under the name it was set by."""
+    """One value of a config, under the name by which it was set."""
 
     name: str
     value: str
@@ -46,7 +46,7 @@ class Sourced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicDefaults:
-    """What the node gives topics that do not say otherwise; `configs` is by the topic config's name."""
+    """The node's defaults for topics; `configs` is keyed by the topic config's name."""
 
     configs: Mapping[str, str]
     producer_expiration_ms: int
@@ -54,7 +54,7 @@ class TopicDefaults:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What the node needs of a topic's configs, read once per change."""
+    """The parsed configs of a topic, read once per change."""
 
     log_config: LogConfig
     max_message_bytes: int
@@ -63,16 +63,16 @@ class TopicSettings:
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
     broker_codec: int | None
-    """The codec that stored batches must have; None keeps the producer's."""
+    """The codec of stored batches; None keeps the producer's."""
     is_compacted: bool
     is_deletable: bool
-    """Whether old records may be dropped: by retention, and by DeleteRecords."""
+    """Whether retention and DeleteRecords may delete old records."""
     visible_when_appended: bool
     is_traced: bool
 
 
 def topic_defaults(config: NodeConfig, image: ClusterImage) -> TopicDefaults:
-    """The node's defaults for topics: they change with the node's file and with dynamic broker configs."""
+    """Return the node's defaults for topics, from its configuration file and the dynamic broker configs."""
     configs: dict[str, str] = {}
     for definition in TOPIC_CONFIGS.values():
         for sourced in broker_values(definition, config, image):
@@ -83,12 +83,12 @@ def topic_defaults(config: NodeConfig, image: ClusterImage) -> TopicDefaults:
 
 
 def check_topic_defaults(config: NodeConfig) -> None:
-    """Raises INVALID_CONFIG for a `[topic_defaults]` entry that no topic could have; for the node's start."""
+    """Raise INVALID_CONFIG if an entry of `[topic_defaults]` is invalid. Called when the node starts."""
     check_topic_configs({name: as_text(value) for name, value in config.topic_defaults.items()})
 
 
 def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
-    """The settings of a topic under the node's defaults."""
+    """Return the settings of a topic under the node's defaults."""
 
     def value(name: str, kind: type[T]) -> T:
         definition = TOPIC_CONFIGS[name]
@@ -96,7 +96,7 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         try:
             found = definition.parse(topic.configs.get(name, defaults.configs.get(name, default)))
         except KafkaError:
-            # Accepted by another version than this one: the topic must open all the same.
+            # Another version accepted this value; the topic must open anyway.
             found = definition.parse(default)
         if not isinstance(found, kind):
             raise TypeError(f"{name} is no {kind.__name__}")
@@ -135,9 +135,9 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
 
 
 def partition_settings(image: ClusterImage, topic: TopicImage, index: int, defaults: TopicDefaults) -> TopicSettings:
-    """The settings of one partition: its topic's, but with min.insync.replicas as the controller counts it.
+    """Return the settings of one partition: its topic's, but with min.insync.replicas as the controller computes it.
 
-    A partition that gains replicas needs no more of them in sync than before, until they have arrived.
+    A partition that gains replicas needs no more of them in sync until they have caught up.
     """
     settings, partition = topic_settings(topic, defaults), topic.partition(index)
     if partition is None:
@@ -146,7 +146,7 @@ def partition_settings(image: ClusterImage, topic: TopicImage, index: int, defau
 
 
 def traced_topics(image: ClusterImage, defaults: TopicDefaults) -> frozenset[str]:
-    """The topics whose `chronik.trace` is true, those of which this node has no replica included."""
+    """Return the topics whose `chronik.trace` is true, including topics without a replica on this node."""
     return frozenset(topic.name for topic in image.topics.values() if is_traced(topic, defaults))
 
 
@@ -158,7 +158,7 @@ def is_traced(topic: TopicImage, defaults: TopicDefaults) -> bool:
 def topic_values(
     definition: ConfigDefinition, topic: TopicImage, config: NodeConfig, image: ClusterImage
 ) -> list[Sourced]:
-    """All values that a topic config has, the one in effect first; never empty."""
+    """Return all values of a topic config, the effective one first; never empty."""
     values = [
         Sourced(
             sourced.name,
@@ -173,7 +173,7 @@ def topic_values(
 
 
 def broker_values(definition: ConfigDefinition, config: NodeConfig, image: ClusterImage) -> list[Sourced]:
-    """The values that the broker gives a topic config, strongest first; never empty."""
+    """Return the broker's values for a topic config, highest precedence first; never empty."""
     values: list[Sourced] = []
     synonym = definition.synonym
     if definition.name == MIN_INSYNC_REPLICAS:
@@ -193,7 +193,7 @@ def broker_values(definition: ConfigDefinition, config: NodeConfig, image: Clust
 
 
 def dynamic_values(name: str, node_id: int, image: ClusterImage) -> list[Sourced]:
-    """What was set for a broker config while the broker ran: for this broker, then for all."""
+    """Return the dynamic values of a broker config: this broker's, then the cluster default."""
     return [
         Sourced(name, image.broker_configs[broker][name], source)
         for broker, source in (
@@ -205,7 +205,7 @@ def dynamic_values(name: str, node_id: int, image: ClusterImage) -> list[Sourced
 
 
 def as_text(value: object) -> str:
-    """A value of the node's file as a config's text."""
+    """Convert a value of the configuration file to the text of a config."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

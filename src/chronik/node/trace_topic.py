@@ -1,8 +1,8 @@
-"""From the ring to the topic `__chronik_traces`: a record for each event, its value the event's JSON, its key the node.
+"""Copies trace events from the ring to the topic `__chronik_traces`: one JSON record per event, keyed by node id.
 
-The topic is made when the first topic is traced. Whichever node leads it appends; the others send it theirs, as
-forwarded produce goes. Traces tell why a cluster stalls, so they must not add to it: few are in hand at a time, few go
-out in a second, and what cannot be brought there in time is dropped and counted.
+The topic is created when the first topic is traced. Its leader appends directly; other nodes send their events to the
+leader, like forwarded produce requests. Traces explain why a cluster stalls, so they must not add load: few are in
+flight at a time, few are sent per second, and events that cannot be delivered in time are dropped and counted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CONFIGS = {
     "segment.bytes": str(32 * 1024 * 1024),
     "min.insync.replicas": "1",
 }
-"""What is left of a cluster shall still be able to tell: one replica is enough."""
+"""One in-sync replica is enough, so that even a cluster that lost most of its nodes can write traces."""
 
 INTERVAL_S = 0.5
 EVENTS_AT_ONCE_MAX = 500
-"""With the interval: at most 1,000 in a second."""
+"""With INTERVAL_S: at most 1,000 events per second."""
 TRIES_MAX = 5
 PAUSE_S = 1.0
 TIMEOUT_S = 3.0
@@ -46,7 +46,7 @@ PURPOSE = "traces"
 
 
 class TraceTopic:
-    """Owned by the loop. Invariant: at most EVENTS_AT_ONCE_MAX events are in hand."""
+    """Owned by the loop. Invariant: at most EVENTS_AT_ONCE_MAX events are in flight."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class TraceTopic:
                 self._report(str(error) or "no answer in time")
 
     async def _bring(self, events: list[Trace]) -> None:
-        """Several tries, since a leader may be on the move; then they are given up."""
+        """Write the events to the topic. Retry, because the leader may be changing; drop them after TRIES_MAX tries."""
         key = str(self._runtime.node_id).encode()
         records: list[NewRecord] = [(key, encode_trace(event), [], int(event.time_ms)) for event in events]
-        # A fifteenth of the size, in the one codec that every client reads.
+        # gzip shrinks them to a fifteenth, and every client can read it.
         batch = encode_batch(records, codec=GZIP)
         reason = ""
         for _ in range(TRIES_MAX):
@@ -118,7 +118,7 @@ class TraceTopic:
         self._report(reason)
 
     def _report(self, reason: str) -> None:
-        """Once, until it works again."""
+        """Log the failure once, until writing works again."""
         if not self._is_failing:
             self._is_failing = True
             self._log.warning("traces_dropped", reason=reason, then="the ring keeps the latest, see /api/traces")
