@@ -1,8 +1,8 @@
 """The clock that measures age: the wall clock, as long as it does not jump.
 
 Age decides what is permanently deleted: records (retention and compaction), producer state, and committed offsets. If
-the wall clock is set forward by a day by mistake, a day's worth too much would be deleted at once. Record timestamps do
-not use this clock: they show the wall clock as it is.
+the wall clock were set forward by a day by mistake, a day too much would be deleted at once. Record timestamps do not
+use this clock: they show the wall clock as it is.
 """
 
 from __future__ import annotations

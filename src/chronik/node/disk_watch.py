@@ -1,8 +1,8 @@
 """Detects a hung disk.
 
-A hung device reports no error: its writes never end. So each write is watched from the moment it is passed to a thread.
-A write that takes longer than `disk_timeout_ms` is late, and while a vital write is late, the disk is stuck. A hung
-thread cannot be interrupted, so callers that depend on it stop waiting.
+A hung device reports no error: its writes just do not return. So each write is watched from the moment it is passed to
+a thread. A write that takes longer than `disk_timeout_ms` is late, and while a vital write is late, the disk is stuck.
+A hung thread cannot be interrupted, so callers that depend on it stop waiting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chronik.observe.logging import Logger
 T = TypeVar("T")
 NO_ANSWER = "the disk does not answer"
 CHECKS = 10
-"""A write is late after this many checks. Time in which the loop itself did not run counts as one check."""
+"""A write is checked this often before it is late. Time in which the loop itself did not run counts as one check."""
 
 
 class DiskWrite:

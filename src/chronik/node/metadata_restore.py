@@ -99,7 +99,7 @@ def write_metadata(
 
 
 def _remove(folder: DataFolder) -> None:
-    """Remove the files of a store that has no metadata, or of a new one when another store could not be written."""
+    """Remove a store without metadata, or a new one if another store could not be written."""
     for name in (STORE_NAME, f"{STORE_NAME}-wal", f"{STORE_NAME}-shm", MARK_NAME):
         path = f"{folder.path}/{name}"
         if folder.disk.exists(path):

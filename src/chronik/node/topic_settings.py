@@ -137,7 +137,7 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
 def partition_settings(image: ClusterImage, topic: TopicImage, index: int, defaults: TopicDefaults) -> TopicSettings:
     """Return the settings of one partition: its topic's, but with min.insync.replicas as the controller computes it.
 
-    A partition that gains replicas needs no more of them in sync until they have caught up.
+    A partition that gains replicas needs no more in-sync replicas until the new ones have caught up.
     """
     settings, partition = topic_settings(topic, defaults), topic.partition(index)
     if partition is None:

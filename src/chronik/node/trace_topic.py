@@ -102,7 +102,7 @@ class TraceTopic:
         """Write the events to the topic. Retry, because the leader may be changing; drop them after TRIES_MAX tries."""
         key = str(self._runtime.node_id).encode()
         records: list[NewRecord] = [(key, encode_trace(event), [], int(event.time_ms)) for event in events]
-        # gzip shrinks them to a fifteenth, and every client can read it.
+        # gzip reduces the batch to a fifteenth, and every client can read it.
         batch = encode_batch(records, codec=GZIP)
         reason = ""
         for _ in range(TRIES_MAX):

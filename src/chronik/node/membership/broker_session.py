@@ -1,8 +1,7 @@
 """This broker's session with the controller: registration, heartbeats, and the lease to lead.
 
-The broker's lease starts when it sends a heartbeat; the controller's timeout starts when the heartbeat arrives. So the
-controller never declares a broker dead that may still serve. After a pause a broker finds its lease expired before it
-answers anything.
+The broker's lease starts when it sends a heartbeat, the controller's timeout when that arrives. So the controller
+never declares a broker dead that may still serve. A paused broker finds its lease expired before it answers anything.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LEAVING_INTERVAL_S = 0.02
 """A leaving broker sends heartbeats often, because clients wait for the new leaders."""
 
 LEAVING_SILENCE_S = 1.0
-"""How long a leaving broker waits without an answer: without a controller no other broker can take over."""
+"""How long a leaving broker waits for an answer: without a controller no other broker can take over."""
 
 UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered)
 
@@ -37,8 +36,7 @@ UNKNOWN_TO_CONTROLLER = (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_r
 class BrokerSession:
     """Owned by the loop.
 
-    Invariant: while `lease_is_valid`, the controller has not elected another leader for any partition that this broker
-    leads in its image.
+    Invariant: while `lease_is_valid`, no other broker is elected for a partition that this one leads in its image.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class BrokerSession:
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """Send a heartbeat now, because the controller should not wait for the next one."""
+        """Send a heartbeat now: it has news that should not wait for the next interval."""
         self._poked.set()
 
     async def _beat(self) -> None:
@@ -219,7 +217,7 @@ class BrokerSession:
             self._settling = self._loop.create_task(self._settle(), name="follow-image")
 
     async def _settle(self) -> None:
-        """Record each image version that the partitions have applied; other nodes may wait for the report of it."""
+        """Record each image version that the partitions have applied; other nodes may be waiting for it."""
         while self.applied_version < self._metadata.version:
             version, has_news = self._metadata.version, self._has_news
             self._has_news = False

@@ -100,10 +100,7 @@ async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
 
 
 class ClusterMember:
-    """This node as a member of the Raft group and as a broker. Owned by the loop.
-
-    `start` joins the Raft group; `join` then registers the broker.
-    """
+    """Owned by the loop. `start` takes part in the Raft group; `join` then registers the broker."""
 
     def __init__(
         self,
@@ -335,10 +332,7 @@ class ClusterMember:
         return refusals[0] if refusals and not is_connected else ""
 
     def _give_up_without_metadata(self, now_s: float) -> None:
-        """Raise StoreError if this node lost its metadata and no cluster is left to join.
-
-        A node that lost its metadata can only join an existing cluster. If most founders lost theirs, none exists.
-        """
+        """Raise StoreError if this node lost its metadata and most founders did too: no cluster is left to join."""
         if not self._has_lost_metadata:
             return
         others = set(founders(self._config)) - {self._config.node_id}
@@ -424,7 +418,7 @@ class ClusterMember:
             self.metadata.submit(CreateCluster(self.identity.cluster_id or new_cluster_id(self._runtime.env)))
 
     def _watch_majority(self, has_leader: bool) -> None:
-        """Log the missing voters if there is still no leader after MAJORITY_LOST_S: an election alone is shorter."""
+        """Log the missing voters if there is no leader after MAJORITY_LOST_S; a normal election takes less."""
         if has_leader and self._leaderless is not None:
             self._leaderless.cancel()
             self._leaderless = None

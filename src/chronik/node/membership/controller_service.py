@@ -157,7 +157,7 @@ class ControllerService:
                 continue
 
     async def _propose_all(self, commands: Iterable[Command]) -> None:
-        """Propose the commands in order and wait for all. A command that is no longer valid is planned anew."""
+        """Propose the commands in order and wait for all. A command that is no longer valid is planned again."""
         submitted: list[tuple[Command, asyncio.Future[list[Event]]]] = []
         for command in commands:
             try:
@@ -295,7 +295,7 @@ class ControllerService:
     # -- node removal --------------------------------------------------------------------------------------------------
 
     async def remove_node(self, node_id: int) -> None:
-        """Remove a node from the cluster: first its registration, then its vote, which a learner receives first.
+        """Remove a node from the cluster: its registration, then its membership. A learner replaces a voter first.
 
         Raise INVALID_REQUEST while it has replicas. If the node is this one, another node becomes the controller, and
         the caller must retry there.

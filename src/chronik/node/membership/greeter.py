@@ -168,16 +168,15 @@ class Greeter:
         if connection not in present.connections:
             present.connections[connection] = None
             known = present
-            # At the end of input, not at close: a response that waits for the peer itself would keep a dead peer's
-            # connection open.
+            # Not at close: a response that waits for the peer itself would keep a dead peer's connection open.
             connection.when_input_ends(lambda: self._ended(node_id, known, connection))
             self._replace(present, hello.purpose, connection)
             self._on_greeting(node_id, Endpoint.parse(hello.internal))
 
     def _replace(self, present: _Present, purpose: str, connection: Connection) -> None:
-        """Abort the peer's previous connection for the same purpose, with the requests that it still holds.
+        """Abort the peer's previous connection for the same purpose: the peer has abandoned it.
 
-        A batch on the old connection could otherwise be appended after batches that the peer sent later.
+        A batch still held there would be appended after batches that the peer sent later.
         """
         old = present.newest.get(purpose)
         present.newest[purpose] = connection

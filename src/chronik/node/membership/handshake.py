@@ -1,15 +1,15 @@
 """Mutual authentication of two nodes: each proves that it knows the cluster secret, without sending it.
 
-    caller                                                  answering node
-    HELLO   its identity, the node it wants, its nonce  ->
-                                                        <-  its identity, its nonce
-    PROOF   mac(secret, CALLER, both messages)          ->
-                                                        <-  mac(secret, ANSWERER, both messages), and any refusal
+    caller                                                answering node
+    HELLO   its identity, the target node, its nonce  ->
+                                                      <-  its identity, its nonce
+    PROOF   mac(secret, CALLER, both messages)        ->
+                                                      <-  mac(secret, ANSWERER, both messages), and any refusal
 
     mac(secret, role, hello, answer) = HMAC-SHA256(secret, label, role, hello, answer), each preceded by its length
 
 `hello` and `answer` are the bytes as sent, so a proof covers everything in them: both nonces, node ids and
-incarnations, the cluster id, the wanted node, the purpose and the caller's address. Fresh nonces from both sides
+incarnations, the cluster id, the target node, the purpose and the caller's address. Fresh nonces from both sides
 prevent replays, and the role prevents reflection: a proof is valid for one direction of one connection. The caller
 proves first, so an unauthenticated caller obtains nothing from a node that it could test guessed secrets against.
 
@@ -60,7 +60,7 @@ class Caller:
         self._answer = b""
 
     def prove(self, answer: bytes) -> tuple[HelloReply, bytes]:
-        """Return the answering node and the PROOF for it. Raise MalformedRequest if `answer` is not a valid answer."""
+        """Return the answering node and the PROOF for it. Raise MalformedRequest if `answer` is malformed."""
         reply = decode_hello_reply(answer)
         _check_nonce(reply.nonce)
         self._answer = answer

@@ -1,15 +1,15 @@
 """The protocol between nodes on the internal listener: Kafka's frames with Chronik's own API keys and msgpack bodies.
 
-    30000 HELLO            the caller's identity and the node it wants; first on a connection, then as its keepalive
-    30004 PROOF            proves that the sender of the first HELLO knows the cluster secret; required before the rest
+    30000 HELLO            the caller's identity and its target node; first on a connection, then as its keepalive
+    30004 PROOF            that the sender of the first HELLO knows the cluster secret; required before anything else
     30001 RAFT             one message of chronik.raft; has no response
     30002 CONTROLLER_CALL  an operation or query that only the controller may answer; answered when it is done
     30003 ENVELOPE         a client's whole request, for the controller to answer
 
 All are version 0. A body is one msgpack map (RAFT: the bytes of `raft.messages`). Readers skip unknown keys, so a field
 may be added with a default. The same listener also serves Kafka's Produce and Fetch, and the other Kafka APIs that
-replicas need. Responses are sent in the order in which they are ready and are matched by correlation id, so that a slow
-one does not delay a heartbeat.
+replicas need. Responses are sent as they become ready and are matched by correlation id, so that a slow one does not
+delay a heartbeat.
 """
 
 from __future__ import annotations
@@ -132,10 +132,9 @@ Result: TypeAlias = Done | TopicCreatedResult | ProducerIdsResult | RegisteredRe
 
 
 class CallReply(msgspec.Struct, frozen=True):
-    """The controller's reply.
+    """`version` is the controller's image after the call: any image at least as new includes the call's effect.
 
-    `version` is the controller's image version after the call: any image at least as new includes the call's effect. If
-    `is_controller` is False, nothing was done; `controller_id` is the node to call instead, -1 if unknown. A `code`
+    If `is_controller` is False, nothing was done; `controller_id` is the node to call instead, -1 if unknown. A `code`
     other than 0 is the controller's reason to refuse.
     """
 

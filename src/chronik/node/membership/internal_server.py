@@ -31,7 +31,7 @@ REQUESTS_MAX = 4096
 
 FRAME_SLACK_BYTES = 1024 * 1024
 IDLE_S_MAX = 24 * 60 * 60.0
-"""Idle peers send few requests. A batch sent while the connection is being closed would have an unknown outcome."""
+"""Long: peers may have little to send, and a batch sent while the connection is being closed has an unknown outcome."""
 
 KAFKA_APIS = (
     ApiKey.PRODUCE,

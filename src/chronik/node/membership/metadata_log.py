@@ -1,9 +1,8 @@
 """The ordered, durable log of metadata commands, and the image that results from it.
 
-Callers change metadata through `MetadataLog`: they propose a command and receive its events once it is committed and
-applied on this node. `RaftMetadataLog` orders the commands by Raft; a single-node cluster is a Raft group of one. Only
-the controller, the leader of that group, accepts proposals. It validates each one against the image that includes all
-earlier proposals.
+Callers propose commands to `MetadataLog`, and receive the events once a command is committed and applied on this node.
+`RaftMetadataLog` orders the commands by Raft; a single-node cluster is a Raft group of one. Only the controller, the
+leader of that group, accepts proposals. It validates each one against the image that includes all earlier proposals.
 """
 
 from __future__ import annotations
@@ -69,10 +68,9 @@ class MetadataLog(Protocol):
     async def propose(self, proposal: Proposal) -> list[Event]:
         """Propose one command; return its events once it is committed and applied on this node.
 
-        A function receives the image with all earlier proposals applied, and returns the command or raises. Validation
-        belongs there, because no other command can come in between. What it raises is raised here, and nothing is
-        written. NotController also means that nothing was done. After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the
-        command may still take effect.
+        A function receives the image with all earlier proposals applied, and returns the command. Validation belongs in
+        it, because no other command can come in between. If it raises, or NotController is raised, nothing is written.
+        After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the command may still take effect.
         """
 
     def subscribe(self, listener: Listener) -> None:
@@ -160,8 +158,7 @@ class RaftMetadataLog:
         done = self.submit(proposal)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
-                # Shielded: later proposals were validated against this one, so a proposer that times out must not
-                # cancel it.
+                # Shielded: later proposals were validated against this one, so a timeout must not cancel it.
                 return await asyncio.shield(done)
         except TimeoutError:
             raise KafkaError(
@@ -296,8 +293,7 @@ class RaftMetadataLog:
     def write_failed(self, error: Exception) -> None:
         self._write_error = error
         if self._raft.is_alone or not self._is_controller:
-            # With several nodes the controller keeps waiting: the others may still commit the commands, and its next
-            # decision depends on the outcome.
+            # With several nodes the controller waits: they may still commit, and its next decision depends on it.
             self._fail_waiting(KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {error}"))
 
     def write_recovered(self) -> None:

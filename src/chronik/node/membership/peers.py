@@ -145,16 +145,13 @@ class Peers:
     # -- control link --------------------------------------------------------------------------------------------------
 
     def send(self, node_id: int, key: InternalKey, body: bytes) -> None:
-        """Send a message that has no response, if possible. The oldest message queued for a slow peer is dropped."""
+        """Send a message that has no response, if possible. The full queue of a slow peer drops its oldest message."""
         link = self._links.get(node_id)
         if link is not None:
             link.send(key, body)
 
     async def call(self, node_id: int, key: InternalKey, body: bytes, timeout_s: float) -> memoryview:
-        """Send a request and wait for the response.
-
-        Raise Unreachable if nothing was sent, ConnectionLost if the peer may have received the request.
-        """
+        """Send a request; return the response. Unreachable: nothing was sent; ConnectionLost: the peer may have it."""
         link = self._links.get(node_id)
         if link is None:
             raise Unreachable(f"the address of node {node_id} is not known")
@@ -277,10 +274,7 @@ def _retrieve(task: asyncio.Task[Connection]) -> None:
 
 
 class Link:
-    """The control link to one peer. Owned by the loop; its own task keeps it connected.
-
-    Invariant: `_connection` is authenticated and open, or None.
-    """
+    """Owned by the loop; its own task reconnects it. Invariant: `_connection` is authenticated and open, or None."""
 
     def __init__(self, peers: Peers, node_id: int, endpoint: Endpoint) -> None:
         self.node_id = node_id

@@ -1,4 +1,4 @@
-"""Drives the Raft core on the node's loop: timers and messages in, messages and writes out, in its order.
+"""Drives the Raft core on the node's loop: timers and messages in, messages and writes out, in the core's order.
 
 The core makes all decisions. This module only holds its timer, the single write that may run in the executor, and the
 sending of its messages to the peers. Committed entries go to the `StateMachine`, on the loop, in order.

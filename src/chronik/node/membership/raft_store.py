@@ -5,9 +5,9 @@
     snapshot    position INTEGER PRIMARY KEY, term, membership BLOB, data BLOB, checksum        at most one row
     entries     position INTEGER PRIMARY KEY, term, kind, data BLOB, checksum                   without a gap
 
-`position` is the entry's index; "index" is an SQL keyword. `membership` is the msgpack of `raft.membership`. Checksums
-are `row_checksum` over the row's numbers in the order above, then its blobs: SQLite protects its write-ahead log with
-checksums, but not its pages.
+`position` is the entry's index, since `index` is an SQL keyword. `membership` is the msgpack of `raft.membership`.
+Checksums are `row_checksum` over the row's numbers in the order above, then its blobs: SQLite protects its write-ahead
+log with checksums, but not its pages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SqliteFile:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the file if necessary. Raise StoreError that names the file if it is damaged."""
+        """Open the file if necessary. Raise a StoreError that names the file if it is damaged or cannot be opened."""
         try:
             yield self._open()
         except (sqlite3.Error, UnicodeDecodeError) as error:

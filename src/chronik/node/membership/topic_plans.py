@@ -54,8 +54,7 @@ def plan_topic(
     check_topic_configs(new.configs, is_internal(new.name))
     configs = {name: text.strip() for name, text in new.configs.items() if text is not None}
     if MIN_INSYNC_REPLICAS in config.topic_defaults and configured_min_insync(image, configs) is None:
-        # Stored with the topic: leaders and the controller must use the same number, whatever their configuration files
-        # say.
+        # Stored with the topic: leaders and the controller must use the same number, whatever their own files say.
         configs[MIN_INSYNC_REPLICAS] = as_text(config.topic_defaults[MIN_INSYNC_REPLICAS])
     return CreateTopic(name=new.name, id=env.new_uuid(), partitions=partitions, configs=configs)
 

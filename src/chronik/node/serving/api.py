@@ -27,8 +27,7 @@ class Api:
 
     `versions` is the range that ApiVersions advertises. `readable_from` is the lowest version that is really parsed, if
     the advertised minimum is lower only to satisfy a client's feature check. With `on_controller` the server forwards
-    the request to the controller, unless this node is the controller, and waits until this node's image includes the
-    effect.
+    the request, unless this node is the controller, and waits until this node's image includes the effect.
     """
 
     key: IntEnum

@@ -140,8 +140,7 @@ class Connection(asyncio.BufferedProtocol):
     """Invariant: `_replies` holds every request that was read and not yet answered, oldest first.
 
     Owned by the loop. Reading stops while a cold request runs (later requests on this connection must see its effect),
-    while any other caller holds the connection, while the peer does not read its responses, and while too many requests
-    are in flight.
+    while another caller holds it, while the peer does not read, and while too many requests are in flight.
 
     If `is_ordered` is False, responses are sent as they become ready, for peers that match them by correlation id.
     """
@@ -269,8 +268,7 @@ class Connection(asyncio.BufferedProtocol):
                 at = start + size
                 server.run_request(self, data[start:at])
                 if self._out_bytes >= JOIN_BYTES_MAX:
-                    # Flush now, not at the end: a peer that does not read must pause this loop before the next large
-                    # response.
+                    # Flush now: a peer that does not read must pause this loop before the next large response.
                     self._flush()
         except MalformedRequest as error:
             self._refuse(str(error))
@@ -402,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
             self._continue()
 
     def reply_ready(self, reply: Reply) -> None:
-        """Send every response that is ready at the head of the queue, now that `reply` is."""
+        """Send the finished responses at the head of the queue. Called when `reply` is finished."""
         if self._closing:
             return
         replies = self._replies
@@ -498,7 +496,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def has_unfinished_frame(self) -> bool:
-        """Whether a large frame is incomplete because the peer has not sent it all, not because reading is paused."""
+        """Whether a large frame is incomplete, and the peer, not the memory budget, holds it up."""
         return self._large is not None and self._large_have < self._large_size and not self._is_held_back
 
     @property

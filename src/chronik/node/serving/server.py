@@ -25,7 +25,7 @@ REFUSALS_LOGGED_PER_SWEEP = 10
 
 
 class ControllerRoute(Protocol):
-    """Sends requests that only the controller may answer to it."""
+    """Forwards requests to the controller if only it may answer them."""
 
     @property
     def is_controller(self) -> bool: ...
