@@ -268,8 +268,8 @@ class _Recovery:
             # The scanned data may be only in the page cache; from here on it is considered durable.
             active.file.datasync()
         if touched or not active.size_bytes:
-            # File names may not be durable either: the process may have been killed after it created a segment and before
-            # it synced the folder. Later syncs of appended data do not sync the folder again.
+            # File names may not be durable either: the process may have been killed after it created a segment and
+            # before it synced the folder. Later syncs of appended data do not sync the folder again.
             self.disk.sync_dir(self.folder)
             self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
         active.let_go()
