@@ -33,8 +33,7 @@ like any node. An empty node that has seen a peer's new store ignores delayed me
 The lease
 ---------
 A node that has heard from a leader refuses votes and pre-votes for an election timeout. So does a node for an election
-timeout after its start, since it may have heard from a leader before. Once a majority has answered a heartbeat round,
-no other node can be elected for an election timeout from the round's *start*. `leader_lease_until_ms` is the end of
-that time, shortened by the possible clock drift. A leader that has told another node to take over has no lease for the
-rest of its term.
+timeout after its start, since it may have heard from one before. Once a majority has answered a heartbeat round, no
+other node can be elected for an election timeout from the round's *start*. `leader_lease_until_ms` is the end of that
+time, less the possible clock drift. A leader that has sent `TimeoutNow` has no lease for the rest of its term.
 """

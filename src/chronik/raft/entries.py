@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """Term and vote must be durable before any message that depends on them. `commit` may lag; it only saves time."""
+    """Term and vote must be durable before a message that depends on them. `commit` may lag: it speeds up restarts."""
 
     term: int = 0
     vote: int | None = None

@@ -54,7 +54,7 @@ class Introduction:
         return self._found()
 
     def is_ghost(self, message: Message) -> bool:
-        """Return whether the sender's node has since lost this store: never join a cluster that this store founded."""
+        """Return whether the message comes from a store that its node has lost: never join what it founded."""
         met = self._met.get(message.source)
         return self._state.is_blank and met is not None and met != message.source_store
 

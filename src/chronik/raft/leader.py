@@ -96,7 +96,7 @@ class Leader:
     def _is_active(self, progress: Progress) -> bool:
         return progress.is_active(self._state.now_ms, self._state.settings.election_timeout_ms)
 
-    # Calls
+    # Requests
 
     def propose(self, data: bytes) -> ProposalId | Refused:
         state = self._state
@@ -257,7 +257,7 @@ class Leader:
             return self._state.log.durable_index
         return self.progress[node_id].match_index
 
-    # Answers
+    # Replies
 
     def receive(self, message: Message) -> Transition | None:
         state = self._state

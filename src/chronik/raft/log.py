@@ -105,7 +105,7 @@ class RaftLog:
             self._entries.append(entry)
 
     def first_conflict(self, entries: Sequence[Entry]) -> int:
-        """Return how many of the entries are already here; if the next one has another term, cut the log there."""
+        """Return how many of the entries are already here. If the next one has another term, the log must be cut."""
         for count, entry in enumerate(entries):
             if self.term_at(entry.index) != entry.term:
                 return count
@@ -136,7 +136,7 @@ class RaftLog:
         self._cut_from = 1
 
     def compact(self, snapshot: Snapshot, trailing_entries: int) -> None:
-        """Install the state machine's own snapshot; drop the entries before it, except the last few for slow peers."""
+        """Install the state machine's own snapshot; drop entries up to it, except the last few for slow peers."""
         self.snapshot = self._unpersisted_snapshot = snapshot
         base_index = max(self.base_index, snapshot.index - trailing_entries)
         base_term = self.term_at(base_index)

@@ -101,7 +101,7 @@ class Progress:
     def rejected(self, index: int, agreed_index: int) -> None:
         """Note that the peer's log differs at `index`; it may agree up to `agreed_index`."""
         if self.mode is Mode.REPLICATE:
-            # A reply to an append that a later acknowledgement has overtaken is outdated.
+            # If later acknowledgements have overtaken this append, the rejection is outdated.
             if index > self.match_index:
                 self.start(Mode.PROBE)
         elif self.mode is Mode.PROBE and index == self.next_index - 1:

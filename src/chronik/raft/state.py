@@ -77,7 +77,7 @@ class RaftState:
         self.leader: int | None = None
         self.heard_ms = now_ms
         if self.term == 0:
-            # A node with a term may have promised a leader, just before it restarted, to refuse votes.
+            # A node with a term may have promised a leader to refuse votes just before it restarted; this one has not.
             self.stop_hearing()
         self.is_storage_failed = False
         """Whether the store refuses writes, or does not respond: this node must not lead then."""

@@ -67,7 +67,7 @@ class Refuse(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    """The leader has none of this log: restart, empty, at `offset`, with the response's batches up to `end_offset`."""
+    """The leader has none of this log: restart empty at `offset`, with the response's batches up to `end_offset`."""
 
     offset: int
     end_offset: int
@@ -86,9 +86,9 @@ Decision: TypeAlias = Append | Nothing | Truncate | Refuse | StartOver | AskAgai
 class PartitionFollower:
     """One partition during one leader epoch, on a replica that does not lead it.
 
-    Invariant: `high_watermark` is at most the leader's, and at most the end of this node's log that the durability
-    setting accepts. It falls only if an unclean election has accepted the loss. Owned by the node's event loop; nothing
-    here waits, reads a clock or touches a file.
+    Invariant: `high_watermark` is at most the leader's, and at most this node's counted end (see `PartitionLeader`). It
+    falls only if an unclean election has accepted the loss. Owned by the node's event loop; nothing here waits, reads a
+    clock or touches a file.
     """
 
     __slots__ = ("_leaders_watermark", "_unclean_epoch", "high_watermark", "leader_epoch", "leader_id")
@@ -102,7 +102,7 @@ class PartitionFollower:
         self._leaders_watermark = high_watermark
 
     def counted(self, end: int) -> bool:
-        """Note that the durability setting accepts this node's log below `end`; return whether the watermark rose."""
+        """Note that this node's counted end is now `end`; return whether the watermark rose."""
         known = min(self._leaders_watermark, end)
         if known <= self.high_watermark:
             return False

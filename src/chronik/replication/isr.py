@@ -17,7 +17,7 @@ from typing import Final
 RETRY_MS_MIN: Final = 50
 RETRY_MS_MAX: Final = 2_000
 HEARD_MS_MAX: Final = 1_000
-"""The metadata soon shows a committed proposal; after this time the leader proposes again."""
+"""How long the leader waits for the metadata to show a committed proposal before it proposes again."""
 
 
 class InSyncReplicas:

@@ -51,9 +51,8 @@ class PartitionLeader:
 
     Invariant: `high_watermark` never falls. It rises at most to the counted end of every replica in the maximal ISR,
     and only while the committed ISR has min.insync.replicas. The counted end is what the durability setting accepts as
-    written: the synced end under `synced`, the log end under `replicated`. No log in the maximal ISR starts below the
-    offset that clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a
-    file.
+    written: the synced end under `synced`, the log end under `replicated`. No log in the maximal ISR starts below what
+    clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
     __slots__ = (
@@ -154,7 +153,7 @@ class PartitionLeader:
     # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
     def counted(self, end: int) -> bool:
-        """Note that the durability setting accepts this node's own log below `end`."""
+        """Note that this node's own counted end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
@@ -174,7 +173,7 @@ class PartitionLeader:
         live: Mapping[int, int],
         log_start_offset: int,
     ) -> bool:
-        """A replica fetches from `offset`, and its log is a prefix of ours: it has everything below `offset`.
+        """Record a replica's fetch from `offset`. Its log is a prefix of ours, so it has everything below `offset`.
 
         Its durable log start is `log_start_offset`. `live` has the epoch of every registered broker that is not fenced.
         """
@@ -301,7 +300,7 @@ class PartitionLeader:
         )
 
     def _staying(self, log_end_offset: int, now_ms: int, live: Mapping[int, int]) -> set[int]:
-        """Return the members that stay in the ISR: those that keep up, and if too few, the closest that make progress.
+        """Return the members that stay in the ISR: those that keep up and, if too few, the nearest that make progress.
 
         Without the latter nothing could be committed: producers with acks=all would get errors and resend the same
         records, although they only need to wait. A replica that is stuck (a full disk) is not waited for. It leaves the
@@ -376,9 +375,10 @@ class PartitionLeader:
     # -- deleted records -----------------------------------------------------------------------------------------------
 
     def deletes(self, log_start_offset: int) -> bool:
-        """Return whether the low watermark rose: the lowest log start in the maximal ISR; ours is `log_start_offset`.
+        """Update the low watermark, the lowest log start in the maximal ISR; return whether it rose.
 
-        It does not rise while too few replicas are in sync: a replica that left the ISR may still be elected.
+        This node's own log starts at `log_start_offset`. The low watermark does not rise while too few replicas
+        are in sync: a replica that left the ISR may still be elected.
         """
         if not self.has_enough_replicas:
             return False

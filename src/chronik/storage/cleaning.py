@@ -34,9 +34,9 @@ class RawRecord(NamedTuple):
 
     start: int
     body_at: int
-    """After the length."""
+    """Position after the length."""
     rest_at: int
-    """After the timestamp delta."""
+    """Position after the timestamp delta."""
     end: int
     timestamp_delta: int
     offset_delta: int

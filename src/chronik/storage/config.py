@@ -28,6 +28,6 @@ class LogConfig:
     """Distinct keys held in memory during one compaction pass (about 200 bytes each)."""
     preallocate_bytes_min: int = 64 * 1024
     preallocate_bytes_max: int = 16 * 1024 * 1024
-    """The active segment is preallocated by its current size, within these two bounds: small logs stay small."""
+    """Preallocate the active segment ahead by its current size, within these bounds: small logs stay small."""
     checkpoint_bytes: int = 16 * 1024 * 1024
     """After this many appended bytes the next sync writes a snapshot; recovery scans from the latest one."""

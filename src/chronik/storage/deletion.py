@@ -22,7 +22,7 @@ class NumberFile(NamedTuple):
 
 
 class DeletionJob:
-    """Files to remove in a thread. The log has already released them; if the job never runs, the next open finds them.
+    """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
 
     `run` first makes the new log start and the names of new segments durable: a crash must not find the old segments
     gone and nothing in their place. Files are removed oldest first, so that a crash leaves no hole.

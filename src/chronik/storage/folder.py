@@ -272,7 +272,7 @@ class DataFolder:
             owner = self._owner(topic, partition, path, found)
             if owner == topic_id:
                 if not self.was_clean:
-                    # Its writer may have been killed before it synced: a power loss could lose it and keep the records.
+                    # A kill may have come before its sync: a power loss could then lose this file and keep the records.
                     self._sync(path)
                 return None
             if owner is not None:

@@ -161,7 +161,7 @@ class ProducerStates:
 
 
 def is_after(sequence: int, other: int) -> bool:
-    """Compare two sequences, which wrap around."""
+    """Return whether `sequence` comes after `other`; sequences wrap around."""
     return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
 
 

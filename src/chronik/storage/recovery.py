@@ -293,7 +293,7 @@ class _Recovery:
         return offset
 
     def _end_of(self, segment: LogSegment) -> tuple[int, int]:
-        """Return where a closed segment's batches end and the next offset, searching from its last index entry."""
+        """Return a closed segment's end position and next offset, by walking on from its last index entry."""
         view = segment.view()
         try:
             entry = view.offsets.last()
@@ -307,7 +307,7 @@ class _Recovery:
             segment.let_go()
 
     def _goes_on_at(self, next_base: int, end: tuple[int, int]) -> bool:
-        """Return whether the next segment continues a closed segment below the snapshot, as when that was written."""
+        """Return whether the next segment still continues a closed segment below the snapshot."""
         return end[1] == next_base or (end[1] < next_base and self._may_have_gaps(next_base))
 
     def _may_have_gaps(self, offset: int) -> bool:
@@ -334,7 +334,7 @@ class _Recovery:
         segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
-                # Compaction here or on the leader left a gap; otherwise this batch's offset is wrong.
+                # Either compaction, here or on the leader, left a gap, or this batch's offset is wrong.
                 self.gap = position, offset
             if header.base_offset < offset or header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 reason = "offsets"

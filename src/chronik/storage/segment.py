@@ -161,7 +161,7 @@ class LogSegment:
 
     @property
     def file(self) -> File:
-        return (self._shared or self.shared).file  # every append asks: mostly without the second property
+        return (self._shared or self.shared).file  # every append reads this: usually skip `shared`
 
     @property
     def shared(self) -> SharedFile:

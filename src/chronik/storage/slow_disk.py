@@ -7,8 +7,8 @@ written, which is in memory. Syncs on the loop do not: a log that rolls faster t
 
 Instead of a number, the file of `debug_slow_syncs` may contain
 
-hang      no write or sync by a thread completes until the file is removed, for any file; appends on the event loop
-          go to the page cache, which has room
+hang      no write or sync of any file by a thread completes until this file is removed; appends on the event loop go
+          to the page cache, which has room
 freeze    writes on the event loop do not complete either: the page cache is full
 """
 

@@ -180,7 +180,7 @@ class LogWriter:
         return begun_ms is not None and segment.size_bytes > 0 and now_ms - begun_ms >= self.config.segment_ms
 
     def _allocate(self, segment: LogSegment, end: int) -> None:
-        """Preallocate ahead of the end: double the size, within bounds. If the disk is full, let the write try."""
+        """Preallocate ahead of the end: double the size, within bounds. If that fails, just try the write."""
         config = self.config
         ahead = min(max(end, config.preallocate_bytes_min), config.preallocate_bytes_max)
         wanted = max(end, min(end + ahead, config.segment_bytes))
