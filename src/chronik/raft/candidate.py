@@ -1,7 +1,7 @@
-"""A node that asks for votes: first whether it would get them, then, in a new term, for the votes themselves.
+"""A node that requests votes: first it asks whether it would get them, then it requests them in a new term.
 
-The pre-vote changes nothing anywhere. A node that was cut off can therefore come back without disturbing a leader that
-the others hear, whatever its term would have grown to.
+The pre-vote changes no state anywhere. So a node that was partitioned can return without disturbing a leader that the
+other nodes hear from, however often it timed out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from chronik.raft.state import RaftState, ToCandidate, ToFollower, ToLeader, Tra
 
 
 class Candidate:
-    """Invariant: `_answers` holds votes of voters, given by the store that the membership names."""
+    """Invariant: `_answers` holds replies of voters, each from the store that the membership names."""
 
     def __init__(self, state: RaftState, asked: ToCandidate) -> None:
         self.kind = RoleKind.PRE_CANDIDATE if asked.is_pre_vote else RoleKind.CANDIDATE
@@ -40,7 +40,7 @@ class Candidate:
         return self._deadline_ms
 
     def started(self) -> Transition | None:
-        """The own answer to a pre-vote; the own vote counts only once it is durable."""
+        """Answer this node's own pre-vote; its own vote is valid only once it is durable."""
         return self._answered(self._state.node_id, True) if self._is_pre_vote else None
 
     def persisted(self) -> Transition | None:

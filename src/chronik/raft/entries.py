@@ -1,4 +1,4 @@
-"""What a Raft node keeps: entries, the term and vote, a snapshot; and how it gets them back after a restart."""
+"""What a Raft node stores: entries, term and vote, a snapshot; and how it loads them after a restart."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import msgspec
 from chronik.raft.membership import Membership
 
 ENTRY_OVERHEAD_BYTES = 32
-"""What an entry costs beside its data, on the wire and in memory, when sizes are bounded."""
+"""The size of an entry besides its data, on the wire and in memory, when sizes are bounded."""
 
 
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number that a peer or a store may give: not negative, and within what SQLite can hold."""
+"""A number from a peer or a store: not negative, and within SQLite's integer range."""
 
 
 class RaftError(Exception):
-    """Something that cannot be while the members keep to the protocol. The node must stop rather than go on from it."""
+    """A state that is impossible while all members follow the protocol. The node must stop."""
 
 
 class EntryKind(IntEnum):
-    """COMMAND is for the state machine; the others are Raft's own, and handed out so that indexes have no gap."""
+    """COMMAND is for the state machine. The others are internal, and returned too so that indexes have no gap."""
 
     COMMAND = 0
     NO_OP = 1
@@ -32,7 +32,7 @@ class EntryKind(IntEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the log. Index and term together name it: no other entry of the cluster has both."""
+    """One entry of the log. Index and term together identify it: no other entry of the cluster has both."""
 
     index: Natural
     term: Natural
@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """What must be durable before any message that speaks of it. `commit` may lag; it only saves time at a restart."""
+    """Term and vote must be durable before a message that depends on them. `commit` may lag: it speeds up restarts."""
 
     term: int = 0
     vote: int | None = None
@@ -53,7 +53,7 @@ class HardState(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state machine after the entry `index`, and the membership in force there."""
+    """The state machine after the entry `index`, and the membership in effect there."""
 
     index: int
     term: int
@@ -63,9 +63,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """All that a store holds. `entries` follow each other; they may start before the snapshot ends, not after it.
+    """Everything a store holds. `entries` have no gaps; they may start before the snapshot ends, not after it.
 
-    `store_id` was drawn when the store was made and lives as long as it does.
+    `store_id` is generated when the store is created and never changes.
     """
 
     store_id: UUID

@@ -1,4 +1,4 @@
-"""A node that follows: it takes what the leader sends, and stands for election when it hears none for too long."""
+"""A follower: it accepts what the leader sends, and starts an election if it hears from no leader for too long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chronik.raft.state import RaftState, ToCandidate, Transition
 
 
 class IncomingSnapshot:
-    """A snapshot on its way here, in chunks that follow each other."""
+    """A snapshot being received, in consecutive chunks."""
 
     __slots__ = ("data", "index", "term")
 
@@ -32,7 +32,7 @@ class IncomingSnapshot:
 
 
 class Follower:
-    """Follows `state.leader` where one is known. Learners, and nodes that are no members (yet), are followers too."""
+    """Follows `state.leader` if it is known. Learners and nodes that are not (yet) members are followers too."""
 
     kind = RoleKind.FOLLOWER
 
@@ -57,11 +57,11 @@ class Follower:
         return ToCandidate(is_pre_vote=True)
 
     def wait_on(self) -> None:
-        """A leader was heard, or a vote given: wait for a whole timeout again."""
+        """Restart the election timeout: a leader was heard from, or a vote given."""
         self._waiting_since_ms = self._state.now_ms
 
     def receive(self, message: Message) -> Transition | None:
-        """What the leader of the present term sends."""
+        """Handle a message from the leader of the current term."""
         state = self._state
         body = message.body
         if isinstance(body, TimeoutNow):
@@ -73,7 +73,7 @@ class Follower:
         elif isinstance(body, Heartbeat):
             if state.log.term_at(body.commit) == body.commit_term:
                 state.commit_to(body.commit)
-            # It promises patience, nothing about the log, and so need not wait for the disk.
+            # The reply promises only to refuse votes, nothing about the log, so it need not wait for the disk.
             self._answer_once_in_term(message, HeartbeatReply(body.round))
         elif isinstance(body, SnapshotChunk):
             self._take_chunk(message, body)
@@ -86,7 +86,7 @@ class Follower:
         state = self._state
         source, store = message.source, message.source_store
         if append.prev_index < state.commit_index:
-            # What is committed is equal everywhere, so this much is known to agree.
+            # Committed entries are equal everywhere, so the logs agree at least this far.
             state.send_after(source, store, AppendReply(state.commit_index))
         elif state.log.term_at(append.prev_index) == append.prev_term:
             last_index = append.prev_index + len(append.entries)
@@ -98,14 +98,14 @@ class Follower:
             self._answer_once_in_term(message, AppendReply(append.prev_index, True, hint_index, hint_term))
 
     def _take_chunk(self, message: Message, chunk: SnapshotChunk) -> None:
-        """Collects a snapshot. It is answered chunk by chunk, and as a whole when it is durable."""
+        """Collect a snapshot. Reply to each chunk, and acknowledge the whole snapshot once it is durable."""
         state = self._state
         source, store = message.source, message.source_store
         if chunk.index <= state.commit_index:
             state.send_after(source, store, AppendReply(state.commit_index))
             return
         if state.log.term_at(chunk.index) == chunk.index_term:
-            # The log has it all; only that it is committed was not known here.
+            # The log already has all of it; this node only did not know that it is committed.
             state.commit_to(chunk.index)
             state.send_after(source, store, AppendReply(chunk.index))
             return
@@ -123,7 +123,7 @@ class Follower:
         state.send_after(source, store, AppendReply(chunk.index))
 
     def _answer_once_in_term(self, message: Message, body: Body) -> None:
-        """An answer that needs this node's term to be durable, but nothing of its log."""
+        """Send a reply that requires this node's term to be durable, but nothing of its log."""
         target: int = message.source
         store: UUID = message.source_store
         if self._state.is_state_durable:

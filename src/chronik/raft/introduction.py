@@ -1,4 +1,4 @@
-"""How a node that belongs to no cluster finds its own, or founds it. The package's docstring has the whole story."""
+"""How a node without a cluster finds or founds its cluster. The package docstring explains the protocol."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chronik.raft.messages import Hello, HelloReply, Message
 from chronik.raft.state import RaftState
 
 GENESIS_TERM = 1
-"""The term of a cluster's first entry, in which nobody leads."""
+"""The term of a cluster's first entry. No node leads in it."""
 
 
 class Introduction:
-    """Says hello while this node has no cluster; the founder makes the first entry once all founders have none.
+    """Sends hellos while this node has no cluster; the founder writes the first entry once all founders are empty.
 
-    Invariant: `_blank` holds peers that told *this* store that theirs was empty.
+    Invariant: `_blank` holds peers that reported to *this* store that theirs was empty.
     """
 
     def __init__(self, state: RaftState, seeds: Sequence[int], founders: tuple[int, ...]) -> None:
@@ -32,7 +32,7 @@ class Introduction:
     def deadline_ms(self) -> int | None:
         """When the next hello is due.
 
-        A learner that hears no leader says hello too: the change that made it one may have been taken back.
+        A learner that hears from no leader also sends hellos: the change that added it may have been reverted.
         """
         state = self._state
         if state.is_blank:
@@ -42,7 +42,7 @@ class Introduction:
         return max(self._next_hello_ms, state.heard_ms + state.settings.election_timeout_ms)
 
     def tick(self) -> bool:
-        """Says hello when that is due; tells whether this node has founded the cluster just now."""
+        """Send hellos if they are due; return whether this node has just founded the cluster."""
         state = self._state
         deadline_ms = self.deadline_ms
         if deadline_ms is None or state.now_ms < deadline_ms:
@@ -54,14 +54,14 @@ class Introduction:
         return self._found()
 
     def is_ghost(self, message: Message) -> bool:
-        """Whether this comes from a store that its node has lost since: what it founded must not be joined."""
+        """Return whether the message comes from a store that its node has lost: never join what it founded."""
         met = self._met.get(message.source)
         return self._state.is_blank and met is not None and met != message.source_store
 
     def hello(self, message: Message, hello: Hello) -> None:
-        """Another node is there with an empty store; this one is empty too, and says so to just that store.
+        """Answer a node with an empty store: this store is empty too. Only that store receives the reply.
 
-        Not if it may only join: a cluster must not be founded with it.
+        A node that may only join does not reply: a cluster must not be founded with it.
         """
         if hello.is_relayed:
             return
@@ -71,12 +71,12 @@ class Introduction:
         self._state.send(hello.node_id, hello.store, HelloReply(self._state.address))
 
     def reply(self, message: Message, reply: HelloReply) -> bool:
-        """Tells whether this node has founded the cluster just now."""
+        """Note a founder's reply; return whether this node has just founded the cluster."""
         self._blank[message.source] = Member(message.source, message.source_store, True, reply.address)
         return self._found()
 
     def _found(self) -> bool:
-        """Only the founder with the lowest id may, so that there is one first entry and not two."""
+        """Found the cluster. Only the founder with the lowest id may, so that there is exactly one first entry."""
         state = self._state
         if not state.is_blank or not self._founders or state.node_id != min(self._founders):
             return False

@@ -1,11 +1,11 @@
-"""Who asks this leader to join, and the membership change that it should propose next.
+"""The nodes that request to join this leader, and the membership change that it should propose next.
 
     change = node.suggested_change(voters_max=3)
     if change is not None:
         node.propose_membership(change, now_ms)
 
-In this order: a member that came back with an empty store becomes a learner with the new one, since until then a vote
-is missing; a learner that has caught up gets a vote while there are too few; a new node becomes a learner.
+In this order: a member that returned with an empty store becomes a learner with the new one, since its vote is missing
+until then; a learner that has caught up gets a vote while there are too few voters; a new node becomes a learner.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from chronik.raft.ready import NodeIdTaken
 from chronik.raft.state import RaftState
 
 JOINERS_MAX = 100
-"""A leader remembers at most so many nodes that ask to join."""
+"""The maximum number of joining nodes that a leader remembers."""
 
 JOINER_HELLOS = 5
-"""A joiner that misses so many hellos has gone, or has joined."""
+"""A joiner that misses this many hellos is down, or has joined."""
 
 
 class Joiner(NamedTuple):
-    """A node that belongs to no cluster and has said hello to this leader."""
+    """A node that belongs to no cluster and has sent a hello to this leader."""
 
     change: AddLearner
     heard_ms: int
 
 
 class Joiners:
-    """The nodes that asked lately, and those whose id was taken, so that each is reported once."""
+    """The nodes that recently asked to join, and those whose id was taken, so that each is reported once."""
 
     __slots__ = ("_joiners", "_state", "_taken")
 
@@ -59,7 +59,7 @@ class Joiners:
             self._joiners[hello.node_id] = Joiner(change, self._state.now_ms)
 
     def suggest_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
-        """None where there is nothing to do, or where it may not be done now."""
+        """Return None if no change is needed, or if it is not allowed now."""
         change = self._next_change(leader, voters_max)
         return change if change is not None and leader.refusal(change) is None else None
 
@@ -77,7 +77,7 @@ class Joiners:
         return asking[0] if asking else None
 
     def _asking(self) -> list[AddLearner]:
-        """Those who are not members with the store that they have now, nor have been removed with it."""
+        """Return the joiners whose current store is neither a member's nor a removed one."""
         changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
         membership = self._state.membership
         known = [member.store for member in membership.members] + list(membership.removed)

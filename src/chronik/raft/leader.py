@@ -1,4 +1,4 @@
-"""A node that leads: it takes proposals, brings its log to its peers, and commits what a majority has made durable."""
+"""A leader: it accepts proposals, replicates its log to its peers, and commits what a majority has made durable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chronik.raft.state import RaftState, ToFollower, Transition
 
 
 class Leader:
-    """Leads in the present term.
+    """Leads in the current term.
 
     Invariant: the log only grows; `progress` has one entry for each other member, with the store the membership names.
     """
@@ -39,7 +39,7 @@ class Leader:
         self._has_handed_over = False
         self._next_beat_ms = state.now_ms
         self._uncommitted_bytes = sum(entry.size_bytes for entry in state.uncommitted())
-        # Only an entry of its own term tells a leader what is committed (section 5.4.2 of the paper).
+        # A leader knows what is committed only once an entry of its own term is (section 5.4.2 of the paper).
         self._established_index = self._append(EntryKind.NO_OP, b"").index
         self._beat()
 
@@ -56,12 +56,12 @@ class Leader:
     def tick(self) -> Transition | None:
         state = self._state
         if state.now_ms - self._rounds.contact_ms >= state.settings.election_timeout_ms:
-            # Check-quorum: others may have elected a leader that this node cannot hear.
+            # Check-quorum: other nodes may have elected a leader that this node cannot hear.
             return ToFollower(state.term)
         if self._transfer is not None and state.now_ms >= self._transfer[1]:
             if self._has_handed_over:
-                # The target may still hold its election, which the voters' patience does not hinder. Without a lease
-                # for the rest of the term it is better to make way.
+                # The target may still start its election, which voters do not refuse. This leader has no lease for the
+                # rest of the term, so it steps down.
                 return ToFollower(state.term)
             state.events.append(TransferAborted(self._transfer[0]))
             self._transfer = None
@@ -73,7 +73,7 @@ class Leader:
         return None
 
     def _beat(self) -> None:
-        """Begins a round of heartbeats."""
+        """Start a round of heartbeats."""
         state = self._state
         number = self._rounds.begin()
         self._next_beat_ms = state.now_ms + state.settings.heartbeat_interval_ms
@@ -84,7 +84,7 @@ class Leader:
 
     @property
     def lease_until_ms(self) -> int | None:
-        """Until when, by this node's clock, nobody else can have been elected; None where that is not known."""
+        """Until when, by this node's clock, no other node can have been elected; None if that is unknown."""
         if self._has_handed_over or self._rounds.lease_from_ms is None or not self.is_established:
             return None
         return self._rounds.lease_from_ms + self._state.settings.lease_ms
@@ -96,7 +96,7 @@ class Leader:
     def _is_active(self, progress: Progress) -> bool:
         return progress.is_active(self._state.now_ms, self._state.settings.election_timeout_ms)
 
-    # Calls
+    # Requests
 
     def propose(self, data: bytes) -> ProposalId | Refused:
         state = self._state
@@ -123,13 +123,13 @@ class Leader:
         return proposal
 
     def refusal(self, change: MembershipChange) -> Reason | None:
-        """Why the change may not be proposed now, whatever the membership says to it."""
+        """Return why the change may not be proposed now, regardless of the membership."""
         state = self._state
         if self._transfer is not None:
             return Reason.TRANSFERRING
         if not self.is_established:
-            # Without this, two leaders in turn could each change the membership they started from, and their
-            # majorities would not meet.
+            # Otherwise two successive leaders could each change the membership they started from, and their majorities
+            # would not overlap.
             return Reason.NOT_ESTABLISHED
         if state.members.index > state.commit_index:
             return Reason.CHANGE_IN_FLIGHT
@@ -140,7 +140,7 @@ class Leader:
         return None
 
     def is_caught_up(self, node_id: int) -> bool:
-        """Whether the peer answers and has nearly all that is committed."""
+        """Return whether the peer responds and has nearly all committed entries."""
         progress = self.progress.get(node_id)
         if progress is None:
             return False
@@ -148,7 +148,7 @@ class Leader:
         return self._is_active(progress) and lag_entries <= self._state.settings.promotion_lag_entries_max
 
     def is_in_use(self, node_id: int, store: UUID) -> bool:
-        """Whether the node id is that of a member which answers from another store than this one."""
+        """Return whether the node id belongs to a member that responds from a different store."""
         if node_id == self._state.node_id:
             return True
         progress = self.progress.get(node_id)
@@ -162,7 +162,7 @@ class Leader:
         return refused
 
     def transfer(self, target: int | None) -> Refused | None:
-        """Hands leadership to `target`, or to the voter that is most up to date."""
+        """Transfer leadership to `target`, or to the most up-to-date voter."""
         state = self._state
         if self._transfer is not None:
             return Refused(Reason.TRANSFERRING)
@@ -174,7 +174,7 @@ class Leader:
         return None
 
     def _most_up_to_date_voter(self) -> int | None:
-        """Of the other voters that answer, the one with most of the log; the lowest id of several."""
+        """Return the responsive other voter with the longest matching log; the lowest id if there are several."""
         candidates = [
             (progress.match_index, -node_id)
             for node_id, progress in self.progress.items()
@@ -186,10 +186,10 @@ class Leader:
         return self._state.membership.is_voter(node_id, self.progress[node_id].store)
 
     def resign_if_storage_failed(self) -> Transition | None:
-        """Makes way for another voter if the store fails and a majority has made durable what it lacks.
+        """Step down if the store fails and a majority has made durable entries that it lacks.
 
-        Without that majority no other node could be elected, since votes have to be durable too: this one keeps
-        leading, and its lease with it.
+        Without that majority no other node could be elected, since votes must be durable too: this one keeps leading,
+        and keeps its lease.
         """
         state = self._state
         if not state.is_storage_failed or state.commit_index <= state.log.durable_index:
@@ -200,7 +200,7 @@ class Leader:
         return ToFollower(state.term)
 
     def resign(self) -> None:
-        """What is left to say when another leads, or nobody does."""
+        """Mark open proposals as in doubt, refuse waiting reads and stop refusing votes: this node no longer leads."""
         self._state.proposals.doubt(self._state.term)
         self._rounds.refuse_reads()
         self._state.stop_hearing()
@@ -221,7 +221,7 @@ class Leader:
         return entry
 
     def _follow_membership(self) -> None:
-        """Members may have come or gone, or have come back with another store."""
+        """Update `progress`: members may have been added or removed, or have returned with another store."""
         state = self._state
         kept = self.progress
         self.progress = {}
@@ -234,7 +234,7 @@ class Leader:
             self.progress[member.node_id] = progress
 
     def persisted(self) -> Transition | None:
-        """Only now do the leader's own entries count."""
+        """Commit: only durable entries of the leader count toward a majority."""
         return self._commit()
 
     def _commit(self) -> Transition | None:
@@ -248,7 +248,7 @@ class Leader:
         self._count_rounds()
         is_member = state.membership.is_voter(state.node_id, state.store_id)
         if not is_member and state.members.index <= state.commit_index:
-            # The change that took this node's vote is committed: its work is done.
+            # The change that removed this node's vote is committed: its work is done.
             return ToFollower(state.term)
         return self.resign_if_storage_failed()
 
@@ -257,7 +257,7 @@ class Leader:
             return self._state.log.durable_index
         return self.progress[node_id].match_index
 
-    # Answers
+    # Replies
 
     def receive(self, message: Message) -> Transition | None:
         state = self._state
@@ -276,7 +276,7 @@ class Leader:
         elif isinstance(body, HeartbeatReply):
             progress.acked_round = max(progress.acked_round, body.round)
             progress.is_probe_sent = False
-            # What was lost on the way, in either direction, comes to light by an append with nothing new in it.
+            # An append with nothing new reveals a message lost in either direction.
             progress.must_probe = progress.match_index < state.log.last_index
             progress.chunk_overdue(state.now_ms, state.settings.election_timeout_ms)
             self._count_rounds()
@@ -296,7 +296,7 @@ class Leader:
         return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round
 
     def send_due(self) -> None:
-        """Sends each peer what it may get now. Called once per Ready, so that proposals travel together."""
+        """Send each peer what it may receive now. Called once per Ready, so that proposals are sent in batches."""
         state = self._state
         for node_id, progress in self.progress.items():
             send_due(state, node_id, progress)

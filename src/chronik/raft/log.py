@@ -1,7 +1,7 @@
-"""The log in memory: the entries since the snapshot, and how far the store has them.
+"""The log in memory: the entries since the snapshot, and which of them the store has.
 
-The node writes off the loop, so three positions differ: what is in the log, what was handed to the store, and what the
-store has made durable. Cutting the tail moves the latter two back, whatever write is under way.
+The node writes off the event loop, so three positions differ: the end of the log, the last entry handed to the store,
+and the last durable entry. Truncating the log lowers the latter two, even while a write is pending.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from chronik.raft.entries import Entry, RaftError, Snapshot
 
 
 class Unpersisted(NamedTuple):
-    """What the store has to be told: the snapshot, then drop the head, cut the tail, append the entries."""
+    """What the store must write: save the snapshot, then drop the head, cut the tail, append the entries."""
 
     snapshot: Snapshot | None
     drop_before: int | None
@@ -22,10 +22,10 @@ class Unpersisted(NamedTuple):
 
 
 class RaftLog:
-    """Entries `base_index` + 1 to `last_index`; of the one at `base_index` only the term is known.
+    """Entries `base_index` + 1 to `last_index`; for `base_index` only the term is known.
 
-    Invariants: indexes have no gap; base_index <= snapshot.index; durable_index <= last_index, and everything up to it
-    is on disk as it stands here.
+    Invariants: indexes have no gap; base_index <= snapshot.index; durable_index <= last_index, and all entries up to
+    durable_index are on disk exactly as here.
     """
 
     def __init__(self, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
@@ -34,8 +34,8 @@ class RaftLog:
         self.base_term = snapshot.term if snapshot else 0
         self._entries = list(entries)
         if self._entries and self._entries[0].index <= self.base_index:
-            # Entries were kept from before the snapshot. The term before the first of them is not known any more, so
-            # that one takes the base's place.
+            # Some entries before the snapshot were kept. The term before the first of them is unknown, so that entry
+            # becomes the base.
             first = self._entries.pop(0)
             self.base_index, self.base_term = first.index, first.term
         for index, entry in enumerate(self._entries, self.base_index + 1):
@@ -63,7 +63,7 @@ class RaftLog:
         return self.last_index == 0
 
     def term_at(self, index: int) -> int | None:
-        """The term of the entry at `index`; None where that is compacted away or not there yet."""
+        """Return the term of the entry at `index`; None if it was compacted away or does not exist yet."""
         if index == self.base_index:
             return self.base_term
         if self.base_index < index <= self.last_index:
@@ -71,7 +71,7 @@ class RaftLog:
         return None
 
     def entries(self, first: int, last: int, bytes_max: int, entries_max: int) -> tuple[Entry, ...]:
-        """The entries from `first` to `last` within the bounds, but at least one where there is one."""
+        """Return the entries from `first` to `last` within the bounds, but at least one if there is one."""
         start = first - self.base_index - 1
         stop = min(last - self.base_index, len(self._entries), start + entries_max)
         if start < 0:
@@ -85,13 +85,13 @@ class RaftLog:
         return tuple(self._entries[start:stop])
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Whether a log that ends so holds all that this one may have committed (section 5.4.1 of the paper)."""
+        """Return whether a log with this end holds everything this one may have committed (paper, section 5.4.1)."""
         return (last_term, last_index) >= (self.last_term, self.last_index)
 
     def agreement_hint(self, index: int, term: int) -> tuple[int, int]:
-        """The last position up to `index` whose term is at most `term`, with that term (0 where it is compacted).
+        """Return the last position up to `index` whose term is at most `term`, and that term (0 if compacted away).
 
-        Where another log differs at `index` and has `term` there, the two cannot agree on any position in between.
+        If another log differs at `index` and has `term` there, the two cannot agree on any position in between.
         """
         at = min(index, self.last_index)
         while (found := self.term_at(at)) is not None and found > term:
@@ -105,14 +105,14 @@ class RaftLog:
             self._entries.append(entry)
 
     def first_conflict(self, entries: Sequence[Entry]) -> int:
-        """How many of the entries are here already; where the next one meets another term, the log has to be cut."""
+        """Return how many of the entries are already here. If the next one has another term, the log must be cut."""
         for count, entry in enumerate(entries):
             if self.term_at(entry.index) != entry.term:
                 return count
         return len(entries)
 
     def cut_from(self, index: int) -> None:
-        """Removes the entries from `index` on."""
+        """Remove the entries from `index` on."""
         if index <= self.base_index:
             raise RaftError(f"entry {index} is compacted away and cannot be cut")
         del self._entries[index - self.base_index - 1 :]
@@ -125,18 +125,18 @@ class RaftLog:
         self.durable_index = min(self.durable_index, index - 1)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """A snapshot of the leader takes the place of the whole log. Nothing counts as durable until it is stored."""
+        """Replace the whole log by the leader's snapshot. Nothing is durable until the snapshot is stored."""
         self._entries.clear()
         self._mark_cut(1)
         self.snapshot = self._unpersisted_snapshot = snapshot
         self.base_index, self.base_term = snapshot.index, snapshot.term
         self._handed_index = snapshot.index
         self._drop_before = None
-        # Whatever write is under way says nothing about this log.
+        # A pending write says nothing about this log.
         self._cut_from = 1
 
     def compact(self, snapshot: Snapshot, trailing_entries: int) -> None:
-        """The state machine's own snapshot: entries up to it may go, but for the last few that laggards may need."""
+        """Install the state machine's own snapshot; drop entries up to it, except the last few for slow peers."""
         self.snapshot = self._unpersisted_snapshot = snapshot
         base_index = max(self.base_index, snapshot.index - trailing_entries)
         base_term = self.term_at(base_index)
@@ -146,7 +146,7 @@ class RaftLog:
         self._drop_before = base_index + 1
 
     def take_unpersisted(self) -> Unpersisted | None:
-        """What the store lacks, to be written by one write; `persisted` must follow before the next one."""
+        """Return everything the store lacks, as one write; `persisted` must follow before the next one."""
         entries = tuple(self._entries[self._handed_index - self.base_index :]) if not self._is_handed else ()
         taken = Unpersisted(self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
         if taken == (None, None, None, ()):
@@ -160,7 +160,7 @@ class RaftLog:
         return self._handed_index >= self.last_index
 
     def persisted(self) -> None:
-        """The write of the last `take_unpersisted` is durable; what was cut since then does not count."""
+        """Note that the write of the last `take_unpersisted` is durable, except entries cut since then."""
         if self._write_end is None:
             return
         end = self._write_end if self._cut_from is None else min(self._write_end, self._cut_from - 1)

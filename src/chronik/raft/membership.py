@@ -1,8 +1,8 @@
-"""Who belongs to the cluster: voters and learners, each named by its node id and the id of its store.
+"""The members of the cluster: voters and learners, each identified by its node id and store id.
 
-A change is one entry that holds the whole next membership. It counts from the moment it is appended, on each node by
-itself, and is taken back when that entry is cut from the log. Two memberships that follow each other differ by at most
-one voter, so that any majority of one meets any majority of the other.
+A change is one entry that holds the whole next membership. On each node it takes effect when it is appended, and is
+reverted if that entry is cut from the log. Two successive memberships differ by at most one voter, so any majority of
+one overlaps any majority of the other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 
 
 class MembershipError(ValueError):
-    """A change that the membership does not allow; the message says why."""
+    """The membership does not allow the change; the message says why."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One node with one store. `address` is where its peers reach it; Raft itself does not read it."""
+    """One node with one store. `address` is for its peers; Raft itself does not read it."""
 
     node_id: int
     store: UUID
@@ -28,7 +28,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class AddLearner(msgspec.Struct, frozen=True):
-    """A new node, or one that came back with an empty store and so is a voter no more."""
+    """Add a new node, or one that returned with an empty store and so is no longer a voter."""
 
     node_id: int
     store: UUID
@@ -36,13 +36,13 @@ class AddLearner(msgspec.Struct, frozen=True):
 
 
 class Promote(msgspec.Struct, frozen=True):
-    """A learner gets a vote."""
+    """Give a learner a vote."""
 
     node_id: int
 
 
 class Demote(msgspec.Struct, frozen=True):
-    """A voter loses its vote and goes on as a learner."""
+    """Make a voter a learner."""
 
     node_id: int
 
@@ -55,11 +55,11 @@ MembershipChange: TypeAlias = AddLearner | Promote | Demote | Remove
 
 
 REMOVED_MAX = 100
-"""So many removed stores are remembered, the latest ones."""
+"""How many of the latest removed stores are remembered."""
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """The members in the order of their node ids, and the stores that were removed, which do not join by themselves."""
+    """The members by node id, and the removed stores, which may not join by themselves."""
 
     members: tuple[Member, ...] = ()
     removed: tuple[UUID, ...] = ()
@@ -76,17 +76,17 @@ class Membership(msgspec.Struct, frozen=True):
         return member is not None and member.is_voter and member.store == store
 
     def has_majority(self, node_ids: Collection[int]) -> bool:
-        """Whether these nodes hold more than half of the votes; with no voter at all nobody does."""
+        """Return whether these nodes hold more than half of the votes; False if there are no voters."""
         voters = self.voters
         return sum(voter.node_id in node_ids for voter in voters) * 2 > len(voters)
 
     def majority_value(self, value_of: Callable[[int], int]) -> int:
-        """The highest value that a majority of the voters has reached; 0 without voters."""
+        """Return the highest value that a majority of the voters has reached; 0 without voters."""
         values = sorted((value_of(voter.node_id) for voter in self.voters), reverse=True)
         return values[len(values) // 2] if values else 0
 
     def after(self, change: MembershipChange) -> Membership:
-        """The membership that the change leads to; MembershipError where it cannot be."""
+        """Return the membership after the change; MembershipError if it is not allowed."""
         member = self.member(change.node_id)
         if isinstance(change, AddLearner):
             if member is not None and member.store == change.store:
@@ -105,7 +105,7 @@ class Membership(msgspec.Struct, frozen=True):
         return self._with(None, change.node_id)
 
     def _with(self, member: Member | None, node_id: int) -> Membership:
-        """The membership with `member` in the place of whoever had the node id."""
+        """Return the membership with `member` in place of any member with that node id."""
         members = [each for each in self.members if each.node_id != node_id]
         removed = [each.store for each in self.members if each.node_id == node_id]
         if member is not None:
@@ -122,19 +122,19 @@ _decoder = msgspec.msgpack.Decoder(Membership)
 
 
 def encode_membership(membership: Membership) -> bytes:
-    """The membership as msgpack maps keyed by field name: what a membership entry holds."""
+    """Encode the membership as msgpack maps keyed by field name: the data of a membership entry."""
     return _encoder.encode(membership)
 
 
 def decode_membership(data: bytes) -> Membership:
-    """The membership of `encode_membership`; ValueError when the bytes are none."""
+    """Decode a membership; ValueError if the bytes are invalid."""
     return _decoder.decode(data)
 
 
 class MembershipHistory:
     """The memberships of the log: that of its snapshot, and one for each membership entry after it.
 
-    Invariant: indexes rise; the last one is in force, whether it is committed or not.
+    Invariant: indexes increase; the last one is in effect, whether it is committed or not.
     """
 
     __slots__ = ("_memberships",)
@@ -148,32 +148,32 @@ class MembershipHistory:
 
     @property
     def index(self) -> int:
-        """Where the membership in force stands in the log."""
+        """The index of the membership in effect."""
         return self._memberships[-1][0]
 
     def at(self, index: int) -> Membership:
-        """The membership in force once the log is applied up to `index`."""
+        """Return the membership in effect once the log is applied up to `index`."""
         return next(membership for start, membership in reversed(self._memberships) if start <= index)
 
     def append(self, index: int, membership: Membership) -> None:
         self._memberships.append((index, membership))
 
     def cut_from(self, index: int) -> bool:
-        """Takes back what entries from `index` on have changed; tells whether that was anything."""
+        """Revert the changes of entries from `index` on; return whether there were any."""
         count = len(self._memberships)
         while len(self._memberships) > 1 and self._memberships[-1][0] >= index:
             self._memberships.pop()
         return len(self._memberships) < count
 
     def forget_before(self, index: int) -> None:
-        """The log starts after `index` now."""
+        """Drop the memberships that ended before `index`: the log now starts after it."""
         while len(self._memberships) > 1 and self._memberships[1][0] <= index:
             self._memberships.pop(0)
 
     def may_campaign(self, node_id: int, store: UUID, commit_index: int) -> bool:
-        """Whether this node may ask for votes: as a voter, or as one whose own removal is not committed yet.
+        """Return whether this node may request votes: as a voter, or while its own removal is not committed yet.
 
-        The latter may be the only one that can be elected: its log is longer than those of the voters that remain.
+        In the latter case it may be the only node that can win: its log is longer than the remaining voters' logs.
         """
         if self.current.is_voter(node_id, store):
             return True

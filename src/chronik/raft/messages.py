@@ -1,11 +1,11 @@
-"""What Raft nodes say to each other, and its bytes.
+"""The messages between Raft nodes, and their encoding.
 
-    version  1 byte       FORMAT; another one is refused
-    message  msgpack map  source, source_store, target, target_store, term, body; the body's `type` says what it is
+    version  1 byte       FORMAT; any other value is refused
+    message  msgpack map  source, source_store, target, target_store, term, body; the body's `type` is the message type
 
-Readers pass over fields that they do not know and give missing ones their default, so a field may be added with a
-default. An unknown type is refused; the sender must not rely on it being understood. Entries are msgpack arrays
-(index, term, kind, data), to which fields may be added at the end.
+Readers skip unknown fields and use defaults for missing ones, so a field with a default may be added. An unknown type
+is refused; the sender must not rely on it being understood. Entries are msgpack arrays (index, term, kind, data);
+fields may be added at the end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from chronik.raft.membership import Membership
 
 FORMAT = 1
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""No message is larger: an append holds `append_bytes_max` or one entry, a chunk `snapshot_chunk_bytes`."""
+"""The upper bound of a message: an append holds `append_bytes_max` or one entry, a chunk `snapshot_chunk_bytes`."""
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
-    """Asks for a vote in the message's term, or with `is_pre_vote` whether there would be one.
+    """Request a vote in the message's term, or with `is_pre_vote` ask whether it would be granted.
 
-    `is_transfer`: the leader itself asked for this election, so that hearing from it is no reason to refuse.
+    `is_transfer`: the leader itself requested this election, so hearing from it is no reason to refuse.
     """
 
     last_index: Natural
@@ -36,14 +36,14 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote_request"):
 
 
 class VoteReply(msgspec.Struct, frozen=True, tag="vote_reply"):
-    """The message's term is the one asked for where granted, the voter's own where not."""
+    """The message's term is the requested one if granted, the voter's own if not."""
 
     is_granted: bool
     is_pre_vote: bool = False
 
 
 class Append(msgspec.Struct, frozen=True, tag="append"):
-    """The entries that follow the one named by `prev_index` and `prev_term`."""
+    """The entries that follow the entry at `prev_index`, which has `prev_term`."""
 
     prev_index: Natural
     prev_term: Natural
@@ -52,10 +52,10 @@ class Append(msgspec.Struct, frozen=True, tag="append"):
 
 
 class AppendReply(msgspec.Struct, frozen=True, tag="append_reply"):
-    """Taken: the log is durable and equal to the leader's up to `index`.
+    """Accepted: the log is durable and equal to the leader's up to `index`.
 
-    Rejected: `index` repeats the append's `prev_index`, where the logs differ; they may agree up to `hint_index`, whose
-    term here is `hint_term`.
+    Rejected: `index` repeats the append's `prev_index`, at which the logs differ. They may agree up to `hint_index`,
+    which has `hint_term` in the follower's log.
     """
 
     index: Natural
@@ -65,7 +65,7 @@ class AppendReply(msgspec.Struct, frozen=True, tag="append_reply"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """`round` counts the leader's broadcasts; its answer proves who led after the round began.
+    """`round` numbers the leader's heartbeat broadcasts; a reply proves that it still led after the round started.
 
     `commit_term` is the term of the entry at `commit`: a peer that runs on an older copy of its store may hold another
     entry there.
@@ -81,7 +81,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True, tag="heartbeat_reply"):
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, tag="snapshot_chunk"):
-    """Bytes `offset` and on of the snapshot after entry `index`, which is `size_bytes` in all."""
+    """The bytes from `offset` on of the snapshot after entry `index`, which has `size_bytes` in total."""
 
     index: Natural
     index_term: Natural
@@ -92,18 +92,18 @@ class SnapshotChunk(msgspec.Struct, frozen=True, tag="snapshot_chunk"):
 
 
 class SnapshotReply(msgspec.Struct, frozen=True, tag="snapshot_reply"):
-    """The next chunk is to start at `next_offset`. A snapshot that is whole and durable is answered by AppendReply."""
+    """The next chunk must start at `next_offset`. AppendReply acknowledges a snapshot that is complete and durable."""
 
     index: Natural
     next_offset: Natural
 
 
 class TimeoutNow(msgspec.Struct, frozen=True, tag="timeout_now"):
-    """The leader hands over: hold an election at once."""
+    """The leader hands over: start an election at once."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A node that belongs to no cluster says that it is there; who does not lead passes it on to who does."""
+    """A node that belongs to no cluster announces itself; a node that does not lead forwards this to the leader."""
 
     node_id: Natural
     store: UUID
@@ -112,7 +112,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class HelloReply(msgspec.Struct, frozen=True, tag="hello_reply"):
-    """My store is empty too."""
+    """The sender's store is empty too."""
 
     address: str = ""
 
@@ -133,7 +133,7 @@ Body: TypeAlias = (
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message between two stores. `target_store` is None only where the sender cannot know it yet."""
+    """One message between two stores. `target_store` is None only if the sender cannot know it yet."""
 
     source: Natural
     source_store: UUID
@@ -152,7 +152,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """The message of `encode_message`; ValueError when the bytes are none, too many, or of a newer version."""
+    """Decode a message; ValueError if the bytes are invalid, too many, or of another format version."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a Raft message of {len(data)} bytes is too large")
     if not data or data[0] != FORMAT:

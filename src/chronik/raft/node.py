@@ -1,10 +1,10 @@
 """One Raft node: events go in with their time, a `Ready` comes out.
 
 node = RaftNode(1, store.load(), settings, random, now_ms, seeds=(1, 2, 3), founders=(1, 2, 3))
-node.step(message, now_ms)                 # a message of a peer
+node.step(message, now_ms)                 # a message from a peer
 node.propose(command, now_ms)              # a ProposalId, or Refused
-node.tick(now_ms)                          # not later than next_deadline_ms()
-node.storage_failed(now_ms)                # the store refuses writes, or does not answer; then storage_recovered
+node.tick(now_ms)                          # no later than next_deadline_ms()
+node.storage_failed(now_ms)                # the store refuses writes or does not respond; then storage_recovered
 while (ready := node.ready()) is not None:
     ...                                    # carry it out, see chronik.raft.ready
     node.persisted(ready, now_ms)          # when its `persist` is durable
@@ -49,10 +49,10 @@ from chronik.raft.votes import answer_vote_request
 
 
 class RaftNode:
-    """One member of the cluster, or a node that wants to be.
+    """One member of the cluster, or a node that wants to join.
 
-    Invariants: all those of `RaftState`; one role is active; at most one Ready with something to persist is out.
-    Owned by the node's loop; nothing here waits, reads a clock or touches a file.
+    Invariants: all those of `RaftState`; one role is active; at most one Ready with a write is outstanding.
+    Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RaftNode:
         seeds: Sequence[int] = (),
         founders: Sequence[int] = (),
     ) -> None:
-        """`seeds` are the nodes to say hello to; `founders` are the first voters, none for a node that only joins."""
+        """`seeds` are the nodes to send hellos to; `founders` are the first voters, none for a node that only joins."""
         self._state = state = RaftState(node_id, stored, settings, random, now_ms, address)
         self._introduction = Introduction(state, seeds, tuple(founders))
         self._joiners = Joiners(state)
@@ -75,7 +75,7 @@ class RaftNode:
         self._told = RoleChanged(RoleKind.FOLLOWER, state.term, None)
         self._persisting: Ready | None = None
 
-    # What it is
+    # Queries
 
     @property
     def node_id(self) -> int:
@@ -95,12 +95,12 @@ class RaftNode:
 
     @property
     def vote(self) -> int | None:
-        """For whom this node voted in the present term."""
+        """The node that this node voted for in the current term."""
         return self._state.vote
 
     @property
     def leader(self) -> int | None:
-        """The leader of the present term, as far as known here."""
+        """The leader of the current term, if known."""
         return self._state.leader
 
     @property
@@ -109,7 +109,7 @@ class RaftNode:
 
     @property
     def applied_index(self) -> int:
-        """The last entry that a Ready has handed out to apply."""
+        """The last entry that a Ready has returned to apply."""
         return self._state.applied_index
 
     @property
@@ -123,19 +123,19 @@ class RaftNode:
 
     @property
     def membership(self) -> Membership:
-        """The membership in force, committed or not."""
+        """The membership in effect, committed or not."""
         return self._state.membership
 
     @property
     def leader_lease_until_ms(self) -> int | None:
-        """Until then no other node can lead, provided that clocks keep within the drift; None where this one may not.
+        """The time until which no other node can lead, if clock drift stays within its bound; None without a lease.
 
-        To be compared with the clock at the moment of use. Renewed by each heartbeat that a majority answers.
+        Compare it with the clock at the moment of use. Each heartbeat that a majority answers renews it.
         """
         return self._role.lease_until_ms if isinstance(self._role, Leader) else None
 
     def match_index(self, node_id: int) -> int | None:
-        """How far a member's log is known to be durable and equal to this leader's; None where this does not lead."""
+        """Return up to which index a member's log is durable and equal to this leader's; None if this does not lead."""
         if not isinstance(self._role, Leader):
             return None
         if node_id == self.node_id:
@@ -146,7 +146,7 @@ class RaftNode:
     # Events
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is due; None where only a message can bring news."""
+        """Return when `tick` is due; None if only a message can change anything."""
         deadlines = [self._role.deadline_ms, self._introduction.deadline_ms]
         return min((each for each in deadlines if each is not None), default=None)
 
@@ -158,9 +158,9 @@ class RaftNode:
             self._go(self._role.tick())
 
     def step(self, message: Message, now_ms: int) -> None:
-        """A message of a peer. What is not meant for this store, or out of date, has no effect.
+        """Handle a message from a peer. Outdated messages and messages for another store have no effect.
 
-        `now_ms` must have been read after the message came in: the leader's lease rests on it.
+        Read `now_ms` after the message arrived: the leader's lease depends on it.
         """
         self._set_time(now_ms)
         state = self._state
@@ -180,16 +180,16 @@ class RaftNode:
         elif isinstance(body, Append | Heartbeat | SnapshotChunk | TimeoutNow):
             self._follow(message)
         elif message.term > state.term and not (isinstance(body, VoteReply) and body.is_granted):
-            # A granted pre-vote names a term that does not exist yet; every other answer names its sender's.
+            # A granted pre-vote names a term that does not exist yet; every other reply names its sender's term.
             self._go(ToFollower(message.term))
         elif message.term >= state.term and not isinstance(self._role, Follower):
             self._go(self._role.receive(message))
 
     def storage_failed(self, now_ms: int) -> None:
-        """The store refuses what it is to write, or has not answered for too long; the write stays under way.
+        """Note that the store refuses a write, or has not responded for too long; the write stays pending.
 
-        Until `storage_recovered` this node does not campaign. If it leads, it resigns as soon as a majority is known to
-        write without it; before that, no other node could lead either.
+        Until `storage_recovered` this node does not campaign. If it leads, it steps down once it knows that a majority
+        writes without it; before that, no other node could lead either.
         """
         self._set_time(now_ms)
         self._state.is_storage_failed = True
@@ -199,41 +199,41 @@ class RaftNode:
             self._go(self._role.resign_if_storage_failed())
 
     def storage_recovered(self, now_ms: int) -> None:
-        """The store takes writes again. A follower waits for a whole timeout before it campaigns."""
+        """Note that the store accepts writes again. A follower waits a whole timeout before it campaigns."""
         self._set_time(now_ms)
         self._state.is_storage_failed = False
         if isinstance(self._role, Follower):
             self._role.wait_on()
 
     def propose(self, data: bytes, now_ms: int) -> ProposalId | Refused:
-        """Appends a command to the log. What becomes of it, the following Readys tell by its index and term."""
+        """Append a command to the log. Later Readys report its outcome by index and term."""
         self._set_time(now_ms)
         return self._role.propose(data) if isinstance(self._role, Leader) else self._not_leader()
 
     def propose_membership(self, change: MembershipChange, now_ms: int) -> ProposalId | Refused:
-        """Appends a change of the membership, which is in force at once. One may be uncommitted at a time."""
+        """Append a membership change, which takes effect at once. At most one may be uncommitted."""
         self._set_time(now_ms)
         return self._role.propose_membership(change) if isinstance(self._role, Leader) else self._not_leader()
 
     def suggested_change(self, voters_max: int) -> MembershipChange | None:
-        """What this leader should propose next, see `chronik.raft.joining`; None where it need not or may not."""
+        """Return the change to propose next (see `chronik.raft.joining`); None if none is needed or allowed."""
         return self._joiners.suggest_change(self._role, voters_max) if isinstance(self._role, Leader) else None
 
     def read_index(self, token: int, now_ms: int) -> Refused | None:
-        """A linearizable read: a Ready will answer the token once the state machine is new enough, or refuse it."""
+        """Start a linearizable read: a Ready answers the token once the state machine is new enough, or refuses it."""
         self._set_time(now_ms)
         return self._role.read_index(token) if isinstance(self._role, Leader) else self._not_leader()
 
     def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
-        """Hands leadership over, within `transfer_timeout_ms`, to `target` or whoever is most up to date.
+        """Transfer leadership, within `transfer_timeout_ms`, to `target` or to the most up-to-date voter.
 
-        No proposals are taken meanwhile. It has succeeded when another leader is known, and failed by TransferAborted.
+        Proposals are refused meanwhile. Success: another leader is known. Failure: a TransferAborted event.
         """
         self._set_time(now_ms)
         return self._role.transfer(target) if isinstance(self._role, Leader) else self._not_leader()
 
     def compact(self, index: int, data: bytes) -> None:
-        """`data` is the state machine after the applied entry `index`; most entries up to there are forgotten."""
+        """Set the snapshot: `data` is the state machine after applied entry `index`. Drop most entries up to it."""
         if len(data) > self._state.settings.snapshot_bytes_max:
             raise RaftError(f"a snapshot of {len(data)} bytes is too large to be sent to a follower")
         if index > self.snapshot_index:
@@ -249,7 +249,7 @@ class RaftNode:
 
     def _vote(self, message: Message, request: VoteRequest) -> None:
         state = self._state
-        # A leader that has lost its majority steps down by itself; until then it is no reason to hold elections.
+        # A leader that lost its majority steps down by itself; until then no election is needed.
         if not request.is_transfer and (self.is_leader or state.hears_leader):
             return
         if message.term > state.term and not request.is_pre_vote:
@@ -258,10 +258,10 @@ class RaftNode:
             self._role.wait_on()
 
     def _follow(self, message: Message) -> None:
-        """Messages that only a leader sends."""
+        """Handle a message that only a leader sends."""
         state = self._state
         if message.term < state.term:
-            # Its sender may lead a majority that this node's term would keep it from hearing for ever.
+            # Report the newer term: without it, the sender could lead a majority that this node never follows.
             state.send_after(message.source, message.source_store, AppendReply(0, is_rejected=True))
             return
         if message.term == state.term and (self.is_leader or state.leader not in (None, message.source)):
@@ -287,7 +287,7 @@ class RaftNode:
     # Roles
 
     def _go(self, transition: Transition | None) -> None:
-        """Changes the role, and goes on while the new role asks for the next one."""
+        """Change the role, and repeat while the new role requests another one."""
         state = self._state
         while transition is not None:
             if isinstance(self._role, Leader):
@@ -311,10 +311,10 @@ class RaftNode:
             self._told = now
             state.events.append(now)
 
-    # What is to be done
+    # Output
 
     def ready(self) -> Ready | None:
-        """The next thing to carry out, to be called after each event until it is None."""
+        """Return the next work to carry out. Call this after each event until it returns None."""
         state = self._state
         if isinstance(self._role, Leader):
             self._role.send_due()
@@ -352,7 +352,7 @@ class RaftNode:
         return ready
 
     def persisted(self, ready: Ready, now_ms: int) -> None:
-        """What `ready.persist` asked for is durable."""
+        """Note that the write of `ready.persist` is durable."""
         self._set_time(now_ms)
         if ready.persist is None:
             return

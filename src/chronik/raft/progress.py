@@ -1,8 +1,8 @@
-"""One peer, as the leader sees it: what it has, what is on the way to it, and what it may be sent.
+"""One peer as the leader sees it: what it has, what is in flight to it, and what may be sent to it.
 
-PROBE      one append at a time, until an answer tells where the logs agree
+PROBE      one append at a time, until a reply shows where the logs agree
 REPLICATE  a stream of appends, bounded in number and bytes
-SNAPSHOT   the entries it needs are compacted away: the snapshot goes first, chunk by chunk
+SNAPSHOT   the entries it needs are compacted away: send the snapshot first, in chunks
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Mode(Enum):
 
 
 class Progress:
-    """Invariant: match_index < next_index; everything up to `match_index` is durable at the peer and equal to ours.
+    """Invariant: match_index < next_index; everything up to `match_index` is durable on the peer and equal to ours.
 
-    Only a peer that runs on an older copy of its store breaks it; its answer to a probe takes `match_index` back.
+    Only a peer that runs on an older copy of its store breaks it; its reply to a probe lowers `match_index`.
     """
 
     __slots__ = (
@@ -53,10 +53,10 @@ class Progress:
         self.acked_round = 0
         """The latest heartbeat round that it has answered."""
         self.acked_ms: int | None = None
-        """When it was last heard of; None before the first answer."""
+        """When the peer last replied; None before the first reply."""
         self.is_probe_sent = False
         self.must_probe = True
-        """An append is due even if it is empty, since something may have been lost on the way."""
+        """An append is due even if it is empty, since a message may have been lost."""
         self.snapshot: Snapshot | None = None
         self.chunk_offset = 0
         self.chunk_sent_ms: int | None = None
@@ -77,7 +77,7 @@ class Progress:
         )
 
     def appended(self, last_index: int, size_bytes: int, commit: int) -> None:
-        """An append that ends at `last_index` is on its way; `size_bytes` is 0 for an empty one."""
+        """Note that an append up to `last_index` was sent; `size_bytes` is 0 for an empty one."""
         self.must_probe = False
         self.sent_commit = commit
         if self.mode is Mode.PROBE:
@@ -88,7 +88,7 @@ class Progress:
             self.next_index = last_index + 1
 
     def acked(self, index: int) -> bool:
-        """The peer has everything up to `index`; tells whether that is news."""
+        """Note that the peer has everything up to `index`; return whether that is new."""
         is_news = index > self.match_index
         self.match_index = max(self.match_index, index)
         self.next_index = max(self.next_index, self.match_index + 1)
@@ -99,9 +99,9 @@ class Progress:
         return is_news
 
     def rejected(self, index: int, agreed_index: int) -> None:
-        """The peer's log differs at `index`; it may agree up to `agreed_index`."""
+        """Note that the peer's log differs at `index`; it may agree up to `agreed_index`."""
         if self.mode is Mode.REPLICATE:
-            # An answer to an append that others have overtaken says nothing new.
+            # If later acknowledgements have overtaken this append, the rejection is outdated.
             if index > self.match_index:
                 self.start(Mode.PROBE)
         elif self.mode is Mode.PROBE and index == self.next_index - 1:
@@ -110,13 +110,13 @@ class Progress:
             self.is_probe_sent = False
 
     def chunk_taken(self, index: int, next_offset: int) -> None:
-        """The peer has the snapshot's bytes before `next_offset`."""
+        """Note that the peer has the snapshot's bytes before `next_offset`."""
         if self.snapshot is not None and self.snapshot.index == index:
             self.chunk_offset = min(next_offset, len(self.snapshot.data))
             self.chunk_sent_ms = None
 
     def chunk_overdue(self, now_ms: int, timeout_ms: int) -> None:
-        """The peer is there; a chunk that it has not answered for so long was lost."""
+        """Allow a resend: the peer responds, so a chunk without a reply for this long was lost."""
         if self.chunk_sent_ms is not None and now_ms - self.chunk_sent_ms >= timeout_ms:
             self.chunk_sent_ms = None
 

@@ -1,4 +1,4 @@
-"""The proposals of this node whose outcome is open."""
+"""This node's proposals whose outcome is still unknown."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from chronik.raft.ready import ProposalId
 
 
 class Proposals:
-    """Open proposals by rising index. Invariant: each one's entry is in this node's log as it was proposed."""
+    """Pending proposals by increasing index. Invariant: each one's entry is in this node's log as proposed."""
 
     __slots__ = ("_open", "dropped", "in_doubt")
 
     def __init__(self) -> None:
         self._open: deque[ProposalId] = deque()
         self.in_doubt: list[ProposalId] = []
-        """To be reported with the next Ready, as is `dropped`."""
+        """Reported with the next Ready, like `dropped`."""
         self.dropped: list[ProposalId] = []
 
     def __len__(self) -> int:
@@ -25,16 +25,16 @@ class Proposals:
         self._open.append(proposal)
 
     def committed(self, index: int) -> None:
-        """Entries up to `index` are committed as they stand in the log; those who proposed them see it there."""
+        """Note that entries up to `index` are committed as in the log; proposers see them in `Ready.committed`."""
         while self._open and self._open[0].index <= index:
             self._open.popleft()
 
     def doubt(self, term: int) -> None:
-        """This node leads no more in `term`: whoever leads next may commit what it proposed then, or overwrite it."""
+        """Note that this node no longer leads in `term`: the next leader may commit or overwrite its proposals."""
         self.in_doubt.extend(proposal for proposal in self._open if proposal.term == term)
 
     def cut_from(self, index: int) -> None:
-        """The next leader's entries took the place of those from `index` on."""
+        """Note that the next leader's entries replaced those from `index` on."""
         dropped: list[ProposalId] = []
         while self._open and self._open[-1].index >= index:
             dropped.append(self._open.pop())

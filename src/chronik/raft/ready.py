@@ -1,10 +1,10 @@
-"""What comes out of the Raft core: answers to calls, and the `Ready` that the node carries out.
+"""The output of the Raft core: results of calls, and the `Ready` that the node carries out.
 
-Of one Ready, in this order: send `messages`; write `persist` and report it by `RaftNode.persisted`, then send
-`messages_after`; restore, apply `committed`, answer reads, take note of the rest. Only the write takes time, and only
-`messages_after` wait for it: the rest rests on earlier writes. While it is under way `ready()` goes on handing out what
-does not depend on it (heartbeats, replication, what is committed and durable), with `persist` None. There is never a
-second write before the first is reported.
+Process a Ready in this order: send `messages`; write `persist`, report it with `RaftNode.persisted`, then send
+`messages_after`; restore, apply `committed`, answer reads, handle the other fields. Only the write takes time, and only
+`messages_after` wait for it: everything else depends on earlier writes. During the write, `ready()` keeps returning
+work that does not depend on it (heartbeats, replication, committed durable entries), with `persist` None. A second
+write never starts before the first is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RoleKind(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProposalId:
-    """The place of a proposal in the log. It is committed when an entry with this index *and* term is handed out."""
+    """A proposal's place in the log. It is committed when a Ready returns an entry with this index *and* term."""
 
     index: int
     term: int
@@ -50,7 +50,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The call had no effect. `leader` is where to try instead, as far as this node knows."""
+    """The call had no effect. `leader` is the node to try instead, as far as this node knows."""
 
     reason: Reason
     leader: int | None = None
@@ -59,7 +59,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """Once this Ready is applied, the state machine is at least as new as everything committed before the read."""
+    """Once this Ready is applied, the state machine has everything that was committed before the read."""
 
     token: int
     index: int
@@ -83,7 +83,7 @@ class LeaderEstablished:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChanged:
-    """The membership in force, where it is new or has just been committed."""
+    """The membership in effect: it is new or has just been committed."""
 
     membership: Membership
     is_committed: bool
@@ -91,14 +91,14 @@ class MembershipChanged:
 
 @dataclass(frozen=True, slots=True)
 class TransferAborted:
-    """The target of a leadership transfer did not catch up in time; this node goes on leading."""
+    """The target of a leadership transfer did not catch up in time; this node stays leader."""
 
     target: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdTaken:
-    """A node with an empty store asks to join under the id of a member that is alive: one id was given twice."""
+    """A node with an empty store asks to join under the id of a live member: two nodes have the same id."""
 
     node_id: int
     store: UUID
@@ -120,7 +120,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is to be done now; the module says in which order."""
+    """The work to do now; the module docstring gives the order."""
 
     messages: tuple[Message, ...] = ()
     persist: Persist | None = None
@@ -133,7 +133,7 @@ class Ready:
     reads: tuple[ReadAnswer, ...] = ()
     reads_refused: tuple[int, ...] = ()
     proposals_in_doubt: tuple[ProposalId, ...] = ()
-    """Leadership was lost before these were committed. They may be committed or dropped later."""
+    """This node lost leadership before these were committed. They may be committed or dropped later."""
     proposals_dropped: tuple[ProposalId, ...] = ()
-    """These were overwritten: they surely never take effect."""
+    """These were overwritten: they never take effect."""
     events: tuple[Event, ...] = ()

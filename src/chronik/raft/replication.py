@@ -1,4 +1,4 @@
-"""What the leader sends to one peer: entries from where the logs agree, or a snapshot where these are gone."""
+"""What the leader sends to one peer: entries from the point of agreement, or a snapshot if they are compacted away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chronik.raft.state import RaftState
 
 
 def send_due(state: RaftState, node_id: int, progress: Progress) -> None:
-    """Sends all that the peer lacks and its bounds allow."""
+    """Send everything that the peer lacks, within its flow-control bounds."""
     if progress.mode is not Mode.SNAPSHOT:
         _send_appends(state, node_id, progress)
     if progress.mode is Mode.SNAPSHOT:
@@ -39,13 +39,13 @@ def _send_appends(state: RaftState, node_id: int, progress: Progress) -> None:
 
 
 def _start_snapshot(state: RaftState, progress: Progress) -> None:
-    """A snapshot goes only to a peer that answers; until it does, heartbeats are enough."""
+    """Start a snapshot only if the peer responds; until then heartbeats are enough."""
     if progress.is_active(state.now_ms, state.settings.election_timeout_ms) and state.log.snapshot is not None:
         progress.start(Mode.SNAPSHOT, state.log.snapshot)
 
 
 def _send_chunk(state: RaftState, node_id: int, progress: Progress) -> None:
-    """One chunk at a time; the next one goes when this one is answered, or again when the answer is overdue."""
+    """Send one chunk at a time: the next one after a reply, the same one again if the reply is overdue."""
     snapshot = progress.snapshot
     if snapshot is None or progress.chunk_sent_ms is not None:
         return

@@ -1,4 +1,4 @@
-"""What a Raft node is in every role: its term and vote, its log, its peers, and what waits to go out."""
+"""The Raft state that all roles share: term and vote, the log, the peers, and pending output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from chronik.raft.ready import Event, MembershipChanged, Persist, ReadAnswer
 from chronik.raft.settings import RaftSettings
 
 COMMITTED_ENTRIES_MAX = 1_000
-"""One Ready hands out at most so many entries to apply."""
+"""The maximum number of entries to apply in one Ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToFollower:
-    """Follow in `term`; `leader` where it is known."""
+    """Become a follower in `term`, of `leader` if it is known."""
 
     term: int
     leader: int | None = None
@@ -31,7 +31,7 @@ class ToFollower:
 
 @dataclass(frozen=True, slots=True)
 class ToCandidate:
-    """Ask for votes: first whether there would be some (pre-vote), then in a new term."""
+    """Request votes: first ask whether they would be granted (pre-vote), then in a new term."""
 
     is_pre_vote: bool
     is_transfer: bool = False
@@ -39,18 +39,18 @@ class ToCandidate:
 
 @dataclass(frozen=True, slots=True)
 class ToLeader:
-    """Lead in the present term."""
+    """Become the leader of the current term."""
 
 
 Transition: TypeAlias = ToFollower | ToCandidate | ToLeader
-"""What a role asks `RaftNode` to make of the node next."""
+"""The next role that the current role requests from `RaftNode`."""
 
 
 class RaftState:
     """Shared by the roles, of which one is active at a time.
 
     Invariants: term, commit_index and applied_index never fall; applied_index <= commit_index and <= durable_index.
-    `now_ms` is the time of the event in hand.
+    `now_ms` is the time of the current event.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class RaftState:
         self.leader: int | None = None
         self.heard_ms = now_ms
         if self.term == 0:
-            # Any other node may have promised its patience to a leader just before it was restarted.
+            # A node with a term may have promised a leader to refuse votes just before it restarted; this one has not.
             self.stop_hearing()
         self.is_storage_failed = False
-        """Whether the store refuses writes, or does not answer: this node must not lead then."""
+        """Whether the store refuses writes, or does not respond: this node must not lead then."""
         self.proposals = Proposals()
         self.confirmed_reads: list[ReadAnswer] = []
-        """Reads that need only be applied far enough."""
+        """Confirmed reads that wait only until enough entries are applied."""
         self.reads_refused: list[int] = []
         self.events: list[Event] = []
         self.messages: list[Message] = []
         self.messages_after: list[Message] = []
         self._handed_state = self._durable_state = (self.term, self.vote)
 
-    # Who this is, and who is heard
+    # Identity and contact with the leader
 
     @property
     def membership(self) -> Membership:
@@ -98,7 +98,7 @@ class RaftState:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the store has nothing of any cluster; a vote that it may have given is kept all the same."""
+        """Whether the store holds no entries of any cluster. It may still hold a vote, which remains valid."""
         return self.log.is_empty
 
     @property
@@ -115,7 +115,7 @@ class RaftState:
         return self.now_ms - self.heard_ms < self.settings.election_timeout_ms
 
     def stop_hearing(self) -> None:
-        """Whatever leader there was, this node owes it no patience any more."""
+        """Stop refusing votes on behalf of an earlier leader."""
         self.heard_ms = self.now_ms - self.settings.election_timeout_ms
 
     def election_timeout_ms(self) -> int:
@@ -125,11 +125,11 @@ class RaftState:
     # Messages
 
     def send(self, target: int, store: UUID | None, body: Body, term: int | None = None) -> None:
-        """A message that says nothing that is not durable yet: it may go at once."""
+        """Send a message at once: it depends on nothing that is not durable yet."""
         self.messages.append(self._message(target, store, body, term))
 
     def send_after(self, target: int, store: UUID | None, body: Body, term: int | None = None) -> None:
-        """A message that may go once all that this node knows by now is durable."""
+        """Send a message once the current state of this node is durable."""
         self.messages_after.append(self._message(target, store, body, term))
 
     def _message(self, target: int, store: UUID | None, body: Body, term: int | None) -> Message:
@@ -137,7 +137,7 @@ class RaftState:
 
     @property
     def is_state_durable(self) -> bool:
-        """Whether the present term and vote are on disk."""
+        """Whether the current term and vote are on disk."""
         return self._durable_state == (self.term, self.vote)
 
     # Term and vote
@@ -157,7 +157,7 @@ class RaftState:
                 self.events.append(MembershipChanged(self.membership, False))
 
     def merge(self, entries: Sequence[Entry]) -> None:
-        """Takes over the leader's entries, which follow one that is here; cuts only where a term differs."""
+        """Merge the leader's entries, which follow an entry that is here; cut the log only if a term differs."""
         known = self.log.first_conflict(entries)
         if known == len(entries):
             return
@@ -175,17 +175,17 @@ class RaftState:
             self.events.append(MembershipChanged(self.membership, self.members.index <= self.commit_index))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """A leader's snapshot takes the place of the log."""
+        """Replace the log by a leader's snapshot."""
         self.log.restore(snapshot)
         self.members = MembershipHistory(snapshot.index, snapshot.membership)
         self.proposals.committed(snapshot.index)
-        # What stood behind an entry that differs from the leader's was never committed.
+        # Entries after one that differs from the leader's were never committed.
         self.proposals.cut_from(snapshot.index + 1)
         self.commit_index = snapshot.index
         self.events.append(MembershipChanged(snapshot.membership, True))
 
     def compact(self, index: int, data: bytes) -> None:
-        """The state machine's snapshot after the entry `index`, which it has applied."""
+        """Install the state machine's snapshot after the applied entry `index`."""
         term = self.log.term_at(index)
         if index > self.applied_index or term is None:
             raise RaftError(f"there can be no snapshot at {index}: applied up to {self.applied_index}")
@@ -193,7 +193,7 @@ class RaftState:
         self.members.forget_before(index)
 
     def commit_to(self, index: int) -> None:
-        """Entries up to `index` are committed; what is not here yet is not."""
+        """Commit the entries up to `index`, as far as they are here."""
         index = min(index, self.log.last_index)
         if index <= self.commit_index:
             return
@@ -203,11 +203,11 @@ class RaftState:
         self.proposals.committed(index)
 
     def uncommitted(self, last: int | None = None) -> tuple[Entry, ...]:
-        """The entries after the commit index, up to `last` or all of them."""
+        """Return the entries after the commit index, up to `last` or all of them."""
         last = self.log.last_index if last is None else last
         return self.log.entries(self.commit_index + 1, last, sys.maxsize, sys.maxsize)
 
-    # What goes out
+    # Output
 
     def take_persist(self) -> Persist | None:
         unpersisted = self.log.take_unpersisted()

@@ -1,6 +1,6 @@
-"""What a Raft node keeps on disk: the interface of its store, and a store in memory.
+"""The interface of a Raft node's durable store, and a store in memory.
 
-`chronik.node.membership.raft_store` keeps the same in a SQLite file.
+`chronik.node.membership.raft_store` implements it with a SQLite file.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from chronik.raft.ready import Persist
 
 
 class StoreError(Exception):
-    """The store cannot be read or written. The message is one line for people."""
+    """The store cannot be read or written. The message is one human-readable line."""
 
 
 class RaftStore(Protocol):
-    """Durable Raft state. Blocking; called from one thread at a time."""
+    """Durable Raft state. Calls block; only one thread calls at a time."""
 
     def load(self) -> StoredState:
-        """All that is stored; a new store draws its id. StoreError where it cannot be read."""
+        """Return everything stored; a new store generates its id. StoreError if it cannot be read."""
 
     def persist(self, persist: Persist) -> None:
-        """Makes the write durable as a whole, or raises StoreError. May be tried again with the same write."""
+        """Make the write durable as a whole, or raise StoreError. The same write may be retried."""
 
     def close(self) -> None: ...
 
 
 class MemoryRaftStore:
-    """`RaftStore` in memory, for tests and the simulator: whoever holds it outlives the nodes that crash on it."""
+    """`RaftStore` in memory, for tests and the simulator; it survives the simulated crashes of its nodes."""
 
     def __init__(self, store_id: UUID) -> None:
         self.stored = StoredState(store_id)
@@ -45,7 +45,7 @@ class MemoryRaftStore:
 
 
 def stored_after(stored: StoredState, persist: Persist) -> StoredState:
-    """What a store holds after the write."""
+    """Return what a store holds after the write."""
     first = 0 if persist.drop_before is None else persist.drop_before
     cut_from = persist.entries[0].index if persist.entries else None
     if persist.cut_from is not None:

@@ -1,5 +1,5 @@
-"""Replication: pure state machines that decide what counts as committed. No socket, no file, no clock.
+"""Replication: pure state machines that decide which records are committed. No socket, no file, no clock.
 
-`isr` is what a leader may count on, `leader` and `follower` are one partition as each of the two sees it, `divergence`
-is how they find out where their logs part.
+`isr` tracks the in-sync replicas. `leader` and `follower` are one partition as each role sees it. `divergence` finds
+the offset at which their logs diverge.
 """

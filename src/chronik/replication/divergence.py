@@ -1,8 +1,8 @@
-"""Where a follower's log parts from its leader's, found by leader epochs (KIP-101, 279, 320) and never by watermark.
+"""Finds where a follower's log diverges from its leader's, by leader epoch (KIP-101, 279, 320), never by watermark.
 
-Within one epoch a single leader wrote, so two logs that agree on the epoch of the record before an offset agree on
-everything below it. Both functions work on answers of `end_offset_for_epoch`: the largest epoch that is not newer than
-the one asked for, and the offset behind its last record.
+A single leader writes each epoch. So two logs that agree on the epoch of the record before an offset agree on
+everything below that offset. Both functions work on results of `end_offset_for_epoch`: the largest epoch that is not
+newer than the requested one, and its end offset.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ UNDEFINED = -1
 
 
 class EpochEnd(NamedTuple):
-    """An epoch, and the offset behind the last record that was written in it."""
+    """An epoch and its end offset: the offset after the last record written in it."""
 
     epoch: int
     end_offset: int
 
 
 def diverging_epoch(leaders: EpochEnd, last_fetched_epoch: int, fetch_offset: int) -> EpochEnd | None:
-    """What a leader tells a follower whose log is not a prefix of its own; None where it is.
+    """Return what the leader reports to a follower whose log is not a prefix of its own; None if it is.
 
-    `leaders` is where the leader's log leaves the follower's last epoch.
+    `leaders` is the end offset of the follower's last epoch in the leader's log.
     """
     if leaders.epoch < last_fetched_epoch or leaders.end_offset < fetch_offset:
         return leaders
@@ -30,10 +30,10 @@ def diverging_epoch(leaders: EpochEnd, last_fetched_epoch: int, fetch_offset: in
 
 
 def truncation_offset(told: EpochEnd, own: EpochEnd) -> int:
-    """How far a follower goes back when it was told that it diverges: always below what it fetched from.
+    """Return the offset to which a diverging follower truncates: always below its fetch offset.
 
-    `own` is where the follower's log leaves the epoch that it was told. Where it does not know that epoch, all that it
-    wrote behind the older one is foreign to the leader; the next fetch finds out whether that was enough.
+    `own` is the end of the reported epoch in the follower's log. If the follower lacks that epoch, `own` is the end of
+    an older one, and the leader has nothing that follows it. The next fetch shows whether the truncation sufficed.
     """
     if own.end_offset == UNDEFINED:
         return told.end_offset

@@ -1,4 +1,4 @@
-"""One partition as a follower sees it: where to fetch from, and what to do with the leader's answer."""
+"""One partition as a follower sees it: where to fetch from, and how to handle the leader's response."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NO_LEADER: Final = -1
 
 
 class OwnLog(NamedTuple):
-    """The follower's log at the moment of an answer."""
+    """The follower's log when a response arrives."""
 
     log_start_offset: int
     log_end_offset: int
     last_epoch: int
-    """That of its last record; -1 without any."""
+    """The epoch of its last record; -1 if it has none."""
     end_offset_for_epoch: Callable[[int], tuple[int, int]]
 
 
@@ -28,7 +28,7 @@ class FetchedBatch(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the leader said of one partition, asked from `fetch_offset`, behind a record of `last_fetched_epoch`."""
+    """The leader's response for one partition. The follower sent `fetch_offset` and `last_fetched_epoch`."""
 
     fetch_offset: int
     last_fetched_epoch: int
@@ -39,21 +39,21 @@ class Answer(NamedTuple):
     is_out_of_range: bool = False
 
 
-# -- what to do --------------------------------------------------------------------------------------------------------
+# -- decisions ---------------------------------------------------------------------------------------------------------
 
 
 class Append(NamedTuple):
-    """The batches continue the log."""
+    """Append the batches: they continue the log."""
 
 
 class Nothing(NamedTuple):
-    """There was no data; ask on."""
+    """There was no data; fetch again."""
 
 
 class Truncate(NamedTuple):
     """Drop everything from `offset` on: the leader's log does not have it.
 
-    `below_watermark` means that committed records go, as an unclean election has accepted.
+    `below_watermark` means that committed records are lost, which an unclean election has accepted.
     """
 
     offset: int
@@ -67,7 +67,7 @@ class Refuse(NamedTuple):
 
 
 class StartOver(NamedTuple):
-    """Nothing here is left at the leader: go on, empty, at `offset`, with the answer's batches up to `end_offset`."""
+    """The leader has none of this log: restart empty at `offset`, with the response's batches up to `end_offset`."""
 
     offset: int
     end_offset: int
@@ -75,7 +75,7 @@ class StartOver(NamedTuple):
 
 
 class AskAgain(NamedTuple):
-    """The answer does not fit the log; nothing of it is used."""
+    """The response does not fit the log; discard it and fetch again."""
 
     reason: str
 
@@ -84,11 +84,11 @@ Decision: TypeAlias = Append | Nothing | Truncate | Refuse | StartOver | AskAgai
 
 
 class PartitionFollower:
-    """One partition during one leader epoch, at a replica that does not lead it.
+    """One partition during one leader epoch, on a replica that does not lead it.
 
-    Invariant: `high_watermark` is at most the leader's and at most what this node's copy counts as written; it falls
-    only where an unclean election has accepted the loss. Owned by the node's loop; nothing here waits, reads a clock or
-    touches a file.
+    Invariant: `high_watermark` is at most the leader's, and at most this node's counted end (see `PartitionLeader`). It
+    falls only if an unclean election has accepted the loss. Owned by the node's event loop; nothing here waits, reads a
+    clock or touches a file.
     """
 
     __slots__ = ("_leaders_watermark", "_unclean_epoch", "high_watermark", "leader_epoch", "leader_id")
@@ -102,7 +102,7 @@ class PartitionFollower:
         self._leaders_watermark = high_watermark
 
     def counted(self, end: int) -> bool:
-        """This node's own copy counts as written below `end`; tells whether the watermark rose."""
+        """Note that this node's counted end is now `end`; return whether the watermark rose."""
         known = min(self._leaders_watermark, end)
         if known <= self.high_watermark:
             return False
@@ -110,7 +110,7 @@ class PartitionFollower:
         return True
 
     def told(self, leaders_watermark: int, counted_end: int) -> bool:
-        """The leader's watermark, from an answer that was of use; tells whether ours rose."""
+        """Note the leader's watermark from a valid response; return whether this replica's watermark rose."""
         if leaders_watermark > self._leaders_watermark:
             self._leaders_watermark = leaders_watermark
         return self.counted(counted_end)
@@ -120,13 +120,13 @@ class PartitionFollower:
         self._leaders_watermark = min(self._leaders_watermark, self.high_watermark)
 
     def started_over(self, decision: StartOver) -> None:
-        """The log begins anew where the leader's starts: what lies below was committed."""
+        """Note that the log restarted at the leader's log start: everything below was committed."""
         self.high_watermark = max(min(self.high_watermark, decision.end_offset), decision.offset)
 
     def answered(self, answer: Answer, own: OwnLog) -> Decision:
-        """What to do with an answer that has no error but that of its range."""
+        """Decide how to handle a response that has no error except OFFSET_OUT_OF_RANGE."""
         if (answer.fetch_offset, answer.last_fetched_epoch) != (own.log_end_offset, own.last_epoch):
-            # Both together name one log: a late answer is of no use, and must not do harm.
+            # The two together identify the log: a late response is useless, and must do no harm.
             return AskAgain(f"it was asked from {answer.fetch_offset}, the log ends at {own.log_end_offset}")
         if answer.is_out_of_range:
             return self._out_of_range(answer, own)
@@ -154,14 +154,14 @@ class PartitionFollower:
         first = batches[0]
         if first.base_offset < own.log_end_offset:
             if own.log_start_offset == own.log_end_offset and first.next_offset > own.log_end_offset:
-                # The leader's log starts inside this batch, which comes whole.
+                # The leader's log starts inside this batch, but the leader sends whole batches.
                 start_over = StartOver(first.base_offset, batches[-1].next_offset)
                 return self._continues(batches, first.base_offset, NO_EPOCH) or start_over
             return AskAgain(f"a batch at {first.base_offset} does not continue a log to {own.log_end_offset}")
         return self._continues(batches, own.log_end_offset, own.last_epoch) or Append()
 
     def _continues(self, batches: Sequence[FetchedBatch], offset: int, epoch: int) -> AskAgain | None:
-        """Offsets and epochs grow, and no epoch is newer than the leader that was asked."""
+        """Check that offsets and epochs increase, and that no epoch is newer than the leader's."""
         for batch in batches:
             if batch.base_offset < offset or batch.next_offset <= batch.base_offset:
                 return AskAgain(f"a batch from {batch.base_offset} follows one to {offset}")

@@ -1,12 +1,12 @@
-"""The in-sync replicas as a leader may count on them (KIP-497).
+"""The in-sync replicas that a leader must wait for (KIP-497).
 
-The controller commits the ISR, and may have committed a change that the leader has not heard of. So the leader counts
-with the largest set that can be the truth: a removal counts only when it is known to be committed, an addition from the
+The controller commits the ISR, and may have committed a change that the leader has not seen yet. So the leader uses the
+largest set that may be in effect: a removal takes effect only once it is known to be committed, an addition from the
 moment it is proposed until a newer commit is known.
 
-A proposal that failed may still be committed: its answer was lost, or another controller gave it. Since the controller
-takes each partition epoch once, a further proposal settles it: either that one is committed, or the metadata shows what
-was.
+A proposal that failed may still be committed: its response was lost, or another controller handled it. Since the
+controller accepts each partition epoch once, another proposal resolves this: either it is committed, or the metadata
+shows what was.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 RETRY_MS_MIN: Final = 50
 RETRY_MS_MAX: Final = 2_000
 HEARD_MS_MAX: Final = 1_000
-"""A proposal that was committed is known from the metadata soon; after this another is made."""
+"""How long the leader waits for the metadata to show a committed proposal before it proposes again."""
 
 
 class InSyncReplicas:
-    """Invariant: every ISR that the controller may have committed is a part of `maximal`. One proposal at a time."""
+    """Invariant: every ISR that the controller may have committed is a subset of `maximal`. One proposal at a time."""
 
     __slots__ = ("_failures", "_in_flight", "_retry_at_ms", "committed", "is_settled", "maximal", "partition_epoch")
 
@@ -30,7 +30,7 @@ class InSyncReplicas:
         self.maximal = self.committed
         self.partition_epoch = partition_epoch
         self.is_settled = True
-        """Whether nothing was proposed that may still become true."""
+        """Whether no proposal is left that may still be committed."""
         self._in_flight = False
         self._retry_at_ms = 0
         self._failures = 0
@@ -39,13 +39,13 @@ class InSyncReplicas:
         return not self._in_flight and now_ms >= self._retry_at_ms
 
     def propose(self, isr: Iterable[int]) -> None:
-        """`isr` is on its way to the controller: what it adds counts from here on."""
+        """Note that `isr` was sent to the controller: the replicas it adds are in `maximal` from now on."""
         self._in_flight = True
         self.is_settled = False
         self.maximal += tuple(replica for replica in isr if replica not in self.maximal)
 
     def ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
-        """The proposal made at `partition_epoch` came back. What it says is known when the metadata says it."""
+        """Note the result of the proposal made at `partition_epoch`. Only the metadata shows which ISR it committed."""
         if partition_epoch != self.partition_epoch:
             return
         self._in_flight = False
@@ -56,7 +56,7 @@ class InSyncReplicas:
             self._failures += 1
 
     def committed_as(self, isr: Iterable[int], partition_epoch: int) -> bool:
-        """The metadata says so. Whatever was proposed before is committed herein, or can no longer be."""
+        """Apply the ISR from the metadata. Any earlier proposal is part of it, or can no longer be committed."""
         if partition_epoch <= self.partition_epoch:
             return False
         self.committed = self.maximal = tuple(isr)

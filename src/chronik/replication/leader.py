@@ -1,4 +1,4 @@
-"""One partition as its leader sees it: how far each replica is, and so the high watermark and who is in sync."""
+"""One partition as its leader sees it: each replica's position, the high watermark and the in-sync replicas."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ UNKNOWN: Final = -1
 NEVER_MS: Final = -(1 << 60)
 LAG_MS_MAX: Final = 3_000
 JOIN_WAIT_MS_MAX: Final = 1_000
-"""So long the watermark waits for a replica that has caught up and is about to join the ISR."""
+"""How long the watermark waits for a replica that has caught up and is about to join the ISR."""
 
 
 class ProposedIsr(NamedTuple):
-    """What the controller is asked to commit: replicas with their broker epochs (KIP-903), -1 where not known.
+    """An ISR to propose to the controller: replicas with their broker epochs (KIP-903), -1 if unknown.
 
-    `hand_over_to` is who shall lead from then on, -1 where this node goes on.
+    `hand_over_to` is the next leader, or -1 if this node stays leader.
     """
 
     leader_epoch: int
@@ -27,21 +27,21 @@ class ProposedIsr(NamedTuple):
 
 
 class Replica:
-    """Another node's copy, as far as its fetches in this leader epoch tell."""
+    """Another node's replica, as known from its fetches in this leader epoch."""
 
     __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "moved_ms", "start")
 
     def __init__(self, replica_id: int, now_ms: int) -> None:
         self.id = replica_id
         self.end = UNKNOWN
-        """It has everything below, written as the durability setting asks."""
+        """The replica has everything below this offset, written as the durability setting requires."""
         self.start = UNKNOWN
-        """Where its log starts, durably."""
+        """Its durable log start offset."""
         self.broker_epoch = UNKNOWN
         self.caught_up_ms = NEVER_MS
-        """When it last had all that was there."""
+        """When it last had everything in the leader's log."""
         self.moved_ms = NEVER_MS
-        """When it last had more than before, or came anew."""
+        """When it last made progress or restarted."""
         self.fetched_ms = now_ms
         self.leader_end_at_fetch = UNKNOWN
 
@@ -49,10 +49,10 @@ class Replica:
 class PartitionLeader:
     """One partition during one leader epoch.
 
-    Invariant: `high_watermark` never falls, and rises to no more than the counted end of every replica of the maximal
-    ISR, while the committed ISR has min.insync.replicas. "Counted" is what the durability setting lets count as
-    written: the synced end under `synced`, the log end under `replicated`. No log of the maximal ISR starts below what
-    clients were told is deleted. Owned by the node's loop; nothing here waits, reads a clock or touches a file.
+    Invariant: `high_watermark` never falls. It rises at most to the counted end of every replica in the maximal ISR,
+    and only while the committed ISR has min.insync.replicas. The counted end is what the durability setting accepts as
+    written: the synced end under `synced`, the log end under `replicated`. No log in the maximal ISR starts below what
+    clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
     __slots__ = (
@@ -95,8 +95,8 @@ class PartitionLeader:
         self.epoch_start_offset = log_end_offset
         self.high_watermark = high_watermark
         self.low_watermark = UNKNOWN
-        """What a client may be told is deleted: as it was when last asked for by `deletes`."""
-        # What earlier leaders told is deleted lies below: this node was in sync.
+        """The offset below which clients may learn that records are deleted, as of the last call of `deletes`."""
+        # Every offset that earlier leaders reported as deleted is below this: this node was in sync.
         self._deleted_upto = log_start_offset
         self._own_end = counted_end
         self._min_insync_replicas = min_insync_replicas
@@ -113,11 +113,11 @@ class PartitionLeader:
         self._set_replicas(replicas, now_ms)
         self._advance()
 
-    # -- what others may know ------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def in_sync_replicas(self) -> tuple[int, ...]:
-        """As committed by the controller."""
+        """The ISR as committed by the controller."""
         return self._isr.committed
 
     @property
@@ -130,30 +130,30 @@ class PartitionLeader:
 
     @property
     def replicas_needed(self) -> int:
-        """A partition with fewer replicas than min.insync.replicas asks for needs all it has."""
+        """The ISR size needed: min.insync.replicas, or all replicas if the partition has fewer."""
         return min(self._min_insync_replicas, len(self.replicas))
 
     @property
     def has_reached_its_epoch(self) -> bool:
-        """Whether all that earlier leaders may have shown to clients is below the watermark (KIP-207)."""
+        """Whether the watermark covers everything that earlier leaders may have exposed to clients (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
     def counted_end_of(self, replica_id: int) -> int:
-        """How far a replica is known to be; -1 where it has not fetched in this epoch."""
+        """Return the counted end of a replica, or -1 if it has not fetched in this epoch."""
         if replica_id == self.node_id:
             return self._own_end
         replica = self._others.get(replica_id)
         return UNKNOWN if replica is None else replica.end
 
     def is_stale(self, replica_id: int, broker_epoch: int) -> bool:
-        """Whether a fetch comes from a former process of the replica: what it says may no longer be true."""
+        """Return whether a fetch comes from an earlier incarnation of the replica, whose state may be outdated."""
         replica = self._others.get(replica_id)
         return replica is not None and broker_epoch < replica.broker_epoch
 
-    # -- events: each tells whether the watermark rose -----------------------------------------------------------------
+    # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
     def counted(self, end: int) -> bool:
-        """This node's own copy counts as written below `end`."""
+        """Note that this node's own counted end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
@@ -173,10 +173,9 @@ class PartitionLeader:
         live: Mapping[int, int],
         log_start_offset: int,
     ) -> bool:
-        """A replica asks from `offset`, after its log was found to be a prefix of ours: it has all that lies below.
+        """Record a replica's fetch from `offset`. Its log is a prefix of ours, so it has everything below `offset`.
 
-        Its log starts at `log_start_offset`, durably. `live` has the epoch of every broker that is registered and not
-        fenced.
+        Its durable log start is `log_start_offset`. `live` has the epoch of every registered broker that is not fenced.
         """
         replica = self._others.get(replica_id)
         if replica is None or broker_epoch < replica.broker_epoch:
@@ -184,14 +183,14 @@ class PartitionLeader:
         if offset >= log_end_offset:
             replica.caught_up_ms = now_ms
         elif offset >= replica.leader_end_at_fetch >= 0:
-            # It has all that was there when it last asked.
+            # It has everything that the log had at its previous fetch.
             replica.caught_up_ms = max(replica.caught_up_ms, replica.fetched_ms)
         if offset > replica.end or broker_epoch > replica.broker_epoch:
             replica.moved_ms = now_ms
         replica.fetched_ms = now_ms
         replica.leader_end_at_fetch = log_end_offset
         replica.broker_epoch = broker_epoch
-        # Not the larger of the two: what a restart took from it must be missing here too.
+        # Not the maximum of the two: records that a restart lost must be missing here too.
         replica.end = offset
         replica.start = log_start_offset
         if replica_id not in self._isr.maximal:
@@ -199,14 +198,14 @@ class PartitionLeader:
         return self._advance()
 
     def partition_changed(self, replicas: Iterable[int], isr: Iterable[int], partition_epoch: int, now_ms: int) -> bool:
-        """The metadata says so, for this leader epoch."""
+        """Apply the partition's replicas and ISR from the metadata, for this leader epoch."""
         before = self._isr.committed
         if not self._isr.committed_as(isr, partition_epoch):
             return False
         self._set_replicas(replicas, now_ms)
         for replica in self._isr.committed:
             if replica not in before and replica != self.node_id:
-                # It joined by what it has; from here on it is measured by how it keeps up.
+                # It joined because of its position; from now on it must keep up.
                 self._others[replica].caught_up_ms = max(self._others[replica].caught_up_ms, now_ms)
         return self._advance()
 
@@ -216,21 +215,21 @@ class PartitionLeader:
         return self._advance()
 
     def proposal_ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
-        """The answer to a proposal came, or will not."""
+        """Note that a proposal was answered, or never will be."""
         self._isr.ended(partition_epoch, is_committed, now_ms)
 
     def advanced(self) -> bool:
-        """Nothing happened but time: `check_isr` may have stopped waiting for somebody."""
+        """Recompute the watermark: `check_isr` may have stopped waiting for a replica."""
         return self._advance()
 
     def stalled(self, now_ms: int) -> None:
-        """This node itself stood still: nobody can be blamed for not having fetched meanwhile."""
+        """Note that this node itself stalled: no replica is blamed for not fetching during that time."""
         self._since_ms = max(self._since_ms, now_ms)
 
-    # -- who is in sync ------------------------------------------------------------------------------------------------
+    # -- in-sync replicas ----------------------------------------------------------------------------------------------
 
     def may_join(self, replica_id: int, live: Mapping[int, int]) -> bool:
-        """Whether a replica outside the ISR has all that is committed, and is alive as the process that fetched."""
+        """Return whether a replica outside the ISR has all committed records, and its fetching process is alive."""
         replica = self._others.get(replica_id)
         return (
             replica is not None
@@ -244,11 +243,11 @@ class PartitionLeader:
     def check_isr(
         self, log_end_offset: int, now_ms: int, live: Mapping[int, int], heard_ms: Mapping[int, int]
     ) -> ProposedIsr | None:
-        """What to propose to the controller now, if anything; from here on it counts as proposed.
+        """Return the ISR to propose to the controller now, if any, and record it as proposed.
 
-        To be asked now and then, and when a replica may join; then ask `advanced`, since it may stop waiting for one
-        that wanted to. `heard_ms` says when each node last fetched at all: one that is at the end and still asks is
-        caught up, even if it need not name a partition in which nothing happens.
+        Call this periodically and when a replica may join. Then call `advanced`, since this may stop waiting for a
+        joining replica. `heard_ms` is when each node last fetched at all: a replica at the log end whose node still
+        fetches is caught up, since fetches may omit idle partitions.
         """
         for replica in self._others.values():
             if replica.end >= log_end_offset:
@@ -269,15 +268,15 @@ class PartitionLeader:
         is_unchanged = tuple(isr) == self._isr.committed
         if is_unchanged and self._isr.is_settled:
             return None
-        # One that only settles what failed before says nothing new of anybody.
+        # A proposal that only resolves a failed one makes no claim about broker epochs.
         return self._propose(isr, {} if is_unchanged else live)
 
     def propose_hand_over(
         self, to: int, now_ms: int, live: Mapping[int, int], *, leaves: bool = False
     ) -> ProposedIsr | None:
-        """Give the leadership to a replica that has everything; None while another proposal is open.
+        """Propose to transfer leadership to a replica that has everything; None while another proposal is open.
 
-        One that `leaves` cannot take records any more: nobody should have to wait for it until it is found to lag.
+        If this node `leaves`, it can no longer accept records: drop it from the ISR, so that no request waits for it.
         """
         committed = self._isr.committed
         if not self._isr.may_propose(now_ms) or to not in committed or to not in live:
@@ -287,7 +286,7 @@ class PartitionLeader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing was proposed that may still become true."""
+        """Whether no proposal is left that may still be committed."""
         return self._isr.is_settled
 
     def _propose(self, isr: Iterable[int], live: Mapping[int, int]) -> ProposedIsr:
@@ -301,11 +300,11 @@ class PartitionLeader:
         )
 
     def _staying(self, log_end_offset: int, now_ms: int, live: Mapping[int, int]) -> set[int]:
-        """Who of the ISR stays in it: who keeps up; and, where these are too few, who is nearest behind and moves.
+        """Return the members that stay in the ISR: those that keep up and, if too few, the nearest that make progress.
 
-        Without the latter nothing could be committed at all, and producers with acks=all would be sent away, to write
-        the same once more, while all they have to do is wait. One that stands still (a full disk) is not waited for,
-        and leaves before it lags if enough are left without it.
+        Without the latter nothing could be committed: producers with acks=all would get errors and resend the same
+        records, although they only need to wait. A replica that is stuck (a full disk) is not waited for. It leaves the
+        ISR before it lags, if enough members remain.
         """
         committed = self._isr.committed
         staying = {replica for replica in committed if not self._lags(replica, now_ms)}
@@ -322,13 +321,13 @@ class PartitionLeader:
         return staying
 
     def _is_moving(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
-        """Whether it takes what it is sent, or there is nothing to send."""
+        """Return whether the replica accepts the records it is sent, or there is nothing to send."""
         replica = self._others[replica_id]
         return replica.end >= log_end_offset or now_ms - replica.moved_ms <= self._lag_ms_max
 
     def _is_stuck(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
-        """Whether it lacks records and has taken none for two thirds of the time that it may lag: its disk fails or
-        hangs, or the replica itself does. What it took last is known as of its last fetch, which may be a second old.
+        """Return whether it lacks records and has accepted none for two thirds of the allowed lag: its disk, or the
+        replica itself, fails or hangs. Its position is as of its last fetch, which may be a second old.
         """
         replica = self._others.get(replica_id)
         if replica is None or replica.end >= log_end_offset:
@@ -340,7 +339,7 @@ class PartitionLeader:
             return False
         replica = self._others.get(replica_id)
         if replica is None:
-            # Not among the replicas any more: the controller takes it out.
+            # No longer one of the replicas: the controller removes it.
             return False
         return now_ms - max(replica.caught_up_ms, self._since_ms) > self._lag_ms_max
 
@@ -350,8 +349,8 @@ class PartitionLeader:
             return live.get(replica_id, UNKNOWN)
         return replica.broker_epoch if live else UNKNOWN
 
-    # A replica outside the ISR that keeps up is always one fetch behind a watermark that follows the leader alone; so
-    # the watermark waits for it, briefly, or it could never join under load.
+    # A replica outside the ISR that keeps up is always one fetch behind a watermark that follows only the leader. So
+    # the watermark waits for it briefly; otherwise it could never join under load.
 
     def _note_joining(self, replica: Replica, log_end_offset: int, now_ms: int, live: Mapping[int, int]) -> None:
         if replica.id in self._joining or live.get(replica.id) != replica.broker_epoch:
@@ -376,9 +375,10 @@ class PartitionLeader:
     # -- deleted records -----------------------------------------------------------------------------------------------
 
     def deletes(self, log_start_offset: int) -> bool:
-        """Whether the low watermark rose: the smallest start of the maximal ISR, this node's being `log_start_offset`.
+        """Update the low watermark, the lowest log start in the maximal ISR; return whether it rose.
 
-        It stands while too few are in sync, since then one that has left the ISR may still be elected.
+        This node's own log starts at `log_start_offset`. The low watermark does not rise while too few replicas
+        are in sync: a replica that left the ISR may still be elected.
         """
         if not self.has_enough_replicas:
             return False
@@ -387,15 +387,15 @@ class PartitionLeader:
         if start <= self.low_watermark:
             return False
         self.low_watermark = start
-        # Told to clients: nobody joins from here on in whose log the deleted records would be back.
+        # Clients now see this. A replica whose log still has the deleted records may no longer join.
         self._deleted_upto = max(self._deleted_upto, start)
         return True
 
-    # -- the watermark -------------------------------------------------------------------------------------------------
+    # -- high watermark ------------------------------------------------------------------------------------------------
 
     def _set_replicas(self, replicas: Iterable[int], now_ms: int) -> None:
         self.replicas = tuple(replicas)
-        # The ISR's members count even where they are no replicas any more: a record is theirs until they are removed.
+        # ISR members hold back the watermark even if they are no longer replicas, until the controller removes them.
         for replica in (*self.replicas, *self._isr.committed):
             if replica != self.node_id and replica not in self._others:
                 self._others[replica] = Replica(replica, now_ms)
@@ -406,7 +406,7 @@ class PartitionLeader:
         self._count()
 
     def _count(self) -> None:
-        """Who holds the watermark back, after a change of that."""
+        """Recompute which replicas hold back the watermark."""
         for replica in self._isr.maximal:
             self._joining.pop(replica, None)
         waited_for = (*self._isr.maximal, *self._joining)

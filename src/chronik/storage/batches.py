@@ -1,4 +1,4 @@
-"""Walking over the batches of a segment without decoding them."""
+"""Iterating over the batches of a segment without decoding them."""
 
 from collections.abc import Iterator
 from struct import Struct
@@ -14,7 +14,7 @@ __all__ = ["BATCH_BYTES_MAX", "Cut", "cut_whole_batches", "header_at", "is_intac
 BATCH_BYTES_MAX: Final = (1 << 31) - 1
 READ_BYTES: Final = 64 * 1024
 SPARSE_READ_BYTES: Final = 512
-"""Read at once while walking: much where batches are small, little where each is larger than that."""
+"""How much to read at once while iterating: READ_BYTES if batches are small, this if they are large."""
 
 _OFFSET_AND_LENGTH: Final = Struct(">qi")
 _LAST_OFFSET_DELTA: Final = Struct(">i")
@@ -24,7 +24,7 @@ _CRC_START: Final = 21
 
 
 def is_plausible(header: BatchHeader) -> bool:
-    """Whether these bytes can be a batch's header at all; preallocated zeros are not."""
+    """Return whether these bytes can be a batch header at all; preallocated zeros cannot."""
     return (
         header.magic == 2
         and header.size_bytes >= HEADER_BYTES
@@ -35,12 +35,12 @@ def is_plausible(header: BatchHeader) -> bool:
 
 
 def is_intact(batch: Buffer, header: BatchHeader) -> bool:
-    """Whether the whole batch is there as it was sent."""
+    """Return whether the batch is complete and its CRC is correct."""
     return len(batch) == header.size_bytes and crc32c(memoryview(batch)[_CRC_START:]) == header.crc
 
 
 def header_at(file: File, at: int, end: int) -> BatchHeader | None:
-    """The header of the batch at `at`; None where no whole batch can be."""
+    """Return the header of the batch at `at`; None if no whole batch can be there."""
     if end - at < HEADER_BYTES:
         return None
     data = file.pread(at, HEADER_BYTES)
@@ -51,7 +51,7 @@ def header_at(file: File, at: int, end: int) -> BatchHeader | None:
 
 
 def walk_headers(file: File, at: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Every batch from `at` on with its position, until `end` or the first that is none."""
+    """Yield every batch from `at` on with its position, until `end` or the first invalid one."""
     data = b""
     start = at
     read_bytes = READ_BYTES
@@ -70,16 +70,16 @@ def walk_headers(file: File, at: int, end: int) -> Iterator[tuple[int, BatchHead
 
 
 class Cut(NamedTuple):
-    """Where a read is cut, so that it holds whole batches only."""
+    """Where to cut a read so that it holds only whole batches."""
 
     end: int
     next_offset: int
     size_wanted_bytes: int
-    """0; or, where not even the first batch is whole, that batch's size."""
+    """0; or the size of the first batch, if not even that one is complete."""
 
 
 def cut_whole_batches(data: Buffer, offset: int, upto_offset: int, start: int = 0) -> Cut:
-    """The whole batches of `data` from `start` on that lie below `upto_offset`; `offset` is where they begin."""
+    """Cut `data` after its whole batches from `start` on that are below `upto_offset`; they start at `offset`."""
     unpack = _OFFSET_AND_LENGTH.unpack_from
     at = start
     last_at = -1

@@ -1,8 +1,8 @@
-"""Compaction of one batch: which of its records stay.
+"""Compaction of one batch: which of its records remain.
 
-Records are filtered as bytes (layout in `chronik.wire.records`): what stays is copied as it is, offsets included, and
-only a batch that loses a record is built again. A tombstone, a record without value, tells consumers that a key is
-gone; it stays for a while after its first compaction. When that ends is kept in the batch as Kafka does (KIP-534):
+Records are filtered as bytes (layout in `chronik.wire.records`): kept records are copied unchanged, offsets included,
+and only a batch that loses a record is rebuilt. A tombstone, a record without value, tells consumers that a key is
+deleted; it stays for a while after its first compaction. The batch stores the end of that time as in Kafka (KIP-534):
 attribute bit 6 is set, and the base timestamp is that time.
 """
 
@@ -30,13 +30,13 @@ _LENGTH_END: Final = 12
 
 
 class RawRecord(NamedTuple):
-    """One record's place in the uncompressed block, and what compaction asks of it."""
+    """One record's position in the uncompressed block, and the fields that compaction needs."""
 
     start: int
     body_at: int
-    """Behind the length."""
+    """Position after the length."""
     rest_at: int
-    """Behind the timestamp delta."""
+    """Position after the timestamp delta."""
     end: int
     timestamp_delta: int
     offset_delta: int
@@ -45,12 +45,12 @@ class RawRecord(NamedTuple):
 
 
 def key_digest(key: bytes) -> bytes:
-    """Keys are told apart by 16 bytes, whatever their size."""
+    """Return a 16-byte digest, by which keys of any size are compared."""
     return blake2b(key, digest_size=16).digest()
 
 
 def raw_records(batch: memoryview, header: BatchHeader) -> tuple[bytes, list[RawRecord]]:
-    """The uncompressed records of a batch, and each one's place. Raises KafkaError if they do not parse."""
+    """Return a batch's uncompressed records, and each one's position. Raises KafkaError if they do not parse."""
     block = batch[HEADER_BYTES : header.size_bytes]
     data = bytes(decompress(header.codec, block, DECOMPRESSED_BYTES_MAX)) if len(block) else b""
     try:
@@ -87,10 +87,10 @@ def clean_batch(
     delete_retention_ms: int,
     last_offsets: Mapping[int, int],
 ) -> bytes | memoryview | None:
-    """What is left of a batch: itself if nothing goes, None if it need not stay at all.
+    """Return what remains of a batch: the batch itself if nothing is removed, None if it can be dropped.
 
-    `keeps` says of an offset and a key whether no newer record has that key. A batch without records stays if it is
-    its producer's last: the log must know that producer's last sequence.
+    `keeps` returns, for an offset and a key, whether no newer record has that key. A batch without records stays if it
+    is its producer's last: the log must know that producer's last sequence.
     """
     if header.is_control:
         return batch
@@ -117,7 +117,7 @@ def _rebuilt(header: BatchHeader, data: bytes, kept: list[RawRecord], horizon_ms
     if horizon_ms is None:
         block = b"".join([data[record.start : record.end] for record in kept])
         return _encoded(header, header.attributes, header.base_timestamp, max_timestamp, len(kept), block)
-    # The base timestamp now tells when tombstones go; the records' own are kept by their deltas against it.
+    # The base timestamp is now the delete horizon; the records keep their timestamps through adjusted deltas.
     moved = bytearray()
     for record in kept:
         delta = _zigzag(header.base_timestamp + record.timestamp_delta - horizon_ms)
@@ -131,7 +131,7 @@ def _rebuilt(header: BatchHeader, data: bytes, kept: list[RawRecord], horizon_ms
 def _encoded(
     header: BatchHeader, attributes: int, base_timestamp: int, max_timestamp: int | None, count: int, block: bytes
 ) -> bytes:
-    """The batch with other records; offsets, sequences and leader epoch stay."""
+    """Encode the batch with other records; keep offsets, sequences and leader epoch."""
     if max_timestamp is None or attributes & LOG_APPEND_TIME:
         max_timestamp = header.max_timestamp
     packed = compress(header.codec, block) if header.codec and block else block
@@ -159,7 +159,7 @@ def _encoded(
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint; IndexError behind the end."""
+    """Read a zigzag varint; IndexError past the end."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,9 +1,9 @@
-"""Compaction: of the records with one key, only the last stays.
+"""Compaction: for each key, only the last record remains.
 
-One pass reads the part of the log that was not compacted before (the dirty part), noting the last offset of each key,
-then rewrites all closed segments up to there without the records that a later one replaced. What a pass holds in memory
-is bounded: it ends early when it has noted enough keys, and the next pass goes on from there. Small neighbours become
-one segment. How the new files take the old ones' place is in `swap`, what happens to a batch in `cleaning`.
+One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
+Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
+when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `swap`
+describes how new files replace old ones, `cleaning` what happens to a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +28,11 @@ WRITE_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class CompactedGroup:
-    """Neighbouring segments that become one (or none)."""
+    """Adjacent segments that become one (or none)."""
 
     old: list[LogSegment]
     next_base: int
-    """Base offset of the segment behind the group."""
+    """Base offset of the segment after the group."""
     size_bytes: int = 0
     is_changed: bool = False
 
@@ -52,7 +52,7 @@ def plan_compaction(
     cleaned_upto: int,
     last_offsets: Mapping[int, int],
 ) -> "CompactionJob | None":
-    """A pass over the closed segments below `upto_offset` that are old enough, if enough of them is dirty."""
+    """Return a pass over the closed segments below `upto_offset` that are old enough, if enough of them is dirty."""
     cleanable: list[LogSegment] = []
     dirty_bytes = 0
     for segment, following in pairwise(segments):
@@ -74,7 +74,7 @@ def plan_compaction(
 
 
 class CompactionJob:
-    """One pass. `run` is for a thread: it reads closed segments and writes .cleaned files, nothing else."""
+    """One pass. Call `run` in a thread: it reads closed segments and writes .cleaned files, nothing else."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class CompactionJob:
         self.removed_records = 0
         self.removed_bytes = 0
         self.cleaned_upto = next_base
-        """Where the pass ended: below that offset the log is compacted."""
+        """Where the pass ends: below this offset the log is compacted."""
         self.reading_at = segments[0].base_offset
-        """The segment that is read, or whose read has failed."""
+        """The segment that is being read, or whose read failed."""
         self._disk = disk
         self._folder = folder
         self._bounds = [*(segment.base_offset for segment in segments), next_base]
@@ -106,7 +106,7 @@ class CompactionJob:
         self.is_done = False
 
     def run(self) -> None:
-        """Write the compacted segments. An error leaves the log as it is; `finish_compaction` clears up."""
+        """Write the compacted segments. An error leaves the log unchanged; `finish_compaction` cleans up."""
         self._note_keys()
         for group in self._grouped():
             self._groups.append(group)
@@ -114,7 +114,7 @@ class CompactionJob:
         self.is_done = True
 
     def usable_groups(self, segments: Sequence[LogSegment]) -> list[CompactedGroup]:
-        """The groups that changed something and whose segments the log still has."""
+        """Return the groups that changed something and whose segments the log still has."""
         if not self.is_done:
             return []
         present = {id(segment) for segment in segments}
@@ -125,7 +125,7 @@ class CompactionJob:
     def cleanup(
         self, deleted: Sequence[str], used: Sequence[CompactedGroup], cleaned_upto: Callable[[], int]
     ) -> DeletionJob:
-        """What is left to remove; if the pass counts, also notes how far it got."""
+        """Return the job that removes leftover files; if the pass completed, it also records how far it got."""
         unused = [group for group in self._groups if not any(group is one for one in used)]
         leftovers = [
             segment_path(self._folder, group.old[0].base_offset, suffix + ".cleaned")
@@ -142,7 +142,7 @@ class CompactionJob:
         )
 
     def _note_keys(self) -> None:
-        """Find each key's last offset in the dirty part, or in as much of it as there is memory for."""
+        """Find each key's last offset in the dirty part, or in as much of it as memory allows."""
         newest = self._newest
         for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
             if next_base <= self._dirty_from:
@@ -184,7 +184,7 @@ class CompactionJob:
     def _keeps(self, offset: int, key: bytes | None) -> bool:
         if offset >= self.cleaned_upto:
             return True
-        # A compacted topic takes no record without a key; one from before it was compacted goes.
+        # A compacted topic accepts no record without a key; those from before compaction was enabled are removed.
         return key is not None and self._newest.get(key_digest(key), -1) <= offset
 
     def _write(self, group: CompactedGroup) -> None:
@@ -247,5 +247,5 @@ class CompactionJob:
                 batch, header, self._keeps, self._now_ms, self._config.delete_retention_ms, self._last_offsets
             )
         except KafkaError:
-            # What does not parse is not ours to judge.
+            # Keep a batch that does not parse.
             return batch

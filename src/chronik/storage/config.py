@@ -1,4 +1,4 @@
-"""The settings of one log, as values."""
+"""The settings of one log."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """One log's settings; limits of -1 mean none. Whether appends wait for a sync is the node's decision, not here."""
+    """One log's settings; a limit of -1 means none. The node, not the log, decides whether appends wait for a sync."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
@@ -28,6 +28,6 @@ class LogConfig:
     """Distinct keys held in memory during one compaction pass (about 200 bytes each)."""
     preallocate_bytes_min: int = 64 * 1024
     preallocate_bytes_max: int = 16 * 1024 * 1024
-    """The active segment is allocated ahead by what it holds already, within these two: small logs stay small."""
+    """Preallocate the active segment ahead by its current size, within these bounds: small logs stay small."""
     checkpoint_bytes: int = 16 * 1024 * 1024
-    """After so many appended bytes the next sync leaves a snapshot; recovery scans from the last one on."""
+    """After this many appended bytes the next sync writes a snapshot; recovery scans from the latest one."""

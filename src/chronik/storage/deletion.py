@@ -1,4 +1,4 @@
-"""Removing what retention, DeleteRecords or compaction no longer need."""
+"""Removing data that retention, DeleteRecords or compaction no longer need."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ __all__ = ["DeletionJob", "NumberFile", "segments_to_delete"]
 class NumberFile(NamedTuple):
     """A file that holds one number, to be written durably.
 
-    The number is asked for when the file is written: of two jobs that overtake each other both write the newer one.
+    The number is read when the file is written: if two jobs run out of order, both write the newer number.
     """
 
     path: str
@@ -22,10 +22,10 @@ class NumberFile(NamedTuple):
 
 
 class DeletionJob:
-    """Files to remove in a thread; the log has already let go of them. Not run, they come back at the next open.
+    """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
 
-    `run` first makes durable the log's new start, and the names of new segments: a crash must not find the old ones
-    gone and nothing in their place. Files go oldest first, so that what a crash leaves has no hole.
+    `run` first makes the new log start and the names of new segments durable: a crash must not find the old segments
+    gone and nothing in their place. Files are removed oldest first, so that a crash leaves no hole.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ def segments_to_delete(
     log_start_offset: int,
     log_end_offset: int,
 ) -> int:
-    """How many of the first segments can go: all if the active one is too old as well.
+    """Return how many of the first segments can be deleted: all if the active one is too old as well.
 
-    None goes of which a record lies at or above `upto_offset`. Records without timestamps do not age.
+    A segment with a record at or above `upto_offset` stays. Records without timestamps do not expire.
     """
     excess_bytes = sum(segment.size_bytes for segment in segments) - config.retention_bytes
     count = 0

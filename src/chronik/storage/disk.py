@@ -1,7 +1,7 @@
-"""The seam to the operating system: every file that storage touches is touched through a `Disk`.
+"""The interface to the operating system: storage accesses every file through a `Disk`.
 
-`RealDisk` is the machine's own. The simulator and the tests hand in disks that lose what was not synced, tear writes,
-fill up and fail. All calls may block; an `OSError` carries the errno that the system gave.
+`RealDisk` is the machine's own file system. The simulator and the tests use disks that lose unsynced data, tear writes,
+fill up and fail. All calls may block; an `OSError` carries the system's errno.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ _OTHERS: Final = 0o077
 
 
 class NotPrivate(PermissionError):
-    """Other users than the owner may read or write the file."""
+    """Users other than the owner may read or write the file."""
 
 
 class DiskSpace(NamedTuple):
-    """Of the file system that a folder is on: all of it, and what may still be written."""
+    """The total and available space of a folder's file system."""
 
     total_bytes: int
     free_bytes: int
@@ -48,23 +48,23 @@ class File(Protocol):
         """Write all of `data` at `at`, or raise; after an error any part of it may have been written."""
 
     def pread(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from `at`; fewer only at the end of the file."""
+        """Return up to `size` bytes from `at`; fewer only at the end of the file."""
 
     def pread_cached(self, at: int, size: int) -> bytes | bytearray | None:
-        """As `pread`, but None where that would wait for the device."""
+        """Like `pread`, but return None if the read would wait for the device."""
 
     def pread_once(self, at: int, size: int) -> bytes | bytearray:
-        """As `pread`, for what will not be read again soon: what comes from the device does not stay in memory."""
+        """Like `pread`, for data that will not be read again soon: data read from the device is not kept in memory."""
 
     def datasync(self) -> None:
-        """Make what was written durable, the file's size included. An error means that nobody knows what is durable."""
+        """Make the written data and the file's size durable. After an error it is unknown which data is durable."""
 
     def size(self) -> int: ...
 
     def truncate(self, size: int) -> None: ...
 
     def allocate(self, size: int) -> None:
-        """Grow the file with zeros to `size` with its blocks reserved; does nothing where that is not supported."""
+        """Extend the file with zeros to `size` and reserve its blocks; do nothing if that is not supported."""
 
     def close(self) -> None: ...
 
@@ -73,24 +73,24 @@ class Disk(Protocol):
     """A file system. A name is durable after `sync_dir` of its folder, content after the file's `datasync`."""
 
     def open(self, path: str, create: bool = False) -> File:
-        """Open for reading and writing; with `create`, an empty file where there is none."""
+        """Open for reading and writing; with `create`, create an empty file if there is none."""
 
     def open_private(self, path: str, create: bool = False) -> File:
-        """Open a file that only its owner may use, for reading; with `create` as `open`, and made so.
+        """Open a file that only its owner may use, for reading; `create` is as for `open`, with private permissions.
 
-        Raises NotPrivate if other users have any right to it.
+        Raises NotPrivate if other users have any permission.
         """
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
 
     def mkdir(self, path: str) -> None:
-        """Make a folder and its parents, where they are missing."""
+        """Create a folder and its parents, if they are missing."""
 
     def remove(self, path: str) -> None: ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replace `new` by `old` in one step."""
+        """Replace `new` by `old` atomically."""
 
     def sync_dir(self, path: str) -> None: ...
 
@@ -103,11 +103,11 @@ class Disk(Protocol):
     def space(self, path: str) -> DiskSpace: ...
 
     def lock(self, path: str) -> File:
-        """Open `path`, held against all other processes until the file is closed; BlockingIOError if it is held."""
+        """Open and lock `path` against all other processes until it is closed; BlockingIOError if it is locked."""
 
 
 class RealFile:
-    """A file of the machine's own."""
+    """A file of the machine's own file system."""
 
     __slots__ = ("_disk", "_fd")
 
@@ -188,7 +188,7 @@ class RealFile:
             os.close(fd)
 
     def detach(self) -> int:
-        """The descriptor, which is the caller's from here on; -1 where the file is closed."""
+        """Return the descriptor, which the caller now owns; -1 if the file is closed."""
         fd, self._fd = self._fd, -1
         return fd
 
@@ -198,7 +198,7 @@ class RealDisk:
 
     def __init__(self) -> None:
         self.can_read_cached = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
-        # posix_fallocate falls back to writing into every block where the file system cannot allocate; this does not.
+        # posix_fallocate writes to every block if the file system cannot allocate; this does not.
         libc = ctypes.CDLL(None, use_errno=True)
         self._fallocate = getattr(libc, "fallocate64", None)
         if self._fallocate is not None:
@@ -219,7 +219,7 @@ class RealDisk:
         return RealFile(self, os.open(path, flags, 0o644))
 
     def open_private(self, path: str, create: bool = False) -> RealFile:
-        # Read-only where nothing is to be written: secrets are often mounted that way.
+        # Open read-only if nothing is to be written: secrets are often mounted read-only.
         flags = os.O_CLOEXEC | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         file = RealFile(self, os.open(path, flags, _PRIVATE_MODE))
         if os.fstat(file._fd).st_mode & _OTHERS:
@@ -270,7 +270,7 @@ class RealDisk:
 
 
 def read_file(disk: Disk, path: str, *, private: bool = False) -> bytes | None:
-    """All of a small file; None where there is none. NotPrivate where a private one is not."""
+    """Return the content of a small file; None if it does not exist. NotPrivate if `private` is set and it is not."""
     try:
         file = disk.open_private(path) if private else disk.open(path)
     except FileNotFoundError:
@@ -282,10 +282,10 @@ def read_file(disk: Disk, path: str, *, private: bool = False) -> bytes | None:
 
 
 def write_file_atomic(disk: Disk, path: str, data: bytes, *, durable: bool = True, private: bool = False) -> None:
-    """Replace a small file: after a crash it holds its old content or the new one, never a part.
+    """Replace a small file atomically: after a crash it holds its old content or the new one, never a part.
 
-    Without `durable` the new name may be lost with the power, and so may the content behind it: only for what can be
-    checked and rebuilt. A `private` file is so from the moment it exists.
+    Without `durable` a power loss may lose the new name, and the content too: use that only for data that can be
+    checked and rebuilt. A `private` file is private from the moment it exists.
     """
     temporary = path + ".tmp"
     file = disk.open_private(temporary, create=True) if private else disk.open(temporary, create=True)

@@ -1,10 +1,10 @@
-"""Which leader epoch began at which offset.
+"""The start offset of each leader epoch.
 
-The file `leader-epoch-checkpoint` is text, as Kafka's, with a checksum (see `small_files`), since truncation after a
-failover depends on it:
+The file `leader-epoch-checkpoint` is text like Kafka's, but with a checksum (see `small_files`), since truncation after
+a failover depends on it:
 
     1                    version
-    2                    count of the lines that follow, without the last one
+    2                    number of the following lines, without the last one
     0 0                  epoch, start offset
     3 1745
     crc32c=5f1b8a0e
@@ -23,7 +23,7 @@ VERSION = "1"
 
 
 class LeaderEpochs:
-    """Invariant: epochs and start offsets both grow from entry to entry. Owned by the loop."""
+    """Invariant: epochs and start offsets both increase from entry to entry. Owned by the event loop."""
 
     __slots__ = ("_epochs", "_starts")
 
@@ -39,10 +39,10 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` begins at `start_offset`; an epoch that is not newer changes nothing."""
+        """Start `epoch` at `start_offset`; do nothing if it is not newer than the latest."""
         if epoch <= self.latest:
             return
-        # An epoch in which nothing was written leaves no trace.
+        # An epoch without records leaves no entry.
         while self._starts and self._starts[-1] >= start_offset:
             self._starts.pop()
             self._epochs.pop()
@@ -50,14 +50,14 @@ class LeaderEpochs:
         self._starts.append(start_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch in which the record at `offset` was written."""
+        """Return the epoch in which the record at `offset` was written."""
         at = bisect_right(self._starts, offset)
         return self._epochs[at - 1] if at else UNDEFINED
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest epoch known here that is not newer than `epoch`, and the offset behind its last record.
+        """Return the largest known epoch that is not newer than `epoch`, and its end offset.
 
-        (-1, -1) when `epoch` is newer than all. For an epoch older than all, itself and where the oldest begins.
+        (-1, -1) if `epoch` is newer than all. For an epoch older than all: that epoch and the start of the oldest one.
         """
         if not self._epochs or epoch > self._epochs[-1] or epoch < 0:
             return UNDEFINED, UNDEFINED
@@ -69,13 +69,13 @@ class LeaderEpochs:
         return self._epochs[at - 1], self._starts[at]
 
     def truncate_to(self, end_offset: int) -> None:
-        """The log now ends at `end_offset`."""
+        """Note that the log now ends at `end_offset`."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
 
     def start_at(self, start_offset: int) -> None:
-        """The log now starts at `start_offset`; the epoch that covers it begins there."""
+        """Note that the log now starts at `start_offset`; the epoch that covers it starts there."""
         at = bisect_right(self._starts, start_offset)
         if at > 1:
             del self._epochs[: at - 1], self._starts[: at - 1]
@@ -91,7 +91,7 @@ class LeaderEpochs:
 
     @staticmethod
     def decode(data: bytes) -> "LeaderEpochs | None":
-        """None where the file is not what this process would have written."""
+        """Return None if the file is damaged or not in the expected format."""
         try:
             lines = decode_lines(VERSION, data)
             entries = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]

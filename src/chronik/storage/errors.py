@@ -1,4 +1,4 @@
-"""What storage raises: Kafka's storage error for clients, and one line for people."""
+"""The errors that storage raises: Kafka's storage error for clients, and a one-line message for operators."""
 
 import errno
 
@@ -10,14 +10,14 @@ FULL_ERRNOS = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class StorageError(KafkaError):
-    """The log cannot be written now; nothing of the append is in it."""
+    """The log cannot be written now; it contains no part of the append."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.kafka_storage_error, message)
 
 
 class StorageFull(StorageError):
-    """The disk, quota or file size limit is reached. The log takes appends again when there is room."""
+    """The disk, quota or file size limit is reached. The log accepts appends again when there is space."""
 
 
 class DataFolderError(Exception):
@@ -25,6 +25,6 @@ class DataFolderError(Exception):
 
 
 def storage_error(what: str, error: OSError) -> StorageError:
-    """The error a client gets for an `OSError` on the way to the disk."""
+    """Return the error that a client receives for an `OSError` during disk access."""
     kind = StorageFull if error.errno in FULL_ERRNOS else StorageError
     return kind(f"{what}: {error.strerror or error}")

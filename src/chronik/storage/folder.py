@@ -1,16 +1,16 @@
-"""The data folder of a node: whose it is, who uses it now, and where each partition's log lies.
+"""The data folder of a node: its owner, its lock, and the location of each partition's log.
 
 meta.json            format version, node id, cluster id (JSON)
 lock                 held while a node runs
-clean-shutdown       there only between a clean shutdown and the next start: the broker epoch of who stopped
-recovery-points      a line for each log (see `small_files`): topic, partition, topic id, offset
-high-watermarks      a line for each log: topic id, partition, offset
-boot-record          the processes that wrote here last, and the machine's boot (see `BootRecord`)
-logs/TOPIC-PARTITION one log each, with the id of its topic in topic-id; a name that ends in .deleted is on its way out
+clean-shutdown       exists only between a clean shutdown and the next start: the broker epoch of the stopped process
+recovery-points      one line per log (see `small_files`): topic, partition, topic id, offset
+high-watermarks      one line per log: topic id, partition, offset
+boot-record          the last processes that wrote here, and the machine's boot (see `BootRecord`)
+logs/TOPIC-PARTITION one log each, with its topic's id in topic-id; a name that ends in .deleted is being deleted
 set-aside/           see `set_aside`
 
-A log is listed in `recovery-points` before its first record is acknowledged. So a log that is listed and missing has
-lost records, and so has one that ends below its recovery point.
+A log is listed in `recovery-points` before its first record is acknowledged. So a listed log that is missing, or that
+ends below its recovery point, has lost records.
 """
 
 import json
@@ -54,19 +54,19 @@ TopicIdPartition = tuple[UUID, int]
 
 
 class RecoveryPoint(NamedTuple):
-    """Below `offset` a log of this topic was durable. By id: a topic made again under the name has another log."""
+    """A log of this topic was durable below `offset`. The id matters: a topic recreated by name has another log."""
 
     topic_id: UUID
     offset: int
 
 
 class BootRecord(NamedTuple):
-    """Which processes of the node wrote here last.
+    """The last processes of the node that wrote here.
 
-    `incarnations` are the last process that surely registered with the controller, and all processes since that tried
-    to. The controller knows one of them, unless this folder is an old copy. While the machine has not booted since
-    `boot_id`, all that the process of `broker_epoch` wrote is in the page cache, if not on disk, even if it was killed.
-    `raft_index` is how far the Raft log in `metadata.db` was durable when that process registered.
+    `incarnations` are the last process that certainly registered with the controller, and all later ones that tried.
+    The controller knows one of them, unless this folder is an old copy. If the machine has not rebooted since
+    `boot_id`, everything that the process of `broker_epoch` wrote is on disk or in the page cache, even after a kill.
+    `raft_index` is the durable end of the Raft log in `metadata.db` when that process registered.
     """
 
     boot_id: str = ""
@@ -76,7 +76,7 @@ class BootRecord(NamedTuple):
 
 
 class FolderMeta(NamedTuple):
-    """Whose folder it is."""
+    """The owner of the folder."""
 
     format_version: int
     node_id: int
@@ -84,7 +84,7 @@ class FolderMeta(NamedTuple):
 
 
 class DataFolder:
-    """One node's folder, locked while it is open. Everything here blocks; jobs are for a thread."""
+    """One node's folder, locked while it is open. All methods block; run jobs in a thread."""
 
     def __init__(
         self,
@@ -102,23 +102,23 @@ class DataFolder:
         self.path = path
         self.meta = meta
         self.was_clean = was_clean
-        """Whether the last node here shut down cleanly, so that logs can be trusted as they are."""
+        """Whether the last node here shut down cleanly, so that its logs need no check."""
         self.stopped_epoch = stopped_epoch
-        """The broker epoch under which it was registered then (KIP-966); None where it did not say."""
+        """The broker epoch at that shutdown (KIP-966); None if it was not recorded."""
         self.boot = boot
-        """None where the file is missing or damaged."""
+        """None if the file is missing or damaged."""
         self.recovery_points = recovery_points
-        """The offset of each log below which data was durable when they were last written. Owned by the loop."""
+        """For each log, the offset below which data was durable at the last write. Owned by the event loop."""
         self.high_watermarks = high_watermarks or {}
-        """What each log's watermark was at least; by topic id, since a topic made anew begins at 0."""
+        """A lower bound of each log's high watermark; by topic id, since a recreated topic starts at 0."""
         self._lock = lock
 
     @staticmethod
     def open(disk: Disk, path: str, node_id: int, new_cluster_id: str) -> "DataFolder":
-        """Take a folder into use, made where it is missing. Raises DataFolderError with what to do.
+        """Open a folder and create it if it is missing. Raises DataFolderError, which says what to do.
 
-        `new_cluster_id` is for a folder that has none yet, empty where it is not known. From here on the folder counts
-        as not cleanly shut down.
+        `new_cluster_id` is for a folder that has none yet; empty if it is unknown. From now on the folder is marked as
+        not cleanly shut down.
         """
         try:
             _make_durable_folder(disk, path)
@@ -169,7 +169,7 @@ class DataFolder:
 
     @staticmethod
     def open_stopped(disk: Disk, path: str) -> "DataFolder":
-        """The folder of a node that does not run: locked, and nothing in it is changed. Raises DataFolderError."""
+        """Open and lock the folder of a stopped node without changing anything in it. Raises DataFolderError."""
         try:
             data = read_file(disk, f"{path}/{META_NAME}")
             if data is None:
@@ -196,13 +196,13 @@ class DataFolder:
         return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks, boot)
 
     def set_cluster_id(self, cluster_id: str) -> None:
-        """The folder belongs to this cluster from now on: a node learns the id of its first cluster while it runs."""
+        """Assign the folder to this cluster: a node learns the id of its first cluster while it runs."""
         meta = self.meta._replace(cluster_id=cluster_id)
         write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
         self.meta = meta
 
     def record_start(self, incarnation: UUID) -> None:
-        """This process is about to register. Before it does: the controller may know it, and this folder not yet."""
+        """Record this process before it registers, so that the controller knows no process that this folder lacks."""
         boot = self.boot or BootRecord()
         known = boot.incarnations
         if len(known) >= INCARNATIONS_MAX:
@@ -210,11 +210,11 @@ class DataFolder:
         self._write_boot(boot._replace(incarnations=(*known, incarnation)))
 
     def record_registration(self, boot_id: str, broker_epoch: int, incarnation: UUID, raft_index: int) -> None:
-        """This process has registered, and writes here from now on."""
+        """Record that this process has registered, and writes here from now on."""
         self._write_boot(BootRecord(boot_id, broker_epoch, (incarnation,), raft_index))
 
     def distrust_page_cache(self) -> None:
-        """What was written may be gone although the machine keeps running: a sync has failed."""
+        """Record that written data may be lost although the machine has not rebooted: a sync has failed."""
         if self.boot is not None:
             self._write_boot(self.boot._replace(boot_id=""))
 
@@ -227,7 +227,7 @@ class DataFolder:
         return f"{self.path}/{LOGS_NAME}/{topic}-{partition}"
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions that have a log here."""
+        """Return the partitions that have a log here."""
         found: list[TopicPartition] = []
         for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}"):
             topic, _, partition = name.rpartition("-")
@@ -236,7 +236,7 @@ class DataFolder:
         return found
 
     def topic_id(self, topic: str, partition: int) -> UUID | None:
-        """The id of the topic whose log is or was here; None where neither the log nor the recovery points tell."""
+        """Return the id of the topic whose log is or was here; None if neither its file nor a recovery point has it."""
         data = read_file(self.disk, f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}")
         try:
             return UUID(decode_value(data or b""))
@@ -245,7 +245,7 @@ class DataFolder:
             return None if point is None else point.topic_id
 
     def is_lost(self, topic: str, partition: int, topic_id: UUID) -> bool:
-        """Whether a log of this very topic was here and is gone."""
+        """Return whether a log with this topic id was here and is gone."""
         point = self.recovery_point(topic, partition, topic_id)
         if point is None:
             return False
@@ -259,11 +259,11 @@ class DataFolder:
         return self._owner(topic, partition, path, found) != topic_id
 
     def claim_log(self, topic: str, partition: int, topic_id: UUID, now_ms: int) -> str | None:
-        """Have the partition's folder belong to the topic of this id; what another topic left there is set aside.
+        """Assign the partition's folder to the topic with this id; set aside a log that another topic left there.
 
-        A crash may come between a topic's deletion and that of its files, and the name be used again. Returns where
-        that went, if anything did. Raises StorageError where it cannot be told whose the folder is. The caller lists
-        new logs in the recovery points before anything is appended to them.
+        A crash may come between deleting a topic and deleting its files, and the name may be reused. Return where the
+        other topic's log went, if there was one. Raises StorageError if the folder's owner cannot be determined. The
+        caller lists new logs in the recovery points before it appends anything to them.
         """
         path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
         moved_to: str | None = None
@@ -272,7 +272,7 @@ class DataFolder:
             owner = self._owner(topic, partition, path, found)
             if owner == topic_id:
                 if not self.was_clean:
-                    # Who wrote it may have been killed before its sync: a power loss would take it from the records.
+                    # A kill may have come before its sync: a power loss could then lose this file and keep the records.
                     self._sync(path)
                 return None
             if owner is not None:
@@ -286,16 +286,16 @@ class DataFolder:
         return moved_to
 
     def sync_names(self) -> None:
-        """The folders of new logs are durable. Before they are listed: one that is listed and missing was lost."""
+        """Make the folders of new logs durable, before they are listed: a listed log that is missing counts as lost."""
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
     def set_aside_log(self, topic: str, partition: int, now_ms: int) -> str:
-        """Move a log that no metadata knows out of the way; returns where it went."""
+        """Move a log without metadata out of the way; return its new path."""
         path = self.log_path(topic, partition)
         return set_aside(self.disk, self.path, [path], f"{topic}-{partition}", now_ms)
 
     def _sync(self, path: str, data: bytes = b"") -> None:
-        """The file's content is durable, `data` at its beginning."""
+        """Make the file's content durable, with `data` at its start."""
         file = self.disk.open(path, create=True)
         try:
             if data:
@@ -305,7 +305,7 @@ class DataFolder:
             file.close()
 
     def _owner(self, topic: str, partition: int, path: str, data: bytes) -> UUID | None:
-        """Whose log it is; None where a crash came before it had a record, and left the file unfinished."""
+        """Return the log's topic id; None if a crash left the file incomplete before the log had a record."""
         try:
             return UUID(decode_value(data))
         except ValueError as error:
@@ -317,22 +317,22 @@ class DataFolder:
             raise StorageError(line) from None
 
     def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
-        """How far the log of this very topic was known to be durable."""
+        """Return the offset below which the log with this topic id was durable."""
         point = self.recovery_points.get((topic, partition))
         return point.offset if point is not None and point.topic_id == topic_id else None
 
     def recovery_points_job(self, points: Mapping[TopicPartition, RecoveryPoint]) -> Callable[[], None]:
-        """Write each log's synced end; run it in a thread, one at a time."""
+        """Return a job that writes each log's synced end. Run one at a time, in a thread."""
         data = _encode_points(points)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{POINTS_NAME}", data)
 
     def high_watermarks_job(self, watermarks: Mapping[TopicIdPartition, int]) -> Callable[[], None]:
-        """Write each log's watermark; run it in a thread, one at a time."""
+        """Return a job that writes each log's high watermark. Run one at a time, in a thread."""
         data = _encode_watermarks(watermarks)
         return lambda: write_file_atomic(self.disk, f"{self.path}/{WATERMARKS_NAME}", data)
 
     def remove_log(self, topic: str, partition: int) -> Callable[[], None]:
-        """A deleted topic's log is gone at once under its name; run the job in a thread to remove the files."""
+        """Rename a deleted topic's log at once; run the returned job in a thread to remove the files."""
         path = self.log_path(topic, partition)
         deleted = path + DELETED_SUFFIX
         if self.disk.exists(deleted):
@@ -353,10 +353,10 @@ class DataFolder:
         watermarks: Mapping[TopicIdPartition, int] | None = None,
         broker_epoch: int = NO_EPOCH,
     ) -> None:
-        """Every log was closed cleanly and ends at these points: the next start need not look for damage.
+        """Record that every log was closed cleanly at these points: the next start need not check for damage.
 
-        `broker_epoch` proves to the controller that no other process came between this one and the next: a folder put
-        back from a copy has a mark too.
+        `broker_epoch` proves to the controller that no other process ran between this one and the next: a folder
+        restored from a copy also has a clean-shutdown file.
         """
         self.recovery_points_job(points)()
         if watermarks is not None:
@@ -364,12 +364,12 @@ class DataFolder:
         write_file_atomic(self.disk, f"{self.path}/{CLEAN_NAME}", b"%d\n" % broker_epoch)
 
     def close(self) -> None:
-        """Let go of the folder. Unless a clean shutdown was recorded, the next start recovers the logs."""
+        """Release the folder. Unless a clean shutdown was recorded, the next start recovers the logs."""
         self._lock.close()
 
 
 def _make_durable_folder(disk: Disk, path: str) -> None:
-    """Make the folder with its parents, and their names durable: all that is in it would be lost with its name."""
+    """Create the folder with its parents, and make their names durable: without its name the content is lost."""
     holders: list[str] = []
     made = path
     while made and not disk.exists(made):
@@ -397,7 +397,7 @@ def _read_meta(path: str, data: bytes) -> FolderMeta:
 
 
 def _decode_mark(mark: bytes | None) -> tuple[bool, int | None]:
-    """Whether there was a clean shutdown, and the epoch in its mark: none in those of the first versions."""
+    """Return whether there was a clean shutdown, and its epoch: None in files of the first versions."""
     if not mark:
         return mark is not None, None
     try:
@@ -419,7 +419,7 @@ def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
 
 
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
-    """Empty where the file is missing or damaged: a log with records that is not listed is not proven to be whole."""
+    """Empty if the file is missing or damaged: a log with records that is not listed is not proven complete."""
     try:
         return {
             (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
@@ -434,7 +434,7 @@ def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
 
 
 def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
-    """Empty where the file is missing or damaged: replicas then learn the watermark from their leader."""
+    """Empty if the file is missing or damaged: replicas then learn the watermark from their leader."""
     try:
         return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _decode_lines(data)}
     except ValueError:
@@ -446,5 +446,5 @@ def _encode_lines(entries: Iterable[str]) -> bytes:
 
 
 def _decode_lines(data: bytes) -> list[list[str]]:
-    """The fields of each line. Raises ValueError unless the file is whole."""
+    """Return the fields of each line. Raises ValueError if the file is incomplete or damaged."""
     return [line.split(" ") for line in decode_lines(POINTS_VERSION, data)]

@@ -1,4 +1,4 @@
-"""Reading the headers of a range of batches, and nothing else of them."""
+"""Reading only the headers of a range of batches."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,17 +10,17 @@ __all__ = ["HeadersJob", "HeadersResult"]
 
 
 class HeadersResult(NamedTuple):
-    """Headers in the order of the log, and the offset from which to go on; None where the range is at its end."""
+    """Headers in log order, and the offset to continue from; None if the range is complete."""
 
     headers: list[BatchHeader]
     next_offset: int | None
 
 
 class HeadersJob:
-    """A walk for a thread: touches files only, and of each batch its first bytes. Called once.
+    """Reads headers in a thread; touches only files, and only the first bytes of each batch. Call it once.
 
-    `views` are neighbouring segments from the one that should hold `offset` on; `behind_offset` is the base of the one
-    that follows them, None where none does.
+    `views` are consecutive segments, starting with the one that should hold `offset`. `behind_offset` is the base
+    offset of the segment after them, or None.
     """
 
     def __init__(

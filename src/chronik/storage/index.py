@@ -1,17 +1,17 @@
-"""The sparse indexes beside a segment.
+"""The sparse indexes of a segment.
 
-Offset index, `NNN.index`, 8 bytes an entry, as Kafka's:
+Offset index, `NNN.index`, 8 bytes per entry, as in Kafka:
 
     relative_offset  int32   last offset of a batch, minus the segment's base offset
     position         int32   where that batch starts in the segment
 
-Time index, `NNN.timeindex`, 12 bytes an entry, as Kafka's:
+Time index, `NNN.timeindex`, 12 bytes per entry, as in Kafka:
 
     timestamp        int64   largest timestamp in the segment so far
     relative_offset  int32   last offset of the first batch that has it, minus the segment's base offset
 
-An index only makes things faster: entries are checked against the batch they point to when they are used, so a lost or
-damaged index costs time and never gives a wrong answer. The newest entries are kept in memory and written in blocks.
+An index only speeds up lookups: an entry is checked against its batch when it is used, so a lost or damaged index costs
+time but never gives a wrong result. The newest entries are kept in memory and written in blocks.
 """
 
 from struct import Struct
@@ -25,15 +25,15 @@ OFFSET_ENTRY: Final = Struct(">ii")
 TIME_ENTRY: Final = Struct(">qi")
 
 UNWRITTEN_ENTRIES_MAX: Final = 128
-"""So many entries gather before they are written."""
+"""How many entries accumulate before they are written."""
 DROPPED_ENTRIES_AT: Final = 4096
-"""When writing fails for so long, the oldest are dropped: the index gets sparser."""
+"""At this many entries in memory, after failed writes, the older half is dropped: the index gets sparser."""
 
 Entry = tuple[int, int]
 
 
 class IndexView(NamedTuple):
-    """An index as it was at one moment; safe to search in a thread while the index grows."""
+    """An index at one moment; a thread may search it while the index grows."""
 
     disk: Disk
     path: str
@@ -42,7 +42,7 @@ class IndexView(NamedTuple):
     unwritten: bytes
 
     def floor(self, column: int, value: int) -> Entry | None:
-        """The last entry whose `column` is at most `value`. Both columns grow from entry to entry."""
+        """Return the last entry whose `column` is at most `value`. Both columns increase from entry to entry."""
         size = self.layout.size
         unwritten = self.unwritten
         if unwritten and self.layout.unpack_from(unwritten, 0)[column] <= value:
@@ -84,12 +84,12 @@ class IndexView(NamedTuple):
         return found
 
     def last(self) -> Entry | None:
-        """The newest entry."""
+        """Return the newest entry."""
         return self.floor(0, 1 << 63)
 
 
 class SparseIndex:
-    """One index file and its newest entries. Owned by the loop; threads get a `view`."""
+    """One index file and its newest entries. Owned by the event loop; threads get a `view`."""
 
     __slots__ = ("_count", "_disk", "_layout", "_unwritten", "last_appended", "path")
 
@@ -100,11 +100,11 @@ class SparseIndex:
         self._count = written_count
         self._unwritten = bytearray()
         self.last_appended: int | None = None
-        """The first column of the entry that was appended last, as far as this process knows."""
+        """The first column of the last appended entry, as far as this process knows."""
 
     @property
     def written_count(self) -> int:
-        """Entries in the file; asked from the disk when first needed."""
+        """Entries in the file; read from the disk when first needed."""
         if self._count is None:
             try:
                 self._count = self._disk.size(self.path) // self._layout.size
@@ -120,14 +120,14 @@ class SparseIndex:
         return IndexView(self._disk, self.path, self._layout, self.written_count, bytes(self._unwritten))
 
     def append(self, first: int, second: int) -> None:
-        """Add an entry; written out later, with others."""
+        """Add an entry; it is written later, in a block."""
         self._unwritten += self._layout.pack(first, second)
         self.last_appended = first
         if len(self._unwritten) >= UNWRITTEN_ENTRIES_MAX * self._layout.size:
             self.try_write()
 
     def try_write(self) -> bool:
-        """Write what gathered. A failure is no harm: the entries stay in memory, within a bound."""
+        """Write the accumulated entries. A failure does no harm: the entries stay in memory, within a bound."""
         try:
             self.write()
         except OSError:
@@ -149,7 +149,7 @@ class SparseIndex:
         self._unwritten = bytearray()
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` entries, the file included."""
+        """Keep the first `count` entries, in the file too."""
         self._unwritten = bytearray()
         size = self._layout.size
         file = self._disk.open(self.path, create=True)
@@ -162,7 +162,7 @@ class SparseIndex:
         self._count = count
 
     def count_upto(self, column: int, value: int) -> int:
-        """How many entries of the file have their `column` at most `value`; entries in memory are written first."""
+        """Count the file's entries whose `column` is at most `value`; entries in memory are written first."""
         self.write()
         low, high = 0, self.written_count
         file = self._disk.open(self.path)

@@ -2,7 +2,7 @@
 
 Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`), `NNN.snapshot`
 (see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see `recovery`), `cleaner-offset` (see
-`swap`), `synced-end` (see `synced_end`). NNN is an offset in 20 digits.
+`swap`), `synced-end` (see `synced_end`). NNN is an offset with 20 digits.
 """
 
 from collections.abc import Callable
@@ -51,14 +51,14 @@ __all__ = [
 
 
 class Log(LogWriter):
-    """One partition's log: a folder of segments, the last of which is written.
+    """One partition's log: a folder of segments. Only the last segment is written to.
 
-    Invariant: log_start_offset <= log_end_offset and synced_end_offset <= log_end_offset; offsets grow without reuse;
-    what `append` returned is readable at once, and after a crash if it lay below `synced_end_offset`.
+    Invariant: log_start_offset <= log_end_offset and synced_end_offset <= log_end_offset. Offsets increase and are not
+    reused. Appended records are readable at once; records below `synced_end_offset` also survive a crash.
 
-    Owned by the loop. Threads run only the jobs it hands out (`SyncJob`, `ReadJob`, `DeletionJob`, `CompactionJob`, the
-    lookups by time), and `open` and `close`; `truncate_to` and `truncate_fully` block too and need that no job runs.
-    An idle log holds no file open, and its first segment is made by the first append.
+    Owned by the event loop. Threads run only `open`, `close` and the jobs that the loop creates (`SyncJob`, `ReadJob`,
+    `DeletionJob`, `CompactionJob`, lookups by time). `truncate_to` and `truncate_fully` also block, and require that no
+    job is running. An idle log holds no file open. The first append creates the first segment.
     """
 
     def __init__(self, disk: Disk, folder: str, config: LogConfig, loaded: LoadedLog) -> None:
@@ -75,20 +75,20 @@ class Log(LogWriter):
         recovery_point: int | None = None,
         clean: bool = False,
     ) -> "Log":
-        """Open a log, its folder made where missing. Blocks: for a thread. `recovery` says what was found.
+        """Open a log and create its folder if it is missing. Blocks: call it in a thread. `recovery` has the report.
 
-        `recovery_point` is an offset below which the caller knows the data to have been durable; `clean`, that the last
-        shutdown was. Neither is needed for a right result: they decide how damage is judged, and what is checked.
+        The caller knows that data below `recovery_point` was durable. `clean` means that the last shutdown was clean.
+        The result is correct without either: they decide how to judge damage and what to check.
         """
         return Log(disk, folder, config, load_log(disk, folder, config, now_ms, recovery_point, clean))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadResult | None:
-        """Whole batches from the one with `offset` on, all below `upto_offset`, of at most `max_bytes`.
+        """Return whole batches, starting with the one that contains `offset`, all below `upto_offset`.
 
-        The first is whole even if it is larger, with `min_one_batch`. None if that would take a search or wait for the
-        disk: then run `read_job`. Raises OFFSET_OUT_OF_RANGE.
+        The batches have at most `max_bytes`; with `min_one_batch` the first is returned even if it is larger. Return
+        None if the read needs a search or disk I/O: then run `read_job`. Raises OFFSET_OUT_OF_RANGE.
         """
         end_offset = self.log_end_offset
         if offset < self.log_start_offset or offset > end_offset:
@@ -100,26 +100,26 @@ class Log(LogWriter):
         if span is None:
             return self._segments.read_cached(offset, max_bytes, min(upto_offset, end_offset), min_one_batch)
         start, end, next_offset = span
-        # Just written, so in the page cache: no need to ask for that.
+        # These bytes were just written, so they are in the page cache.
         return ReadResult(active.file.pread(start, end - start) if end > start else b"", next_offset)
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool = True) -> ReadJob:
-        """The same read for a thread: called there once, it returns the batches."""
+        """Return the same read as a job. A thread calls it once; it returns the batches."""
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise self._out_of_range(offset)
         return self._segments.read_job(offset, max_bytes, upto_offset, min_one_batch, self.log_end_offset)
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
-        """For a thread: the headers of the batches that hold any of [offset, to_offset), all below `upto_offset`.
+        """Return a job that reads the headers of the batches that overlap [offset, to_offset), all below `upto_offset`.
 
-        No batch is read beyond its header, and no CRC checked.
+        The job reads only the headers and checks no CRC. Run it in a thread.
         """
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise self._out_of_range(offset)
         return self._segments.headers_job(offset, to_offset, min(upto_offset, self.log_end_offset), headers_max)
 
     def bytes_between(self, offset: int, upto_offset: int) -> int:
-        """About how many bytes the batches from `offset` to `upto_offset` have; exact near the end of the log."""
+        """Estimate the size of the batches from `offset` to `upto_offset`; exact near the end of the log."""
         if offset >= upto_offset or self._active is None:
             return 0
         end_offset = self.log_end_offset
@@ -139,20 +139,20 @@ class Log(LogWriter):
     def offset_for_timestamp_job(
         self, timestamp_ms: int, upto_offset: int | None = None
     ) -> Callable[[], TimestampOffset | None]:
-        """For a thread: the first record at or behind `timestamp_ms`."""
+        """Return a job for a thread: find the first record with a timestamp of at least `timestamp_ms`."""
         lookup = self._time_lookup(upto_offset)
         return lambda: lookup.first_at_or_after(timestamp_ms)
 
     def max_timestamp_job(self, upto_offset: int | None = None) -> Callable[[], TimestampOffset | None]:
-        """For a thread: the first of the records with the largest timestamp."""
+        """Return a job for a thread: find the first record that has the largest timestamp."""
         return self._time_lookup(upto_offset).largest
 
     def offset_for_timestamp(self, timestamp_ms: int, upto_offset: int | None = None) -> TimestampOffset | None:
-        """`offset_for_timestamp_job`, at once."""
+        """Run `offset_for_timestamp_job` now."""
         return self.offset_for_timestamp_job(timestamp_ms, upto_offset)()
 
     def max_timestamp(self, upto_offset: int | None = None) -> TimestampOffset | None:
-        """`max_timestamp_job`, at once."""
+        """Run `max_timestamp_job` now."""
         return self.max_timestamp_job(upto_offset)()
 
     def _time_lookup(self, upto_offset: int | None) -> TimeLookup:
@@ -165,21 +165,21 @@ class Log(LogWriter):
     # -- leader epochs -------------------------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int) -> None:
-        """A leader epoch begins at the log's end. Durable with the first batch that it writes."""
+        """Start a leader epoch at the log's end. It becomes durable with the first batch written in it."""
         self.epochs.assign(epoch, self.log_end_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """The leader epoch of the record at `offset`; -1 where unknown."""
+        """Return the leader epoch of the record at `offset`, or -1 if it is unknown."""
         return self.epochs.epoch_of(offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch up to `epoch`, and the offset behind its last record; (-1, -1) for one not yet known."""
+        """Return the largest epoch up to `epoch` and its end offset, or (-1, -1) if `epoch` is newer than all known."""
         return self.epochs.end_offset(epoch, self.log_end_offset)
 
-    # -- removing ------------------------------------------------------------------------------------------------------
+    # -- deletion and truncation ---------------------------------------------------------------------------------------
 
     def increment_log_start(self, offset: int) -> DeletionJob:
-        """Records below `offset` are gone for readers (DeleteRecords); run the job in a thread to make that durable."""
+        """Hide records below `offset` from readers (DeleteRecords). Run the job in a thread to make that durable."""
         if offset > self.log_end_offset:
             raise self._out_of_range(offset)
         if self.read_only_forever:
@@ -191,10 +191,10 @@ class Log(LogWriter):
         return self._delete_first(count, is_start_set=True)
 
     def apply_retention(self, now_ms: int, upto_offset: int) -> DeletionJob | None:
-        """Drop segments that are too old or too many, all of whose records lie below `upto_offset` (the watermark).
+        """Drop segments that exceed the retention time or size and lie wholly below `upto_offset` (the high watermark).
 
-        Run the job in a thread to remove the files. The active segment goes too if it is too old: a new one, empty,
-        takes its place, and where that cannot be made it stays. A log that failed for good is left as it is.
+        Run the job in a thread to remove the files. If the active segment is too old, a new empty segment replaces it;
+        if that cannot be created, the active segment stays. A log that failed permanently is left unchanged.
         """
         self.producers.expire(now_ms)
         if self.read_only_forever:
@@ -208,7 +208,7 @@ class Log(LogWriter):
             try:
                 self.roll(now_ms)
             except StorageError:
-                # Most likely the disk is full: all the more reason to remove the others.
+                # Most likely the disk is full: all the more reason to remove the other segments.
                 count -= 1
         return self._delete_first(count) if count else None
 
@@ -228,9 +228,9 @@ class Log(LogWriter):
         )
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every batch that reaches to `offset` or above (a follower on its leader's word). Blocks.
+        """Drop every batch that reaches `offset` or above (a follower truncating to match its leader). Blocks.
 
-        Durable when it returns. The log may end below `offset` where that lies inside a batch.
+        Durable when it returns. If `offset` lies inside a batch, the log ends below `offset`.
         """
         if offset >= self.log_end_offset:
             return
@@ -255,14 +255,14 @@ class Log(LogWriter):
         self._active = segment
         segment.file.datasync()
         if self.log_end_offset < self.log_start_offset:
-            # The start lay inside the batch that went.
+            # The log start offset was inside the removed batch.
             self.log_start_offset = self.log_end_offset
             start = encode_value(str(self.log_start_offset))
             write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", start)
         self._truncated()
 
     def truncate_fully(self, new_start_offset: int) -> None:
-        """Drop everything and go on, empty, at `new_start_offset`. Blocks; durable when it returns."""
+        """Drop everything and restart the log, empty, at `new_start_offset`. Blocks; durable when it returns."""
         lower_synced_end(self.disk, self.folder, 0)
         self.log_start_offset = self.log_end_offset = new_start_offset
         if self.disk.exists(f"{self.folder}/{START_NAME}"):
@@ -272,14 +272,14 @@ class Log(LogWriter):
         # The folder may be as new as its first segment.
         for folder in (self.folder, self.folder.rpartition("/")[0] or "/"):
             self.disk.sync_dir(folder)
-        # There is nothing that could be lost, whether the log goes on above or below where it was.
+        # The log is empty, so nothing can be lost, whether the new start is above or below the old end.
         self.synced_end_offset = new_start_offset
         self._truncated()
 
     def _remove_last(self, first: int) -> None:
-        """Remove the segments from `first` on, and the snapshots that tell of them.
+        """Remove the segments from `first` on, and the snapshots that describe them.
 
-        Durably, before anything else changes: were one to come back with its snapshot, it would be believed.
+        This is durable before anything else changes: recovery would trust a segment that reappeared with its snapshot.
         """
         self._syncs.truncated(self.log_end_offset)
         remove_segments(self.disk, self._segments.remove(first, self.segment_count))
@@ -301,16 +301,16 @@ class Log(LogWriter):
     # -- damage --------------------------------------------------------------------------------------------------------
 
     def closed_segments(self) -> list[int]:
-        """The base offsets of all segments but the active one."""
+        """Return the base offsets of all segments except the active one."""
         return [segment.base_offset for segment in self._segments.all[:-1]]
 
     def closed_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments.all[:-1])
 
     def scrub(self, base_offset: int) -> SegmentScrub | None:
-        """Re-read a closed segment, step by step in a thread; None if the log has it no more.
+        """Return a scrub that re-reads a closed segment in steps, in a thread; None if the log no longer has it.
 
-        Ask `has_scrubbed` before each step, and before its result is used.
+        Call `has_scrubbed` before each step and before using the result.
         """
         segments = self._segments
         at = segments.index_of(base_offset)
@@ -322,15 +322,15 @@ class Log(LogWriter):
         return SegmentScrub(self.disk, segments.all[at], next_base, may_have_gap=may_have_gap, epochs=epochs)
 
     def has_scrubbed(self, scrub: SegmentScrub) -> bool:
-        """Whether the segment is still closed and as it was: retention, compaction or a truncation may have come."""
+        """Return whether the segment is still closed and not changed by retention, compaction or truncation."""
         segments = self._segments.all
         at = self._segments.index_of(scrub.segment.base_offset)
         return at + 1 < len(segments) and segments[at] is scrub.segment
 
     def rebuild_indexes_job(self, scrub: SegmentScrub) -> Callable[[], LogSegment]:
-        """For a thread: rebuild both indexes of a scrubbed segment; then call `indexes_rebuilt` with its result.
+        """Return a job for a thread that rebuilds both indexes of a scrubbed segment.
 
-        Readers may come meanwhile: they check each entry that they use.
+        Pass its result to `indexes_rebuilt`. Concurrent reads are safe: readers check each entry that they use.
         """
         segment = scrub.segment
         fresh = LogSegment(self.disk, self.folder, segment.base_offset, segment.size_bytes)
@@ -352,9 +352,9 @@ class Log(LogWriter):
     def set_aside_from(self, offset: int, data_path: str, now_ms: int) -> list[str]:
         """Move the segment that should hold `offset` and all later ones to `set-aside/`; the log ends before them.
 
-        Returns the folders that were made: none if there is nothing at or after `offset`. Durable when it returns. A
-        log that was read-only because of its damage can be appended to again. Blocks, with no job running. An OSError
-        leaves the log read-only, since it is half done; the next start recovers it.
+        Return the folders that were created: none if nothing is at or after `offset`. Durable when it returns. A log
+        that was read-only because of its damage becomes writable again. Blocks; no job may be running. An OSError
+        means the move is half done and leaves the log read-only; the next start recovers it.
         """
         at = self._segments.index_of(offset)
         if not self._segments.all or (offset >= self.log_end_offset and not self.is_broken):
@@ -378,7 +378,7 @@ class Log(LogWriter):
             self._fail_for_good(f"damaged segments could not be set aside: {error}")
             raise
         except KafkaError:
-            # Of an earlier segment the chain of batches is broken as well: nothing that is left can be relied on.
+            # An earlier segment's chain of batches is broken too: no remaining segment can be trusted.
             folders += self.set_aside_from(self._segments.all[0].base_offset, data_path, now_ms)
         if self.is_broken:
             self.is_broken = self.read_only = self.read_only_forever = False
@@ -388,9 +388,9 @@ class Log(LogWriter):
     # -- compaction ----------------------------------------------------------------------------------------------------
 
     def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
-        """The next pass over closed segments below `upto_offset` (the watermark), if it is worth it; for a thread.
+        """Return the next pass over closed segments below `upto_offset` (the high watermark), if it is worthwhile.
 
-        Then call `finish_compaction`, also if it failed. One at a time: None while one runs.
+        Run the job in a thread, then call `finish_compaction`, even after a failure. Return None while a job runs.
         """
         if not self.config.cleanup_compact or self._compaction is not None or self.read_only_forever:
             return None
@@ -408,12 +408,12 @@ class Log(LogWriter):
         return self._compaction
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
-        """Put the job's segments in place of those it read, if they are still there; remove the old ones by the job."""
+        """Replace the segments that the job read, if they still exist. The returned job removes the old files."""
         self._compaction = None
         segments = self._segments
         groups = job.usable_groups(segments.all)
         replacements = [
-            # The first segment stays even when empty: its name says where the log starts.
+            # The first segment stays even if empty: its name records the log start.
             Replacement(group.bases, group.next_base, group.size_bytes > 0 or group.old[0] is segments.all[0])
             for group in groups
         ]
@@ -422,7 +422,7 @@ class Log(LogWriter):
             try:
                 deleted = replace_segments(self.disk, self.folder, replacements)
             except OSError as error:
-                # Half done on disk: only opening the log anew can tell what is there.
+                # Half done on disk: only reopening the log can determine the state.
                 self._fail_for_good(f"compaction failed: {error}")
                 raise storage_error("compaction", error) from error
         for group, (bases, _, has_successor) in zip(groups, replacements, strict=True):

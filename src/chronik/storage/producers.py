@@ -1,7 +1,7 @@
-"""What the log knows of idempotent producers: their epoch and the last batches of each.
+"""The log's state of idempotent producers: the epoch and the last batches of each.
 
-A producer that repeats a batch (it did not see the answer) gets the offsets that the batch already has; a gap in its
-sequence is refused. The state is a function of the log: snapshots only spare reading it all again.
+A producer that resends a batch (it did not get the response) receives the batch's existing offsets; a gap in its
+sequence is refused. The state is a function of the log: snapshots only avoid reading the whole log again.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ __all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "Produ
 BATCHES_KEPT: Final = 5
 """As many as a producer may have in flight."""
 PRODUCERS_MAX: Final = 50_000
-"""Beyond that many in one log, who has been silent longest is forgotten."""
+"""Above this many in one log, the producer that has been idle longest is forgotten."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
-"""Sequences wrap behind 2^31-1."""
+"""Sequences wrap after 2^31-1."""
 
 
 class SentBatch(NamedTuple):
-    """One batch of a producer that is in the log."""
+    """One of a producer's batches in the log."""
 
     base_sequence: int
     last_sequence: int
@@ -32,7 +32,7 @@ class SentBatch(NamedTuple):
 
 
 class Duplicate(NamedTuple):
-    """The batch is in the log already, here."""
+    """The batch is already in the log, at these offsets."""
 
     base_offset: int
     last_offset: int
@@ -40,7 +40,7 @@ class Duplicate(NamedTuple):
 
 
 class ProducerState:
-    """One producer: its epoch, and its last batches with the newest last."""
+    """One producer: its epoch, and its last batches, oldest first."""
 
     __slots__ = ("batches", "epoch", "last_seen_ms")
 
@@ -51,7 +51,7 @@ class ProducerState:
 
 
 class ProducerStates:
-    """All producers of one log, who wrote last standing last. Owned by the loop."""
+    """All producers of one log, ordered by their last write, newest last. Owned by the event loop."""
 
     __slots__ = ("_states", "expiration_ms")
 
@@ -69,9 +69,9 @@ class ProducerStates:
         return self._states.get(producer_id)
 
     def check(self, header: BatchHeader) -> Duplicate | None:
-        """May this batch be appended? None says yes; a `Duplicate` says that it has been. Raises KafkaError otherwise.
+        """Return None if the batch may be appended, a `Duplicate` if it already was. Raises KafkaError otherwise.
 
-        A producer that is not known here may start with any sequence: its older batches may have expired.
+        An unknown producer may start with any sequence: its older batches may have expired.
         """
         if header.producer_id < 0:
             return None
@@ -105,7 +105,7 @@ class ProducerStates:
         raise _out_of_order(header, expected)
 
     def is_behind_what_lies_from(self, offset: int, header: BatchHeader) -> bool:
-        """Whether its producer's last batch here lies at `offset` or beyond, and comes before this one."""
+        """Return whether the producer's last batch here is at or after `offset` and precedes this one in sequence."""
         state = self._states.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch or not state.batches:
             return False
@@ -113,7 +113,7 @@ class ProducerStates:
         return last.last_offset >= offset and is_after(header.base_sequence, last.base_sequence)
 
     def first_from(self, offset: int) -> list[tuple[int, int, int]]:
-        """Of each producer that wrote at `offset` or beyond: id, epoch, and its first sequence there of those kept."""
+        """Return id, epoch and first kept sequence from `offset` on, of each producer that wrote there."""
         found: list[tuple[int, int, int]] = []
         for producer_id, state in reversed(self._states.items()):
             sequences = [batch.base_sequence for batch in state.batches if batch.base_offset >= offset]
@@ -123,7 +123,7 @@ class ProducerStates:
         return found
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
-        """The batch is in the log at `base_offset`."""
+        """Record that the batch is in the log at `base_offset`."""
         sent = SentBatch(
             header.base_sequence,
             header.last_sequence,
@@ -144,11 +144,11 @@ class ProducerStates:
         self._states[header.producer_id] = state
 
     def restore(self, producer_id: int, state: ProducerState) -> None:
-        """Put back what a snapshot held."""
+        """Restore a producer from a snapshot."""
         self._states[producer_id] = state
 
     def expire(self, now_ms: int) -> int:
-        """Forget who has been silent too long; returns how many."""
+        """Forget producers that have been idle too long; return how many."""
         oldest_ms = now_ms - self.expiration_ms
         expired = [producer_id for producer_id, state in self._states.items() if state.last_seen_ms < oldest_ms]
         for producer_id in expired:
@@ -156,12 +156,12 @@ class ProducerStates:
         return len(expired)
 
     def last_offsets(self) -> dict[int, int]:
-        """Each producer's last offset: compaction must keep the batch there, be it empty."""
+        """Return each producer's last offset: compaction must keep that batch, even if it becomes empty."""
         return {producer_id: state.batches[-1].last_offset for producer_id, state in self._states.items()}
 
 
 def is_after(sequence: int, other: int) -> bool:
-    """On the circle of sequences."""
+    """Return whether `sequence` comes after `other`; sequences wrap around."""
     return 0 < (sequence - other & SEQUENCE_MASK) <= SEQUENCE_MASK >> 1
 
 

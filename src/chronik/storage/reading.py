@@ -1,4 +1,4 @@
-"""Reading batches away from the tail, on the loop where the pages are in memory, otherwise in a thread."""
+"""Reading batches that are not at the tail: on the event loop if the pages are cached, otherwise in a thread."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -12,15 +12,15 @@ from chronik.wire.errors import ErrorCode, KafkaError
 __all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
 HINTS_MAX: Final = 256
-"""Where the next reads will continue is kept for that many readers of a log (a power of two)."""
+"""How many readers' next positions a log remembers (a power of two)."""
 INDEXED_CUT_BYTES: Final = 64 * 1024
-"""Reads at least this large find where to cut in the index, if their batches are small."""
+"""Reads of at least this size use the index to find where to cut, if their batches are small."""
 SMALL_BATCHES: Final = 64
-"""Batches are small if at least so many fit into the read."""
+"""Batches are small if at least this many fit into the read."""
 
 
 class ReadResult(NamedTuple):
-    """Whole batches, and the offset behind the last of them."""
+    """Whole batches, and the offset after the last one."""
 
     data: Buffer
     next_offset: int
@@ -44,7 +44,7 @@ def read_batches(
     min_one_batch: bool,
     boundary_before: Callable[[int], int],
 ) -> ReadResult | None:
-    """Read from the batch at `position`; None where `pread` gave none or no whole batch is there."""
+    """Read from the batch at `position`; None if `pread` returned None or there is no whole batch."""
     size = min(max(max_bytes, HEADER_BYTES), end - position)
     data = pread(position, size)
     if data is None or len(data) < HEADER_BYTES:
@@ -71,12 +71,12 @@ def read_batches(
 
 
 class ReadJob:
-    """A read for a thread: touches files only. Called once, it returns the batches; `result` then has it all.
+    """A read for a thread; it touches only files. Call it once: it returns the batches, and `result` has everything.
 
-    `segments` are the one that should hold the offset and its successor: in a compacted log everything from the offset
-    on may be gone from the first. `end_offset` is the log's end when the segments were looked at: nothing in them
-    reaches it. Batches that lay on disk when the log was opened have their checksums looked at; a bad one ends the
-    read. Where it is the first, it is what there is: it is returned, and `damaged_at` is its offset.
+    `segments` are the one that should hold the offset and its successor: compaction may have removed everything from
+    the offset on in the first one. `end_offset` is the log's end when the job was created: no batch reaches it. Batches
+    that were on disk when the log was opened get a checksum check; a bad one ends the read. If the first batch is bad,
+    it alone is returned, and `damaged_at` is its offset.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class ReadJob:
                 continue
             position, header = found
             if header.last_offset >= self._upto_offset:
-                # It reaches beyond what may be shown; or its header lies, and a reader would wait here for ever. Its
-                # offset may lie although the CRC is right, which does not cover it.
+                # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
+                # may be wrong although the CRC is right, because the CRC does not cover it.
                 batch = view.shared.file.pread(position, header.size_bytes)
                 if header.last_offset >= self._end_offset or not is_intact(batch, header):
                     raise _damaged(view, position)
@@ -134,7 +134,7 @@ class ReadJob:
                 raise _damaged(view, position)
             if not segment.is_checked(position, position + len(result.data)):
                 result = self._check(result, segment, position)
-            # The dict is replaced, never emptied, when positions change; setting one key is safe beside the loop.
+            # When positions change, the dict is replaced, never cleared; setting one key is safe next to the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
             self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
@@ -143,7 +143,7 @@ class ReadJob:
         return ReadResult(b"", self.offset)
 
     def _check(self, result: ReadResult, segment: LogSegment, position: int) -> ReadResult:
-        """The batches before the first bad one, or that one alone."""
+        """Return the batches before the first bad one, or that one alone."""
         data = memoryview(result.data)
         at = 0
         next_offset = self.offset

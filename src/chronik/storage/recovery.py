@@ -1,16 +1,16 @@
-"""Opening a log's folder: finish what a crash interrupted, find the true end, and say what was done.
+"""Opening a log's folder: finish what a crash interrupted, find the true end, and report what was done.
 
-Recovery starts at the newest snapshot: everything below it was durable when it was written. From there on every batch
-is read and its CRC checked; indexes, leader epochs and producers are rebuilt on the way. After a clean shutdown the
-snapshot stands at the end and nothing is read.
+Recovery starts at the newest snapshot: everything below it was durable when it was written. From there it reads every
+batch, checks its CRC, and rebuilds indexes, leader epochs and producer state. After a clean shutdown the snapshot is at
+the log's end, so nothing is read.
 
-What happens at the first bad batch depends on the recovery point, the offset up to which data was durable (and so may
-have been acknowledged), as the caller knows or as `synced_end` proves:
-- at or above it, the batch is what a crash leaves: the log is truncated there, as Kafka does, and the report says so;
-- below it, acknowledged data is damaged, and nothing is thrown away. Where only the batch's content is bad and the next
-  batch follows, it is kept: consumers that check CRCs meet it, as they do in Kafka when a disk rots. Where the chain of
-  batches is broken, the log opens up to there for reading only, and its files stay as they are until a person decides:
-  restore the folder, or accept the loss by opening it with a recovery point at or below the damage.
+The recovery point is the offset below which data was durable, and so may have been acknowledged. The caller knows it,
+or `synced_end` proves it. It decides what happens at the first bad batch:
+- At or above it, the batch is a leftover of a crash: the log is truncated there, as in Kafka, and the report says so.
+- Below it, acknowledged data is damaged, and nothing is discarded. If only the batch's content is bad and the next
+  batch follows, the batch stays: consumers that check CRCs detect it, as they do in Kafka when a disk corrupts data. If
+  the chain of batches is broken, the log opens read-only up to there. Its files stay until an operator decides: restore
+  the folder, or accept the loss by opening the log with a recovery point at or below the damage.
 """
 
 from dataclasses import dataclass, field
@@ -32,29 +32,29 @@ from chronik.wire.batch import BatchHeader
 __all__ = ["START_NAME", "Damage", "LoadedLog", "RecoveryReport", "load_log"]
 
 START_NAME = "log-start-offset"
-"""One number (see `small_files`): what DeleteRecords has set, where the segments do not say it. Damaged, it counts as
-missing: what was deleted may be there again, which is better than the contrary."""
+"""One number (see `small_files`): the log start set by DeleteRecords, if the segments do not imply it. A damaged file
+is treated as missing: deleted records may reappear, which is better than hiding records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A bad batch among data that was durable."""
+    """A bad batch in data that was durable."""
 
     offset: int
     segment_base: int
     position: int
     chain_is_broken: bool
-    """Whether what follows it could not be reached."""
+    """Whether the data after the batch is unreachable."""
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a log found and did, for one log line. `is_damaged` deserves a loud one."""
+    """What opening a log found and did, for one log line. `is_damaged` deserves a prominent one."""
 
     folder: str
     was_clean: bool
     recovery_point: int = 0
-    """Below this, data was durable."""
+    """Data below this offset was durable."""
     snapshot_offset: int | None = None
     scanned_batches: int = 0
     scanned_bytes: int = 0
@@ -69,7 +69,7 @@ class RecoveryReport:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether data that was durable is bad or missing."""
+        """Return whether data that was durable is bad or missing."""
         return bool(self.damages) or self.ends_below_recovery_point
 
     @property
@@ -86,7 +86,7 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class LoadedLog:
-    """A log as found on disk; the last segment is the active one."""
+    """A log as loaded from disk; the last segment is the active one."""
 
     segments: list[LogSegment]
     log_start_offset: int
@@ -103,7 +103,7 @@ class LoadedLog:
 def load_log(
     disk: Disk, folder: str, config: LogConfig, now_ms: int, recovery_point: int | None, clean: bool
 ) -> LoadedLog:
-    """Open the folder, made where it is missing. Blocks."""
+    """Open the folder and create it if it is missing. Blocks."""
     disk.mkdir(folder)
     durable_upto = max(recovery_point or 0, read_synced_end(disk, folder))
     return _Recovery(disk, folder, config, now_ms, durable_upto, clean).load()
@@ -127,7 +127,7 @@ class _Recovery:
         self.last_batch_crc = 0
         self.cleaned_upto = 0
         self.gap: tuple[int, int] | None = None
-        """The last gap in the segment that was scanned: its position, and the offset that was next."""
+        """The last gap in the scanned segment: the position before it, and the offset expected there."""
 
     def load(self) -> LoadedLog:
         self.report.finished_swaps = finish_swaps(self.disk, self.folder)
@@ -140,7 +140,7 @@ class _Recovery:
         self._remove_orphans(names, segments)
         log_start = read_number(self.disk, f"{self.folder}/{START_NAME}") or 0
         while len(segments) > 1 and segments[1].base_offset <= log_start:
-            # DeleteRecords had removed it, but for its files.
+            # DeleteRecords removed this segment, but its files were not deleted yet.
             self._remove(segments.pop(0))
         self.cleaned_upto = read_number(self.disk, f"{self.folder}/{CLEANER_NAME}") or 0
         snapshots, snapshot = self._newest_snapshot(names, segments)
@@ -148,7 +148,7 @@ class _Recovery:
         if epochs is not None:
             self.epochs = epochs
         elif snapshot is not None:
-            # Which epochs lie below the snapshot is not known: all batches are read again to find them.
+            # The epochs below the snapshot are unknown: read all batches again to find them.
             self.report.rebuilt_epochs = True
             snapshot = None
         self.producers = restore_producers(snapshot, self.config.producer_expiration_ms)
@@ -158,7 +158,7 @@ class _Recovery:
         if is_broken:
             log_start = min(log_start, end_offset)
         if log_start > end_offset:
-            # The tail was lost down to below what DeleteRecords had removed.
+            # The log lost its tail, down to below the offset set by DeleteRecords.
             self._start_over(segments, log_start)
             end_offset = log_start
         if end_offset < self.recovery_point and not self.report.damages:
@@ -192,7 +192,7 @@ class _Recovery:
                 self.disk.remove(f"{self.folder}/{name}")
 
     def _newest_snapshot(self, names: list[str], segments: list[LogSegment]) -> tuple[list[int], Snapshot | None]:
-        """All snapshots' offsets, and the newest one that belongs to this log."""
+        """Return the offsets of all valid snapshots, and the newest snapshot that belongs to this log."""
         found = [int(name[:-9]) for name in names if name.endswith(".snapshot") and name[:-9].isdigit()]
         offsets: list[int] = []
         newest: Snapshot | None = None
@@ -208,7 +208,7 @@ class _Recovery:
 
     def _belongs(self, snapshot: Snapshot, segments: list[LogSegment]) -> bool:
         if not segments or snapshot.segment_base < segments[0].base_offset:
-            # Its segment was removed by retention; what it says of producers is still true.
+            # Retention removed its segment; its producer state is still valid.
             return not segments or snapshot.offset <= segments[0].base_offset
         for segment in segments:
             if segment.base_offset == snapshot.segment_base:
@@ -228,7 +228,7 @@ class _Recovery:
         return belongs
 
     def _recover(self, segments: list[LogSegment], snapshot: Snapshot | None) -> tuple[int, bool]:
-        """Scan from the snapshot on; returns the log's end, and whether durable data is out of reach."""
+        """Scan from the snapshot on; return the log's end, and whether durable data is unreachable."""
         if not segments:
             return 0, False
         first = 0
@@ -239,7 +239,7 @@ class _Recovery:
             offset = snapshot.offset
             self.report.snapshot_offset = offset
             first = next(i for i, s in enumerate(segments) if s.base_offset == snapshot.segment_base)
-        # A snapshot says which epochs were durable; those above it are read from the batches.
+        # Epochs up to the snapshot were durable; read later ones from the batches.
         self.epochs.truncate_to(offset)
         for at in range(first):
             self._check_indexes(segments[at])
@@ -258,25 +258,25 @@ class _Recovery:
             lowest = min(self._lowest_left(segment, position, offset), offset if next_base is None else next_base)
             if min(offset, lowest) < self.recovery_point:
                 if self.gap is not None and self.gap[1] <= lowest < offset:
-                    # What follows belongs before the gap: the batch behind it has a wrong offset, which no CRC covers.
+                    # What follows belongs before the gap: the batch after it has a wrong offset, which no CRC covers.
                     position, offset = self.gap
                 return self._broken(segments, at, position, offset), True
             self._truncate(segments, at, position, offset)
             break
         active = segments[-1]
         if touched:
-            # What was found may be in the page cache only; from here on it counts as durable.
+            # The scanned data may be only in the page cache; from here on it is considered durable.
             active.file.datasync()
         if touched or not active.size_bytes:
-            # So may be names: the process may have been killed when it had begun a segment, and not yet synced its
-            # folder. What is appended there now is synced without looking at names again.
+            # File names may not be durable either: the process may have been killed after it created a segment and
+            # before it synced the folder. Later syncs of appended data do not sync the folder again.
             self.disk.sync_dir(self.folder)
             self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
         active.let_go()
         return offset, False
 
     def _broken(self, segments: list[LogSegment], at: int, position: int, offset: int) -> int:
-        """The log ends at `position` of segment `at` for now, and no file is touched."""
+        """End the log at `position` of segment `at` for now, and touch no file."""
         segment = segments[at]
         self.report.damages.append(Damage(offset, segment.base_offset, position, chain_is_broken=True))
         del segments[at + 1 :]
@@ -285,7 +285,7 @@ class _Recovery:
         return offset
 
     def _lowest_left(self, segment: LogSegment, position: int, offset: int) -> int:
-        """The lowest offset that the data from `position` on has a claim to, by the segment's name or a whole batch."""
+        """Return the lowest offset that data from `position` on may hold, by the segment's name or an intact batch."""
         if position == 0:
             return segment.base_offset
         for _, header, _, intact in scan_batches(segment.file, position, segment.file.size()):
@@ -293,7 +293,7 @@ class _Recovery:
         return offset
 
     def _end_of(self, segment: LogSegment) -> tuple[int, int]:
-        """Where a closed segment's batches end, and the offset behind them, from its last index entry on."""
+        """Return a closed segment's end position and next offset, by walking on from its last index entry."""
         view = segment.view()
         try:
             entry = view.offsets.last()
@@ -307,19 +307,19 @@ class _Recovery:
             segment.let_go()
 
     def _goes_on_at(self, next_base: int, end: tuple[int, int]) -> bool:
-        """Whether a closed segment below the snapshot is followed by the next one, as it was when that was written."""
+        """Return whether the next segment still continues a closed segment below the snapshot."""
         return end[1] == next_base or (end[1] < next_base and self._may_have_gaps(next_base))
 
     def _may_have_gaps(self, offset: int) -> bool:
-        """Whether compaction may have removed what lies before `offset`."""
+        """Return whether compaction may have removed records before `offset`."""
         return self.config.cleanup_compact or offset <= self.cleaned_upto
 
     def _scan_segment(
         self, segment: LogSegment, offset: int, resumed: Snapshot | None, next_base: int | None
     ) -> tuple[int, int, str | None]:
-        """Read a segment from the snapshot's position, or all of it, rebuilding its indexes.
+        """Read a segment from the snapshot's position, or all of it, and rebuild its indexes.
 
-        Returns its end, the next offset, and why the log cannot go on behind it: None if it can.
+        Return its end, the next offset, and the reason why the log cannot continue after it: None if it can.
         """
         file_bytes = segment.size_bytes
         self.gap = None
@@ -334,7 +334,7 @@ class _Recovery:
         segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
-                # A gap that compaction left here or at the leader; or else this batch's offset lies.
+                # Either compaction, here or on the leader, left a gap, or this batch's offset is wrong.
                 self.gap = position, offset
             if header.base_offset < offset or header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 reason = "offsets"
@@ -346,7 +346,7 @@ class _Recovery:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
                 if header.producer_id >= 0 and not header.is_control:
                     append_time = header.max_timestamp if header.log_append_time else -1
-                    # Seen now: the batch's own time is the client's, and may make the producer look long gone.
+                    # Use the current time: the batch's timestamp is the client's, and could make the producer expire.
                     self.producers.record(header, header.base_offset, self.now_ms, append_time)
             else:
                 segment.unchecked_to = at + header.size_bytes
@@ -370,7 +370,7 @@ class _Recovery:
         return position, offset, reason
 
     def _close(self, segment: LogSegment) -> None:
-        """A segment with a successor: make durable what was read, its indexes too, as the next snapshot will claim."""
+        """Make a segment that has a successor durable, with its indexes: the next snapshot relies on that."""
         segment.finish()
         segment.file.datasync()
         for index in (segment.offset_index, segment.time_index):
@@ -379,7 +379,7 @@ class _Recovery:
         segment.let_go()
 
     def _why_not_next(self, position: int, file_bytes: int, offset: int, next_base: int) -> str | None:
-        """Whether the next segment continues this one."""
+        """Return why the next segment does not continue this one; None if it does."""
         if next_base == offset:
             return None
         if next_base > offset and position == file_bytes and self._may_have_gaps(next_base):
@@ -387,7 +387,7 @@ class _Recovery:
         return "gap"
 
     def _resume(self, segment: LogSegment, snapshot: Snapshot | None) -> int:
-        """Put the segment into the state of the snapshot; returns where to go on."""
+        """Restore the segment's state from the snapshot; return the position to resume at."""
         if snapshot is not None:
             segment.offset_index.cut(snapshot.offset_entries)
             segment.time_index.cut(snapshot.time_entries)
@@ -416,7 +416,7 @@ class _Recovery:
         return upto
 
     def _is_rotten(self, file: File, at: int, header: BatchHeader, end: int, next_base: int | None) -> bool:
-        """Whether a batch with a bad CRC is one that was durable, with its successor in its place."""
+        """Return whether a batch with a bad CRC was durable and its successor is in place."""
         if header.next_offset > self.recovery_point:
             return False
         following = header_at(file, at + header.size_bytes, end)
@@ -425,7 +425,7 @@ class _Recovery:
         return header.next_offset in (next_base, self.recovery_point)
 
     def _truncate(self, segments: list[LogSegment], at: int, position: int, offset: int) -> None:
-        """End the log at `position` of segment `at`; what comes later goes, the newest first."""
+        """End the log at `position` of segment `at`; remove later segments, newest first."""
         segment = segments[at]
         file_bytes = segment.file.size()
         self.report.truncated_at_offset = offset
@@ -445,7 +445,7 @@ class _Recovery:
                 self.disk.remove(path)
 
     def _start_over(self, segments: list[LogSegment], offset: int) -> None:
-        """The log goes on, empty, at `offset`."""
+        """Restart the log, empty, at `offset`."""
         fresh = LogSegment.create(self.disk, self.folder, offset)
         self.disk.sync_dir(self.folder)
         for segment in segments:
@@ -456,7 +456,7 @@ class _Recovery:
         self.last_batch_crc = 0
 
     def _check_indexes(self, segment: LogSegment) -> None:
-        """Rebuild the indexes of a closed segment where they are missing, cut off, or (after a crash) wrong."""
+        """Rebuild a closed segment's indexes if they are missing, truncated, or (after a crash) wrong."""
         if segment.size_bytes == 0:
             return
         try:

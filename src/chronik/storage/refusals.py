@@ -1,11 +1,11 @@
-"""Batches of idempotent producers that a log did not take, though it may take them when they come again.
+"""Batches of idempotent producers that a log refused, but may accept when the producer resends them.
 
-A producer pipelines. When its first batches are refused and a later one comes when the log takes batches again, that
-one does not fit: where the log knows nothing of the producer, any sequence may be the first, and it would be written
-before the others; where it does, the answer would be OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then takes a new epoch
-and sends all that is open again under it, in every partition, so that a batch which is in some other log, and was not
-acknowledged yet, gets there twice. So what was refused first is remembered until it comes again, and those behind it
-are refused as it was: their producer sends them again, in order.
+A producer pipelines batches. If its first batches are refused and a later one arrives when the log accepts batches
+again, the later one is out of order. If the log does not know the producer, any sequence may be the first, and the
+batch would be written before the refused ones. If it does, the response would be OUT_OF_ORDER_SEQUENCE_NUMBER.
+librdkafka then takes a new epoch and resends everything outstanding under it, in every partition. So a batch that
+another log has, but has not acknowledged yet, is written there twice. To avoid this, the log remembers the first
+refused batch until it is resent, and refuses later ones with the same error: their producer resends them, in order.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,12 @@ REPEATED: Final = frozenset(
         ErrorCode.kafka_storage_error,
     }
 )
-"""Errors that keep a batch out of the log now; producers send it again."""
+"""Errors that keep a batch out of the log for now; producers resend it."""
 
 PRODUCERS_MAX: Final = 1_000
-"""Beyond that many in one log, who was refused longest ago is forgotten."""
+"""Above this many in one log, the producer refused longest ago is forgotten."""
 KEPT_MS: Final = 120_000
-"""A producer that has not repeated a batch for so long has given it up (delivery.timeout.ms)."""
+"""A producer that has not resent a batch for this long has given it up (delivery.timeout.ms)."""
 
 
 class Refused(NamedTuple):
@@ -40,9 +40,9 @@ class Refused(NamedTuple):
 
 
 class RefusedBatches:
-    """The first refused batch of each producer that the log does not have, who was refused last standing last.
+    """The first refused batch of each producer that the log does not have, ordered by refusal, newest last.
 
-    Bounded in number and time. Owned by the loop.
+    Bounded in number and time. Owned by the event loop.
     """
 
     __slots__ = ("_first",)
@@ -54,12 +54,12 @@ class RefusedBatches:
         return len(self._first)
 
     def note(self, header: BatchHeader, code: ErrorCode, producers: ProducerStates, now_ms: int) -> None:
-        """The batch was refused before anything of it was appended."""
+        """Note that the batch was refused before any part of it was appended."""
         refused = Refused(header.producer_epoch, header.base_sequence, code, now_ms)
         self._note(header.producer_id, refused, producers)
 
     def lost(self, first: Iterable[tuple[int, int, int]], producers: ProducerStates, now_ms: int) -> None:
-        """These were in the log, by producer, epoch and sequence, and another leader's log does not have them."""
+        """Note batches, by producer, epoch and sequence, that were in this log but are not in the new leader's log."""
         for producer_id, epoch, sequence in first:
             refused = Refused(epoch, sequence, ErrorCode.not_leader_or_follower, now_ms)
             self._note(producer_id, refused, producers)
@@ -77,7 +77,7 @@ class RefusedBatches:
         self._first[producer_id] = refused
 
     def check(self, header: BatchHeader, producers: ProducerStates, now_ms: int) -> None:
-        """Raises, as then, where a batch before this one was refused and has not come again."""
+        """Raise the same error again if an earlier batch of the producer was refused and has not been resent."""
         refused = self._current(header.producer_id, producers, now_ms)
         if refused is None:
             return
@@ -91,7 +91,7 @@ class RefusedBatches:
             del self._first[header.producer_id]
 
     def _current(self, producer_id: int, producers: ProducerStates, now_ms: int) -> Refused | None:
-        """What was refused first of this producer, unless that is no matter any more."""
+        """Return the producer's first refused batch, unless it is obsolete."""
         refused = self._first.get(producer_id)
         if refused is None:
             return None
@@ -102,7 +102,7 @@ class RefusedBatches:
 
 
 def _is_past(refused: Refused, state: ProducerState | None) -> bool:
-    """Whether the log has the batch, be it from another leader, or the producer has gone on to another epoch."""
+    """Return whether the log has the batch, even from another leader, or the producer has moved to another epoch."""
     if state is None or state.epoch < refused.epoch or not state.batches:
         return False
     last = state.batches[-1].last_sequence

@@ -1,4 +1,4 @@
-"""Reading whole batches of a segment, CRC and all."""
+"""Reading whole batches of a segment and checking their CRCs."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ _ZEROS: Final = bytes(READ_BYTES)
 
 
 class ScannedBatch(NamedTuple):
-    """A batch with all of its bytes, and whether its CRC is right."""
+    """A batch with all of its bytes, and whether its CRC is correct."""
 
     position: int
     header: BatchHeader
@@ -24,9 +24,9 @@ class ScannedBatch(NamedTuple):
 
 
 def scan_batches(file: File, at: int, end: int, *, once: bool = False) -> Iterator[ScannedBatch]:
-    """Every whole batch from `at` on, until the first that is none; READ_BYTES, or one larger batch, at a time.
+    """Yield every whole batch from `at` on, up to the first invalid one; read READ_BYTES, or a larger batch, at a time.
 
-    `once`: it will not be read again soon (`File.pread_once`).
+    `once`: the data will not be read again soon (`File.pread_once`).
     """
     pread = file.pread_once if once else file.pread
     data = memoryview(b"")
@@ -47,7 +47,7 @@ def scan_batches(file: File, at: int, end: int, *, once: bool = False) -> Iterat
 
 
 def read_all_batches(disk: Disk, path: str) -> Iterator[ScannedBatch]:
-    """Every batch of a closed segment. Raises CORRUPT_MESSAGE where the chain of batches is broken."""
+    """Yield every batch of a closed segment. Raises CORRUPT_MESSAGE if the chain of batches is broken."""
     file = disk.open(path)
     try:
         end = file.size()
@@ -62,7 +62,7 @@ def read_all_batches(disk: Disk, path: str) -> Iterator[ScannedBatch]:
 
 
 def is_zero(file: File, at: int, end: int) -> bool:
-    """Whether there is nothing but preallocated zeros."""
+    """Return whether the range holds only preallocated zeros."""
     while at < end:
         data = file.pread(at, min(READ_BYTES, end - at))
         if not data:
@@ -74,7 +74,7 @@ def is_zero(file: File, at: int, end: int) -> bool:
 
 
 def used_bytes(file: File, at: int, end: int) -> int:
-    """How many bytes from `at` on are more than preallocated zeros."""
+    """Return how many bytes from `at` on are used, without the preallocated zeros at the end."""
     used = 0
     start = at
     while at < end:

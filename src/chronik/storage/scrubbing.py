@@ -1,12 +1,12 @@
-"""Re-reading a closed segment, to see whether it still holds what was written.
+"""Re-reading a closed segment, to check that it still holds what was written.
 
-Checked are:
-- the file: it is there, can be read, and is not shorter than the log believes;
+It checks:
+- the file: it exists, is readable, and is not shorter than the log expects;
 - every batch: its CRC; its offsets and its leader epoch, which the CRC does not cover;
-- the end: nothing but preallocated zeros follows, and the next segment begins there, unless compaction left a gap;
+- the end: only preallocated zeros follow, and the next segment starts there, unless compaction left a gap;
 - both indexes: each entry describes the batch that it points to.
 
-Damage in an index costs no record: the index is rebuilt. All other damage means that records are lost on this replica.
+Damage in an index loses no record: the index is rebuilt. Any other damage means that this replica has lost records.
 """
 
 import errno
@@ -26,24 +26,24 @@ PIECE_BYTES: Final = READ_BYTES
 
 
 class SegmentScrub:
-    """One closed segment, read piece by piece: `step` until `is_done`.
+    """One closed segment, read piece by piece: call `step` until `is_done`.
 
-    `step` is for a thread and touches files only. It opens the file each time, so that it notices a deleted
+    `step` runs in a thread and touches only files. It opens the file each time, so that it notices a deleted
     file and holds none open between steps. Its result is valid only while the log still has the segment.
     """
 
     def __init__(
         self, disk: Disk, segment: LogSegment, next_base: int, *, may_have_gap: bool, epochs: LeaderEpochs
     ) -> None:
-        """`next_base` is where the next segment begins; `may_have_gap`, that compaction may have left less."""
+        """`next_base` is the start of the next segment; if `may_have_gap`, compaction may have left a gap before it."""
         self.segment = segment
         self.is_done = False
         self.damage = ""
-        """Why records of the segment are lost; empty while nothing was found."""
+        """Why records of the segment are lost; empty if no damage was found."""
         self.has_bad_index = False
         self.position = 0
         self.offset = segment.base_offset
-        """Both: how far the segment was found whole."""
+        """Both: how far the segment was found intact."""
         self._disk = disk
         self._next_base = next_base
         self._may_have_gap = may_have_gap
@@ -52,7 +52,7 @@ class SegmentScrub:
         self._time_entries = _Entries(TIME_ENTRY)
 
     def step(self) -> None:
-        """Read and check the next piece. An OSError is no damage, unless the device cannot read (EIO)."""
+        """Read and check the next piece. An OSError is not damage, unless the device cannot read (EIO)."""
         try:
             if self.position == 0:
                 self._offset_entries.load(self._disk, self.segment.offset_index.path)
@@ -103,7 +103,7 @@ class SegmentScrub:
         return ""
 
     def _ended(self, file: File, file_bytes: int) -> None:
-        """No whole batch follows: this has to be the segment's end."""
+        """Check the segment's end: no whole batch follows."""
         if not is_zero(file, self.position, file_bytes):
             self._found(f"no batch begins at byte {self.position}")
         elif self.offset != self._next_base and not self._may_have_gap:
@@ -119,9 +119,9 @@ class SegmentScrub:
 
 
 class _Entries:
-    """An index's entries, compared with the batches as these pass by in order.
+    """An index's entries, compared with the batches in order.
 
-    Of both indexes, the second column names the batch that an entry is about: by its position, or by its last offset.
+    In both indexes, the second column identifies the batch of an entry: by its position, or by its last offset.
     """
 
     __slots__ = ("_entries", "_is_wrong", "_layout")
@@ -140,12 +140,12 @@ class _Entries:
         self._entries.reverse()
 
     def passed(self, right: Entry) -> None:
-        """The next batch: an entry about it has to be `right`."""
+        """Check the entries for the next batch: each must equal `right`."""
         entries = self._entries
         while entries and entries[-1][1] <= right[1]:
             if entries.pop() != right:
                 self._is_wrong = True
 
     def are_right(self) -> bool:
-        """All batches have passed: whether each entry described one of them."""
+        """Return whether, after all batches, each entry described one of them."""
         return not self._is_wrong and not self._entries

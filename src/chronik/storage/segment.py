@@ -18,12 +18,12 @@ RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 
 
 def segment_path(folder: str, base_offset: int, suffix: str = ".log") -> str:
-    """Kafka's names: the base offset in 20 digits, so that they sort."""
+    """Return Kafka's file name: the base offset with 20 digits, so that names sort."""
     return f"{folder}/{base_offset:020d}{suffix}"
 
 
 class SegmentView(NamedTuple):
-    """A segment as it was at one moment, with a share of its file: what a read in a thread works on."""
+    """A segment at one moment, with a reference to its file: what a thread reads from."""
 
     base_offset: int
     size_bytes: int
@@ -35,39 +35,39 @@ class SegmentView(NamedTuple):
         self.shared.release()
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch that ends at or behind `offset`, with its position; None if all end before it."""
+        """Return the first batch that ends at or after `offset`, with its position; None if all end before it."""
         for position, header in self.walk(self.position_near(offset)):
             if header.last_offset >= offset:
                 return position, header
         return None
 
     def position_near(self, offset: int) -> int:
-        """The start of a batch that does not lie behind `offset`, as near to it as the index knows."""
+        """Return the start of a batch that is not after `offset`, as close to it as the index has."""
         entry = self.offsets.floor(0, offset - self.base_offset)
         return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
 
     def boundary_before(self, position: int) -> int:
-        """The start of a batch at or before `position`, as near to it as the index knows."""
+        """Return the start of a batch at or before `position`, as close to it as the index has."""
         entry = self.offsets.floor(1, position)
         return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
 
     def is_right(self, relative_offset: int, position: int) -> bool:
-        """Whether an entry of the offset index is true."""
+        """Return whether an entry of the offset index is correct."""
         header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset
 
     def walk(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Every batch from `position` on. Raises CORRUPT_MESSAGE where the chain of batches is broken."""
+        """Yield every batch from `position` on. Raises CORRUPT_MESSAGE if the chain of batches is broken."""
         end = position
         for at, header in walk_headers(self.shared.file, position, self.size_bytes):
             yield at, header
             end = at + header.size_bytes
-        # Zeros at the end are preallocated; those with something behind them are a hole.
+        # Zeros at the end are preallocated; zeros followed by data are a hole.
         if not is_zero(self.shared.file, end, self.size_bytes):
             raise KafkaError(ErrorCode.corrupt_message, f"segment {self.base_offset} is damaged at its byte {end}")
 
     def largest_timestamp(self) -> tuple[int, int]:
-        """The largest timestamp and the last offset of the first batch that has it; (-1, -1) without any."""
+        """Return the largest timestamp and the last offset of the first batch that has it; (-1, -1) without any."""
         entry = self.times.last()
         if entry is not None:
             offset = self.base_offset + entry[1]
@@ -84,9 +84,9 @@ class SegmentView(NamedTuple):
 class LogSegment:
     """Owns NNN.log, NNN.index and NNN.timeindex.
 
-    Invariant: bytes [0, size_bytes) of the file are whole batches with growing offsets, all at or above `base_offset`
-    and less than 2^31 above it; what follows in the file is preallocated zeros. Owned by the loop; threads get a view.
-    The file is opened when it is first needed and can be let go at any time.
+    Invariant: bytes [0, size_bytes) of the file are whole batches with increasing offsets, all at or above
+    `base_offset` and less than 2^31 above it; the rest of the file is preallocated zeros. Owned by the event loop;
+    threads get a view. The file is opened when first needed and can be released at any time.
     """
 
     __slots__ = (
@@ -118,8 +118,8 @@ class LogSegment:
         self.first_append_ms: int | None = None
         self.unindexed_bytes = 0
         self.last_batch_position = -1
-        # What lay on disk when the log was opened, and may have rotted there: nobody has looked at its checksums since.
-        # Readers in threads make it less, never more.
+        # Data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since then.
+        # Readers in threads shrink this range, never extend it.
         self.unchecked_from = 0
         self.unchecked_to = size_bytes
         self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
@@ -128,7 +128,7 @@ class LogSegment:
 
     @staticmethod
     def create(disk: Disk, folder: str, base_offset: int) -> "LogSegment":
-        """A new, empty segment; whatever its files held is gone."""
+        """Create an empty segment; discard any previous content of its files."""
         file = disk.open(segment_path(folder, base_offset), create=True)
         segment = LogSegment(disk, folder, base_offset)
         try:
@@ -148,12 +148,12 @@ class LogSegment:
         return segment_path(self.folder, self.base_offset)
 
     def is_checked(self, start: int, end: int) -> bool:
-        """Whether these bytes were written by this process, or their checksums seen by it."""
+        """Return whether this process wrote these bytes or has checked their checksums."""
         first, behind = self.unchecked_from, self.unchecked_to
         return first >= behind or end <= first or start >= behind
 
     def checked(self, start: int, end: int) -> None:
-        """The checksums of these bytes are right. Remembered where they lie at either end of what is unchecked."""
+        """Note that the checksums of these bytes are right. Remembered only at either end of the unchecked range."""
         if start <= self.unchecked_from:
             self.unchecked_from = max(self.unchecked_from, end)
         elif end >= self.unchecked_to:
@@ -161,7 +161,7 @@ class LogSegment:
 
     @property
     def file(self) -> File:
-        return (self._shared or self.shared).file  # every append asks: mostly without the second property
+        return (self._shared or self.shared).file  # every append reads this: usually skip `shared`
 
     @property
     def shared(self) -> SharedFile:
@@ -180,13 +180,13 @@ class LogSegment:
             self._shared = None
 
     def view(self) -> SegmentView:
-        """To be released by who uses it."""
+        """Return a view, which the caller must release."""
         return SegmentView(
             self.base_offset, self.size_bytes, self.shared.acquire(), self.offset_index.view(), self.time_index.view()
         )
 
     def largest_timestamp(self) -> tuple[int, int]:
-        """The largest timestamp and its batch's last offset. May read; remembered."""
+        """Return the largest timestamp and its batch's last offset. May read the file; the result is cached."""
         if self.max_timestamp is None:
             was_open = self.is_open
             view = self.view()
@@ -199,7 +199,7 @@ class LogSegment:
         return self.max_timestamp, self.max_timestamp_offset
 
     def note_batch(self, position: int, last_offset: int, size_bytes: int, max_timestamp: int, interval: int) -> None:
-        """A batch was appended at `position`: keep the timestamps, and the indexes where an entry is due."""
+        """Note a batch appended at `position`: update the timestamps, and the indexes if an entry is due."""
         self.last_batch_position = position
         if self.max_timestamp is None or max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
@@ -214,7 +214,7 @@ class LogSegment:
         self.unindexed_bytes = 0
 
     def add_time_entry(self) -> None:
-        """Note the largest timestamp so far, if it is new."""
+        """Add an entry for the largest timestamp so far, if it is new."""
         if self.max_timestamp is None or self.max_timestamp < 0:
             return
         last = self.time_index.last_appended
@@ -222,26 +222,26 @@ class LogSegment:
             self.time_index.append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
 
     def finish(self) -> None:
-        """No more appends: complete the indexes and give back what was allocated ahead. An OSError is no harm."""
+        """End appends: complete the indexes and release preallocated space. An OSError does no harm."""
         self.add_time_entry()
         try:
             for index in (self.offset_index, self.time_index):
                 if not index.try_write() and self.disk.exists(index.path):
-                    # No index at all is rebuilt when the log is opened; one that lacks its end would be believed.
+                    # A missing index is rebuilt when the log is opened; one that lacks its end would be trusted.
                     self.disk.remove(index.path)
             self.trim()
         except OSError:
-            # The zeros stay; readers and recovery take them for the end.
+            # The zeros stay; readers and recovery treat them as the end.
             return
 
     def trim(self) -> None:
-        """Cut the file to what it holds."""
+        """Truncate the file to its used size."""
         if self._shared is not None or self.allocated_bytes != self.size_bytes:
             self.file.truncate(self.size_bytes)
             self.allocated_bytes = self.size_bytes
 
     def cut(self, size_bytes: int, last_offset_kept: int) -> None:
-        """Drop everything from `size_bytes` on; `last_offset_kept` is that of the batch before. Blocks."""
+        """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks."""
         self.file.truncate(size_bytes)
         self.size_bytes = self.allocated_bytes = size_bytes
         self.offset_index.cut(self.offset_index.count_upto(1, size_bytes - 1))
@@ -249,7 +249,7 @@ class LogSegment:
         self.resume()
 
     def resume(self) -> None:
-        """Find out what appending needs to know, from the indexes and the batches behind their last entries. Blocks."""
+        """Restore the state that appends need, from the indexes and the batches after their last entries. Blocks."""
         times, offsets = self.time_index.view().last(), self.offset_index.view().last()
         self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
         if times is not None:
@@ -263,7 +263,7 @@ class LogSegment:
                 self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
 
     def rebuild_indexes(self, interval: int) -> None:
-        """Write both indexes anew from the batches. Blocks."""
+        """Rebuild both indexes from the batches. Blocks."""
         self.offset_index.cut(0)
         self.time_index.cut(0)
         self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
@@ -275,5 +275,5 @@ class LogSegment:
         self.time_index.write()
 
     def paths(self) -> list[str]:
-        """All files of the segment, the log last: a segment without indexes is still whole."""
+        """Return all files of the segment, the log last: a segment without indexes is still complete."""
         return [self.offset_index.path, self.time_index.path, self.path]

@@ -13,15 +13,15 @@ from chronik.storage.segment import LogSegment
 __all__ = ["OPEN_CLOSED_SEGMENTS_MAX", "Segments"]
 
 OPEN_CLOSED_SEGMENTS_MAX: Final = 2
-"""Files of closed segments that one log holds open."""
+"""How many files of closed segments one log holds open."""
 
 _base_offset = attrgetter("base_offset")
 
 
 class Segments:
-    """Invariant: base offsets grow; every offset of the log is in the last segment whose base is not above it.
+    """Invariant: base offsets increase; every offset of the log is in the last segment whose base is not above it.
 
-    The last segment is the active one. Owned by the loop.
+    The last segment is the active one. Owned by the event loop.
     """
 
     __slots__ = ("_disk", "_folder", "_hints", "_open_closed", "all", "size_bytes")
@@ -39,7 +39,7 @@ class Segments:
         return self.all[-1] if self.all else None
 
     def begin(self, base_offset: int) -> LogSegment:
-        """Make a new active segment; the one before, if any, is to be finished by the caller."""
+        """Create a new active segment; the caller must finish the previous one, if any."""
         fresh = LogSegment.create(self._disk, self._folder, base_offset)
         if self.all:
             self.touch(self.all[-1])
@@ -47,11 +47,11 @@ class Segments:
         return fresh
 
     def index_of(self, offset: int) -> int:
-        """Which segment holds `offset`, if any does."""
+        """Return the index of the segment that holds `offset`, if any does."""
         return max(0, bisect_right(self.all, offset, key=_base_offset) - 1)
 
     def touch(self, segment: LogSegment) -> None:
-        """A closed segment's file is in use: keep it open, and let go of the one unused longest."""
+        """Keep the file of a closed segment open, and release the least recently used one."""
         self._open_closed.pop(segment.base_offset, None)
         self._open_closed[segment.base_offset] = segment
         if len(self._open_closed) > OPEN_CLOSED_SEGMENTS_MAX:
@@ -59,14 +59,14 @@ class Segments:
             self._open_closed.pop(oldest).let_go()
 
     def remove(self, first: int, behind: int) -> list[LogSegment]:
-        """Take segments [first, behind) out of the log; their files are the caller's to remove."""
+        """Remove segments [first, behind) from the log; the caller removes their files."""
         removed = self.all[first:behind]
         del self.all[first:behind]
         self._forget(removed)
         return removed
 
     def replace(self, old: Sequence[LogSegment], new: LogSegment | None) -> None:
-        """Put a compacted segment in the place of neighbouring ones, or nothing."""
+        """Replace adjacent segments by a compacted one, or by nothing."""
         first = self.all.index(old[0])
         self.all[first : first + len(old)] = [] if new is None else [new]
         self._forget(old)
@@ -85,7 +85,7 @@ class Segments:
             self._open_closed.pop(segment.base_offset, None)
             segment.let_go()
             self.size_bytes -= segment.size_bytes
-        # Threads may still add to the old dict; nobody will look there.
+        # Threads may still add to the old dict, which is no longer read.
         self._hints = {}
 
     def close(self) -> None:
@@ -94,12 +94,12 @@ class Segments:
         self._open_closed = {}
         self._hints = {}
 
-    # -- reading away from the tail ------------------------------------------------------------------------------------
+    # -- reads away from the tail --------------------------------------------------------------------------------------
 
     def read_cached(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool) -> ReadResult | None:
-        """Continue where a reader stopped, if the pages are in memory; None if it takes a `read_job`.
+        """Continue where a reader stopped, if the pages are in memory; None if a `read_job` is needed.
 
-        So do bytes that nobody has checked since the log was opened: a thread does that, once.
+        Bytes not checked since the log was opened need one too: a thread checks them, once.
         """
         hint = self._hints.get(offset % HINTS_MAX)
         if hint is None or hint.offset != offset:
@@ -124,7 +124,7 @@ class Segments:
         finally:
             view.release()
         if result is None or (min_one_batch and not result.data):
-            # Nothing where there should be something: whether that is damage, a search tells.
+            # Data was expected here: a search will show whether it is damaged.
             return None
         next_position = position + len(result.data)
         if not segment.is_checked(position, next_position):
@@ -134,13 +134,13 @@ class Segments:
         return result
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, min_one_batch: bool, end_offset: int) -> ReadJob:
-        """The same for a thread, which may search and wait."""
+        """Return the same read as a job for a thread, which may search and wait for the disk."""
         views = [(segment, segment.view()) for segment in self._from(offset)]
         upto_offset = min(upto_offset, end_offset)
         return ReadJob(views, self._hints, offset, max_bytes, upto_offset, min_one_batch, end_offset)
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
-        """The headers of the batches from `offset` on, for a thread."""
+        """Return a job for a thread that reads the headers of the batches from `offset` on."""
         wanted = self._from(offset)
         behind = self.all.index(wanted[-1]) + 1 if wanted else len(self.all)
         behind_offset = self.all[behind].base_offset if behind < len(self.all) else None
@@ -148,11 +148,11 @@ class Segments:
         return HeadersJob(views, behind_offset, offset, to_offset, upto_offset, headers_max)
 
     def _from(self, offset: int) -> list[LogSegment]:
-        """The segment that should hold `offset` and its successor, their files kept open."""
+        """Return the segment that should hold `offset` and its successor, with their files kept open."""
         first = behind = self.index_of(offset)
         wanted = self.all[first : first + 1]
         while behind + 1 < len(self.all) and len(wanted) < 2:
-            # Compaction may have left nothing from the offset on, or nothing at all.
+            # Compaction may have removed everything from the offset on, or emptied the segment.
             behind += 1
             if self.all[behind].size_bytes > 0:
                 wanted.append(self.all[behind])
@@ -162,7 +162,7 @@ class Segments:
         return wanted
 
     def bytes_between(self, offset: int, upto_offset: int, end_offset: int) -> int:
-        """About how many bytes the batches from `offset` to `upto_offset` have."""
+        """Estimate the size of the batches from `offset` to `upto_offset`."""
         total = 0
         for at in range(self.index_of(offset), len(self.all)):
             segment = self.all[at]

@@ -1,8 +1,8 @@
-"""Files that are out of use, but may still be wanted: moved to a folder of their own instead of deleted.
+"""Files that are no longer used but may still be needed: moved to a folder of their own instead of deleted.
 
     DATA/set-aside/NAME-TTTTTTTTTTTTT/      T: when it was set aside, in milliseconds since 1970, 13 digits
 
-The time in the name starts the retention. A folder with another name is not ours and is never removed.
+Retention counts from the time in the name. A folder with any other name is never removed.
 """
 
 import re
@@ -21,14 +21,14 @@ _TIME: Final = re.compile(r".+-(\d{13})")
 def set_aside(disk: Disk, data_path: str, source_paths: Sequence[str], name: str, now_ms: int) -> str:
     """Move files or folders of the node, in this order, into a new folder, and return its path. Blocks.
 
-    Durable when it returns. A source that does not exist is skipped. An OSError leaves the sources that were not yet
-    moved where they are: no file is ever lost.
+    Durable when it returns. A source that does not exist is skipped. After an OSError, sources that were not yet moved
+    are still in place: no file is ever lost.
     """
     around = f"{data_path}/{SET_ASIDE_NAME}"
     while disk.exists(folder := f"{around}/{name}-{now_ms:013d}"):
         now_ms += 1
     disk.mkdir(folder)
-    # The folder's name first: a crash must not take it away together with what was moved there.
+    # Sync the folder's name first: a crash must not lose it together with the files moved there.
     disk.sync_dir(around)
     disk.sync_dir(data_path)
     holders: dict[str, None] = {}
@@ -44,7 +44,7 @@ def set_aside(disk: Disk, data_path: str, source_paths: Sequence[str], name: str
 
 
 def expired(disk: Disk, data_path: str, now_ms: int, retention_ms: int) -> list[str]:
-    """The folders that were set aside at least `retention_ms` ago; none if that is negative. Blocks."""
+    """Return the folders set aside at least `retention_ms` ago; none if that is negative. Blocks."""
     around = f"{data_path}/{SET_ASIDE_NAME}"
     if retention_ms < 0 or not disk.exists(around):
         return []

@@ -1,4 +1,4 @@
-"""A file that outlives its owner for as long as a thread still uses it."""
+"""A file that stays open while any thread still uses it."""
 
 from threading import Lock
 
@@ -8,10 +8,10 @@ __all__ = ["SharedFile"]
 
 
 class SharedFile:
-    """An open file with a count of its users: whoever leaves last closes it.
+    """An open file with a reference count: the last user closes it.
 
-    The log lets go of files (retention, compaction, the bound on open files) while a read or a sync may run on them in
-    a thread; closing at once would hand that thread a foreign descriptor.
+    The log releases files (retention, compaction, the limit on open files) while a thread may still read or sync them.
+    Closing at once could leave that thread with a descriptor that another file reuses.
     """
 
     __slots__ = ("_lock", "_users", "file")
@@ -22,7 +22,7 @@ class SharedFile:
         self._lock = Lock()
 
     def acquire(self) -> "SharedFile":
-        """Take a share; only for who knows that another share is still held."""
+        """Add a reference. The caller must know that another reference is still held."""
         with self._lock:
             self._users += 1
         return self

@@ -1,15 +1,15 @@
-"""A disk that can be made slow, or to hang, while the node runs: to see what that does to producers and consumers.
+"""A disk that can be slowed down or made to hang while the node runs, to see the effect on producers and consumers.
 
-For tests and rehearsals only (`debug_slow_reads` and `debug_slow_syncs` in node.toml). Each setting names a file; while
-that exists, no read of a segment is taken for cached and each takes as many milliseconds as the file says, or so does
-each sync of a segment. The loop's own reads stay fast: they are of what was just written, which no disk holds up. Its
-syncs do not: a log that rolls faster than its disk syncs waits for it.
+For tests and drills only (`debug_slow_reads` and `debug_slow_syncs` in node.toml). Each setting names a file that holds
+a number of milliseconds. While the reads file exists, no segment read is served as cached, and each takes that long;
+while the syncs file exists, each segment sync takes that long. Reads on the event loop stay fast: they are of data just
+written, which is in memory. Syncs on the loop do not: a log that rolls faster than its disk syncs waits for it.
 
-Instead of a number the file of `debug_slow_syncs` may say
+Instead of a number, the file of `debug_slow_syncs` may contain
 
-hang      nothing that a thread writes or syncs ends before the file is gone, whatever file it is; what the loop appends
-          goes to the page cache, which has room
-freeze    nor does anything that the loop writes: the page cache is full
+hang      no write or sync of any file by a thread completes until this file is removed; appends on the event loop go
+          to the page cache, which has room
+freeze    writes on the event loop do not complete either: the page cache is full
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_INTERVAL_S = 0.02
 
 
 class Switch:
-    """A file that says how many milliseconds something takes, or that it hangs; "" is no file."""
+    """A file that holds a delay in milliseconds, or makes operations hang; "" means no file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Switch:
         return os.path.exists(self._path)
 
     def wait(self) -> None:
-        """Not at all while the file is not there, or says nothing."""
+        """Wait for the configured delay; return at once if the file is missing or empty."""
         try:
             delay_s = float(self._text() or 0) / 1000
         except ValueError:
@@ -44,7 +44,7 @@ class Switch:
             threading.Event().wait(delay_s)
 
     def hold(self) -> None:
-        """Until nothing hangs any more."""
+        """Wait until the file no longer makes this thread hang."""
         while self._text() in ((FREEZE,) if _is_loop() else (HANG, FREEZE)):
             threading.Event().wait(LOOK_INTERVAL_S)
 
@@ -57,7 +57,7 @@ class Switch:
 
 
 class SlowDisk(RealDisk):
-    """The machine's own file system, with a switch for reads and one for syncs."""
+    """The machine's own file system, with one switch for reads and one for syncs."""
 
     def __init__(self, reads: str = "", syncs: str = "") -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class SlowFile(RealFile):
 
 
 class SlowSegment(SlowFile):
-    """A segment: its reads and syncs take as long as the switches say."""
+    """A segment: the switches delay its reads and syncs."""
 
     __slots__ = ()
 

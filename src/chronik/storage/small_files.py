@@ -1,14 +1,14 @@
-"""Small text files that decide what becomes of data: one value or several lines, with a checksum.
+"""Small text files whose content decides the fate of data: one value or several lines, with a checksum.
 
     <value> crc32c=<of the value, 8 hex digits>     and a newline
 
     <version>
-    <count of the lines that follow, without the last one>
+    <number of the following lines, without the last one>
     <line>...
     crc32c=<of all lines before this one, with their newlines>
 
-One flipped bit in such a file must not hide records, or have them deleted. Files of earlier versions have the value
-alone, with its newline.
+One flipped bit in such a file must not hide records or cause their deletion. Files of earlier versions have only the
+value and a newline.
 """
 
 from collections.abc import Iterable
@@ -21,11 +21,11 @@ __all__ = ["Damaged", "decode_lines", "decode_value", "encode_lines", "encode_va
 
 
 class Damaged(ValueError):
-    """The file is not what this process would have written."""
+    """The file is damaged or not in the expected format."""
 
 
 def _checksum(value: str) -> str:
-    # The name keeps it from passing for a part of the value, should the space between them be damaged.
+    # The prefix keeps the checksum from being read as part of the value if the space between them is damaged.
     return f"crc32c={crc32c(value.encode()):08x}"
 
 
@@ -34,7 +34,7 @@ def encode_value(value: str) -> bytes:
 
 
 def decode_value(data: bytes) -> str:
-    """The value. Raises Damaged."""
+    """Return the value. Raises Damaged."""
     try:
         value, separator, checksum = data.decode().removesuffix("\n").partition(" ")
     except UnicodeDecodeError:
@@ -53,7 +53,7 @@ def encode_lines(version: str, lines: Iterable[str]) -> bytes:
 
 
 def decode_lines(version: str, data: bytes) -> list[str]:
-    """The lines of a file of this version. Raises Damaged."""
+    """Return the lines of a file of this version. Raises Damaged."""
     try:
         text, separator, checksum = data.decode().removesuffix("\n").rpartition("\n")
     except UnicodeDecodeError:
@@ -68,7 +68,7 @@ def decode_lines(version: str, data: bytes) -> list[str]:
 
 
 def read_number(disk: Disk, path: str) -> int | None:
-    """The number in a file; None where there is none, or none that can be believed."""
+    """Return the number in a file; None if there is no file or no valid number."""
     data = read_file(disk, path)
     try:
         return int(decode_value(data)) if data else None

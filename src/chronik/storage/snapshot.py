@@ -1,20 +1,20 @@
-"""What a log knew at one offset, so that recovery need not read what lies before.
+"""The state of a log at one offset, so that recovery need not read what comes before it.
 
 The file `NNN.snapshot`, NNN being the offset in 20 digits; all integers big-endian:
 
     version               int16    1
-    crc                   uint32   CRC32C of all that follows
+    crc                   uint32   CRC32C of everything that follows
     offset                int64    the state is that before this offset; all data below it was durable
     segment_base          int64    the segment that `offset` is in
-    position              int64    where in that segment
+    position              int64    its position in that segment
     last_batch_position   int64    of the batch before `position` in that segment, -1 for none
-    last_batch_crc        uint32   its CRC: tells that this snapshot belongs to this log
+    last_batch_crc        uint32   its CRC: identifies the log that this snapshot belongs to
     max_timestamp         int64    the segment's largest so far, -1 for none
-    max_timestamp_offset  int64    and whose it is
+    max_timestamp_offset  int64    last offset of the batch that has it
     offset_entries        int32    entries in the segment's offset index
-    time_entries          int32    and in its time index
-    unindexed_bytes       int32    since the last entry
-    first_append_ms       int64    when the segment was begun, -1 where unknown
+    time_entries          int32    entries in its time index
+    unindexed_bytes       int32    bytes since the last entry
+    first_append_ms       int64    time of the segment's first append, -1 if unknown
     producer_count        int32    then for each producer:
       producer_id         int64
       epoch               int16
@@ -69,7 +69,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot | None:
-    """None where the file is damaged or of another version: recovery then starts further back."""
+    """Return None if the file is damaged or of another version: recovery then starts further back."""
     try:
         version, crc = _PREFIX.unpack_from(data)
         if version != VERSION or crc32c(data[_PREFIX.size :]) != crc:
@@ -89,7 +89,7 @@ def decode_snapshot(data: bytes) -> Snapshot | None:
 
 
 def restore_producers(snapshot: Snapshot | None, expiration_ms: int) -> ProducerStates:
-    """The producers as the snapshot has them."""
+    """Return the producer state of the snapshot."""
     producers = ProducerStates(expiration_ms)
     if snapshot is not None:
         for producer_id, state in snapshot.producers:

@@ -1,7 +1,7 @@
-"""How far a log goes, found without changing anything: for logs whose node does not run.
+"""Finding the end of a log without changing anything: for logs whose node is stopped.
 
 Above the recovery point the log ends at the first batch with a bad CRC, as when it is opened (see `recovery`): what
-follows is what a crash leaves.
+follows is left over from a crash.
 """
 
 from typing import NamedTuple
@@ -19,22 +19,22 @@ __all__ = ["LogSurvey", "survey_log"]
 
 
 class LogSurvey(NamedTuple):
-    """What a log's batches tell; -1 for what none of them has."""
+    """What a log's batches show; -1 for values that no batch has."""
 
     log_end_offset: int = 0
     last_epoch: int = UNDEFINED
-    """Of the last record, even if retention has removed it."""
+    """The epoch of the last record, even if retention has removed it."""
     highest_producer_id: int = -1
     is_compacted: bool = False
     """Whether it was compacted at least once."""
 
 
 def survey_log(disk: Disk, folder: str, recovery_point: int) -> LogSurvey:
-    """The log in `folder`. Reads all headers, and whole batches only above the recovery point. Blocks."""
+    """Survey the log in `folder`. Reads all headers, and whole batches only above the recovery point. Blocks."""
     recovery_point = max(recovery_point, read_synced_end(disk, folder))
     names = disk.listdir(folder)
     bases = [int(name[:-4]) for name in names if name.endswith(".log") and name[:-4].isdigit()]
-    # Compaction leaves gaps. Without it, a gap is a segment that is missing, and the log ends before it.
+    # Compaction leaves gaps. Without it, a gap means a missing segment, and the log ends before it.
     is_compacted = CLEANER_NAME in names
     epochs = LeaderEpochs.decode(read_file(disk, f"{folder}/{EPOCHS_NAME}") or b"")
     last_epoch = UNDEFINED if epochs is None else epochs.latest

@@ -1,14 +1,14 @@
-"""Putting compacted segments in the place of the old ones, safe against a crash at every step.
+"""Replacing old segments by compacted ones, safe against a crash at every step.
 
-A group of neighbouring segments is compacted into one, under the first one's base offset. The files go through:
+A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
 
-    NNN.log.cleaned          being written; a crash leaves it useless, and it is removed
+    NNN.log.cleaned          being written; useless after a crash, and removed
     NNN-MMM.swap             complete and durable; replaces all segments with base offsets from NNN to below MMM
-    OOO.log.deleted          an old segment on its way out; removed in a thread, or when the log is next opened
+    OOO.log.deleted          an old segment to be removed, in a thread or when the log is next opened
     NNN.log                  the compacted one in its place
 
-The rename to .swap is the decision: whoever opens the folder and finds it carries the replacement through.
-Indexes are written beside as NNN.index.cleaned and may be lost on the way: they are rebuilt.
+The rename to .swap commits the replacement: the next open of the folder completes it.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ def swap_path(folder: str, base_offset: int, next_base: int) -> str:
 
 
 class Replacement(NamedTuple):
-    """Old segments, and whether a compacted one comes in their place or nothing is left of them."""
+    """Old segments, and whether a compacted one replaces them or nothing is left of them."""
 
     bases: Sequence[int]
     next_base: int
-    """Base offset of the segment behind them."""
+    """Base offset of the segment after them."""
     has_successor: bool
 
 
 def replace_segments(disk: Disk, folder: str, replacements: Sequence[Replacement]) -> list[str]:
-    """Carry out the replacements; returns the files that can now be removed."""
+    """Carry out the replacements; return the files that can now be removed."""
     swaps = [
         (segment_path(folder, bases[0]), swap_path(folder, bases[0], next_base))
         for bases, next_base, has_successor in replacements
@@ -55,7 +55,7 @@ def replace_segments(disk: Disk, folder: str, replacements: Sequence[Replacement
             path = segment_path(folder, base)
             disk.rename(path, path + ".deleted")
             deleted.append(path + ".deleted")
-    # The old names must be gone before the new one is there, or a crash could leave both.
+    # The old names must be gone before the new one exists, or a crash could leave both.
     disk.sync_dir(folder)
     for path, swap in swaps:
         disk.rename(swap, path)
@@ -67,7 +67,7 @@ def replace_segments(disk: Disk, folder: str, replacements: Sequence[Replacement
 
 
 def finish_swaps(disk: Disk, folder: str) -> int:
-    """Finish or undo what a crash interrupted; returns how many replacements were carried through."""
+    """Complete or undo what a crash interrupted; return the number of completed replacements."""
     names = disk.listdir(folder)
     swaps = [name for name in names if name.endswith(".swap")]
     for name in swaps:

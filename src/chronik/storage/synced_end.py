@@ -1,10 +1,10 @@
-"""How far a log was durable: the file `synced-end` in its folder, overwritten in place after each sync.
+"""The durable end of a log: the file `synced-end` in its folder, overwritten in place after each sync.
 
     offset int64, crc32c of these eight bytes uint32; big-endian
 
-The file is not synced itself. After a kill it is exact; after a power loss it may be older, or missing. So a log that
-ends below it has lost records that may have been acknowledged, although nothing else shows it: the recovery points are
-some seconds old. Before a log is cut on purpose, the file is lowered durably.
+The file itself is not synced. After a kill it is exact; after a power loss it may be older, or missing. So a log that
+ends below it has lost records that may have been acknowledged. Nothing else shows that: the recovery points are some
+seconds old. Before a log is truncated on purpose, the file is lowered durably.
 """
 
 import struct
@@ -21,7 +21,7 @@ _CHECKSUM = struct.Struct(">I")
 
 
 def read_synced_end(disk: Disk, folder: str) -> int:
-    """0 if the file is missing or damaged."""
+    """Return the offset; 0 if the file is missing or damaged."""
     data = read_file(disk, f"{folder}/{SYNCED_END_NAME}") or b""
     if len(data) != _OFFSET.size + _CHECKSUM.size or _CHECKSUM.unpack_from(data, _OFFSET.size)[0] != crc32c(data[:8]):
         return 0
@@ -29,12 +29,12 @@ def read_synced_end(disk: Disk, folder: str) -> int:
 
 
 def note_synced_end(disk: Disk, folder: str, offset: int) -> None:
-    """The log is durable up to `offset`."""
+    """Record that the log is durable up to `offset`."""
     _write(disk, folder, offset, durably=False)
 
 
 def lower_synced_end(disk: Disk, folder: str, offset: int) -> None:
-    """The log is about to be cut and will end at `offset`."""
+    """Lower the recorded end durably before the log is truncated to `offset`."""
     if read_synced_end(disk, folder) > offset:
         _write(disk, folder, offset, durably=True)
 

@@ -1,4 +1,4 @@
-"""Making a log durable: what one sync does in a thread, and the checkpoint it may leave."""
+"""Making a log durable: the work of one sync in a thread, and the checkpoint it may write."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ __all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
 EPOCHS_NAME = "leader-epoch-checkpoint"
 SNAPSHOTS_KEPT: Final = 2
 UNSYNCED_FILES_MAX: Final = 8
-"""Closed segments that wait for a sync; beyond that, each roll waits for one itself."""
+"""Closed segments that may wait for a sync; beyond that, each roll syncs the oldest itself."""
 
 
 class Syncable(Protocol):
-    """What a checkpoint needs to know of its log."""
+    """The parts of a log that a checkpoint needs."""
 
     config: LogConfig
     log_end_offset: int
@@ -32,18 +32,18 @@ class Syncable(Protocol):
 
 
 class Checkpoint(NamedTuple):
-    """All that makes recovery start at `offset`; written behind the sync of everything below that offset."""
+    """Everything that lets recovery start at `offset`; written after all data below that offset was synced."""
 
     offset: int
     snapshot: bytes
     epochs: bytes
     index_paths: Sequence[str]
     outdated_offsets: Sequence[int]
-    """Snapshots that can go when this one is there."""
+    """Snapshots that can be removed once this one exists."""
 
 
 class SyncJob:
-    """One sync of one log. `run` is for a thread and touches files only; the loop is told by `Log.synced`."""
+    """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SyncJob:
         self._folders = folders
 
     def run(self) -> None:
-        """Sync; an OSError means that nobody knows what is durable."""
+        """Sync the files. After an OSError it is unknown which data is durable."""
         try:
             for shared in self._files:
                 shared.file.datasync()
@@ -75,14 +75,14 @@ class SyncJob:
             for shared in self._files:
                 shared.release()
         with contextlib.suppress(OSError):
-            # The data is durable; only the proof of it is older.
+            # The data is durable; `synced-end` merely keeps an older value.
             note_synced_end(self._disk, self._folder, self.end_offset)
         if self.checkpoint is not None:
             try:
                 self._write_checkpoint(self.checkpoint)
                 self.checkpointed = True
             except OSError:
-                # The data is durable; recovery just starts at the last checkpoint, until one succeeds.
+                # The data is durable; recovery starts at the previous checkpoint until one succeeds.
                 return
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -91,7 +91,7 @@ class SyncJob:
             try:
                 file = disk.open(path)
             except FileNotFoundError:
-                # Retention or compaction took the segment meanwhile.
+                # Retention or compaction removed the segment in the meantime.
                 continue
             try:
                 file.datasync()
@@ -106,9 +106,9 @@ class SyncJob:
 
 
 class LogSyncs:
-    """What of a log is not durable yet, and when the next checkpoint is due. Owned by the loop.
+    """Tracks which data of a log is not yet durable, and when the next checkpoint is due. Owned by the event loop.
 
-    Invariant: at most one job runs. What a job took counts as durable only if the log was not truncated meanwhile.
+    Invariant: at most one job runs. A job's data is durable only if the log was not truncated in the meantime.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class LogSyncs:
         self._last_batch_crc = crc
 
     def rolled(self, closed: LogSegment | None, checkpoint_bytes: int) -> None:
-        """A new segment has begun behind `closed`. Raises OSError if too much waited for a sync and that failed."""
+        """Note that a new segment follows `closed`. Raises OSError if too many files wait and syncing one fails."""
         if closed is None:
             # The log's folder may be as new as its first segment.
             self._folders = [self._folder, self._folder.rpartition("/")[0] or "/"]
@@ -158,11 +158,11 @@ class LogSyncs:
                 oldest.release()
         self._files.append(closed.shared.acquire())
         self._indexes += [closed.offset_index.path, closed.time_index.path]
-        # Recovery should not need to look into closed segments.
+        # Recovery should not have to scan closed segments.
         self._bytes_since_checkpoint = max(self._bytes_since_checkpoint, checkpoint_bytes)
 
     def truncated(self, end_offset: int) -> None:
-        """The log now ends at `end_offset`. Removes snapshots of what was dropped."""
+        """Note that the log now ends at `end_offset`, and remove snapshots above it."""
         self._generation += 1
         for offset in self.snapshots:
             if offset > end_offset:
@@ -173,7 +173,7 @@ class LogSyncs:
         self._bytes_since_checkpoint = 0
 
     def job(self, log: Syncable, active: LogSegment | None, *, checkpoint: bool = False) -> SyncJob | None:
-        """A sync of all that is not durable; None if there is nothing or a job runs."""
+        """Return a sync of everything not yet durable; None if there is nothing to sync or a job runs."""
         is_behind = log.synced_end_offset < log.log_end_offset
         if self._running is not None or active is None:
             return None
@@ -196,7 +196,7 @@ class LogSyncs:
         self._files = []
 
     def finished(self, job: SyncJob) -> bool:
-        """The job ended; returns whether what it covered is still what the log holds."""
+        """Note that the job ended; return whether the log was not truncated since the job started."""
         if self._running is job:
             self._running = None
         is_current = job.generation == self._generation

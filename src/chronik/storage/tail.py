@@ -1,4 +1,4 @@
-"""Where the newest batches of a log start: reads at the tail need neither index nor scan."""
+"""The positions of a log's newest batches: reads at the tail need no index and no scan."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 __all__ = ["Span", "Tail"]
 
 BATCHES_MAX: Final = 512
-"""Kept at most; when there are more, the older half goes."""
+"""The maximum kept; above it, the older half is dropped."""
 
 
 class Span(NamedTuple):
@@ -19,9 +19,9 @@ class Span(NamedTuple):
 
 
 class Tail:
-    """Base offset and position of the last batches of the active segment. Owned by the loop.
+    """Base offset and position of the last batches of the active segment. Owned by the event loop.
 
-    Invariant: consecutive batches, the last of them being the log's last.
+    Invariant: the batches are consecutive, and the last one is the log's last.
     """
 
     __slots__ = ("offsets", "positions")
@@ -44,9 +44,9 @@ class Tail:
     def span(
         self, offset: int, max_bytes: int, upto_offset: int, end_offset: int, end_position: int, min_one_batch: bool
     ) -> Span | None:
-        """The batches from the one with `offset` on, below `upto_offset`, `max_bytes` at most; None if not known here.
+        """Return the batches from the one with `offset` on, below `upto_offset`, at most `max_bytes`; None if unknown.
 
-        `end_offset` and `end_position` are where the log ends.
+        The log ends at `end_offset` and `end_position`.
         """
         offsets = self.offsets
         if not offsets or offset < offsets[0]:
@@ -59,7 +59,7 @@ class Tail:
         else:
             behind = bisect_left(offsets, upto_offset)
             if behind == len(offsets) or offsets[behind] > upto_offset:
-                # The batch before reaches over the limit, or may.
+                # The previous batch reaches beyond the limit, or may.
                 behind -= 1
             if behind <= first:
                 return Span(start, start, offset)

@@ -1,4 +1,4 @@
-"""Finding records by their timestamps. Everything here blocks and is for a thread."""
+"""Finding records by timestamp. Everything here blocks: run it in a thread."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -16,16 +16,16 @@ DECODED_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class TimestampOffset(NamedTuple):
-    """A record by its offset, and its own timestamp."""
+    """A record's offset and its own timestamp."""
 
     offset: int
     timestamp_ms: int
 
 
 class TimeLookup:
-    """The log as it was when asked: closed segments by their base offsets, the active one by a view.
+    """The log when the lookup was created: closed segments by base offset, the active one as a view.
 
-    Closed segments are opened one at a time. One that retention removes meanwhile is passed over.
+    Closed segments are opened one at a time. One that retention removes in the meantime is skipped.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TimeLookup:
         self._end = end
 
     def first_at_or_after(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record that is not older than `timestamp_ms`."""
+        """Return the first record that is not older than `timestamp_ms`."""
         try:
             for base_offset in self._closed:
                 view = self._open(base_offset)
@@ -56,7 +56,7 @@ class TimeLookup:
             self._release_active()
 
     def largest(self) -> TimestampOffset | None:
-        """The first of the records with the largest timestamp."""
+        """Return the first record that has the largest timestamp."""
         best: tuple[int, int] | None = None
         try:
             largest = NO_TIMESTAMP
@@ -104,11 +104,11 @@ class TimeLookup:
         )
 
     def _largest_in(self, view: SegmentView) -> tuple[int, int]:
-        """The largest timestamp among the records of the segment that are in the log's range."""
+        """Return the largest timestamp among the segment's records in the log's range, and its batch's last offset."""
         is_active = view is self._active
         if view.base_offset >= self._start and not is_active:
             return view.largest_timestamp()
-        # The index speaks of the segment as a whole, and of the active one only up to its last entry.
+        # The index covers the whole segment, and the active segment only up to its last entry.
         largest, its_offset = NO_TIMESTAMP, -1
         position = view.position_near(self._start)
         entry = view.times.last()
@@ -131,7 +131,7 @@ class TimeLookup:
         position = view.position_near(self._start)
         entry = view.times.floor(0, timestamp_ms - 1)
         if entry is not None:
-            # All records up to that offset are older.
+            # All records up to that offset are older than `timestamp_ms`.
             found = view.find(view.base_offset + entry[1])
             if found is not None and found[1].max_timestamp == entry[0]:
                 position = max(position, found[0])
@@ -152,6 +152,6 @@ class TimeLookup:
                 if record.timestamp_ms >= timestamp_ms and self._start <= record.offset < self._end:
                     return TimestampOffset(record.offset, record.timestamp_ms)
         except KafkaError:
-            # It cannot be decoded here (a bomb, or no records at all): its start is the nearest that can be said.
+            # The batch cannot be decoded (a decompression bomb, or no records): its start is the best approximation.
             return TimestampOffset(max(header.base_offset, self._start), header.max_timestamp)
         return None

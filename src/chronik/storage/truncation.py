@@ -1,4 +1,4 @@
-"""Pieces of truncating a log: its end, and finding out again what its producers did."""
+"""Helpers for truncating a log: removing its last files, and rebuilding its producer state."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ _ORDER = {".snapshot": 0, ".index": 1, ".timeindex": 1, ".log": 2}
 
 
 def files_from(disk: Disk, folder: str, base_offset: int, end_offset: int) -> list[str]:
-    """The files of all segments from `base_offset` on, and the snapshots beyond `end_offset`. Blocks.
+    """Return the files of all segments from `base_offset` on, and the snapshots above `end_offset`. Blocks.
 
-    By their names: a damaged log may not know of all. Snapshots come first, then segments, the newest first, each with
-    its indexes before it: if only some of them go, what is left is a log without a hole.
+    Found by name: a damaged log may not know all of them. Snapshots come first, then segments, newest first, each after
+    its indexes. So if only some files are moved, the remaining log has no hole.
     """
     found: list[tuple[bool, int, int, str]] = []
     for name in disk.listdir(folder):
@@ -32,7 +32,7 @@ def files_from(disk: Disk, folder: str, base_offset: int, end_offset: int) -> li
 
 
 def remove_segments(disk: Disk, segments: Sequence[LogSegment]) -> None:
-    """Remove the files of the log's last segments, the newest first: a crash leaves a log without a hole."""
+    """Remove the files of the log's last segments, newest first: a crash leaves a log without a hole."""
     for segment in reversed(segments):
         for path in reversed(segment.paths()):
             if disk.exists(path):
@@ -47,9 +47,9 @@ def rebuild_producers(
     config: LogConfig,
     before: ProducerStates,
 ) -> ProducerStates:
-    """The producers as of the log's end, from the last snapshot and the batches behind it. Blocks.
+    """Return the producer state at the log's end, from the last snapshot and the batches after it. Blocks.
 
-    When each was last seen is taken over from `before`: a batch's own time is the client's.
+    Each producer's last-seen time comes from `before`: a batch's own timestamp is the client's.
     """
     snapshot = None
     if snapshots:

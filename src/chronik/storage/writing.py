@@ -1,9 +1,8 @@
-"""The written end of a log: appending, rolling, syncing, closing; and what happens when the disk fails.
+"""The write path of a log: appending, rolling, syncing and closing, and how it handles disk failures.
 
-A full or failing disk makes the log read-only; after a second the next append tries again, and when that succeeds the
-log is as before. An append that failed leaves nothing behind. A log whose sync hangs is read-only until that ends. A
-sync that failed is never tried again: the kernel may have dropped the pages, so that a second one would succeed without
-having written them.
+A full or failing disk makes the log read-only. After a second the next append tries again; if it succeeds, the log is
+writable. A failed append leaves nothing behind. A log whose sync hangs is read-only until the sync ends. A failed sync
+is never retried: the kernel may have dropped the dirty pages, so a second sync would succeed without writing them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 __all__ = ["AppendResult", "LogWriter"]
 
 PROBE_MS: Final = 1000
-"""A log that could not be written is tried again after this."""
+"""How long after a failed write the log accepts another attempt."""
 
 _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
@@ -34,7 +33,7 @@ _EPOCH_AT: Final = 12
 
 
 class AppendResult(NamedTuple):
-    """Where the records are, and the time that the log gave them (-1: their own)."""
+    """The offsets of the appended records, and their log append time (-1: they keep their own timestamps)."""
 
     base_offset: int
     last_offset: int
@@ -42,7 +41,7 @@ class AppendResult(NamedTuple):
 
 
 class LogWriter:
-    """The part of a `Log` that writes. Owned by the loop."""
+    """The write half of a `Log`. Owned by the event loop."""
 
     def __init__(self, disk: Disk, folder: str, config: LogConfig, loaded: LoadedLog) -> None:
         self.disk = disk
@@ -55,12 +54,12 @@ class LogWriter:
         self.producers: ProducerStates = loaded.producers
         self.epochs: LeaderEpochs = loaded.epochs
         self.read_only = loaded.is_broken
-        """No appends now: the disk is full or failing. Tried again now and then, unless `read_only_forever`."""
+        """No appends for now: the disk is full or failing. A later append tries again, unless `read_only_forever`."""
         self.read_only_forever = loaded.is_broken
-        """A sync failed, or durable data is damaged: only opening the log anew can help."""
+        """A sync failed, or durable data is damaged: only reopening the log can help."""
         self.read_only_reason = "durable data is damaged" if loaded.is_broken else ""
         self.is_broken = loaded.is_broken
-        """The folder has segments after the log's end, which cannot be reached: see `Log.set_aside_from`."""
+        """The folder has unreachable segments after the log's end: see `Log.set_aside_from`."""
         self._segments = Segments(disk, folder, loaded.segments)
         self._active: LogSegment | None = self._segments.active
         self._tail = Tail()
@@ -70,7 +69,7 @@ class LogWriter:
         self._has_garbage = False
 
     def configure(self, config: LogConfig) -> None:
-        """New settings, from the next append on."""
+        """Apply new settings from the next append on."""
         self.config = config
         self.producers.expiration_ms = config.producer_expiration_ms
 
@@ -87,9 +86,9 @@ class LogWriter:
     def append(
         self, records: Buffer, batches: Sequence[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
     ) -> AppendResult:
-        """Append as leader: offsets and epoch are written into the batches, in place where the buffer allows it.
+        """Append as leader: write offsets and epoch into the batches, in place if the buffer is writable.
 
-        `batches` is what `check_batches` said of `records`. Raises StorageError with the log as it was before.
+        `batches` is the result of `check_batches` for `records`. If it raises StorageError, the log is unchanged.
         """
         if self.read_only:
             self._check_writable(now_ms)
@@ -113,7 +112,7 @@ class LogWriter:
     def append_as_follower(
         self, records: Buffer, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
     ) -> AppendResult:
-        """Append a leader's batches as they are. They must continue the log; gaps are those of a compacted leader."""
+        """Append the leader's batches unchanged. They must follow the log's end; gaps come from compaction."""
         if self.read_only:
             self._check_writable(now_ms)
         offset = self.log_end_offset
@@ -138,7 +137,7 @@ class LogWriter:
         now_ms: int,
         append_time_ms: int,
     ) -> None:
-        """Write one block of batches; with a `base_offset` they were just given offsets from there on."""
+        """Write one block of batches. If `base_offset` is set, the caller assigned offsets from there on."""
         size_bytes = len(records)
         config = self.config
         segment = self._active
@@ -176,12 +175,12 @@ class LogWriter:
         self.log_end_offset = end_offset
 
     def _is_due(self, segment: LogSegment, now_ms: int) -> bool:
-        """Whether the segment is old enough to be closed."""
+        """Return whether the segment is old enough to be closed."""
         begun_ms = segment.first_append_ms
         return begun_ms is not None and segment.size_bytes > 0 and now_ms - begun_ms >= self.config.segment_ms
 
     def _allocate(self, segment: LogSegment, end: int) -> None:
-        """Reserve room ahead of the end: as much again as there is, within bounds. Without room, just try the write."""
+        """Preallocate ahead of the end: double the size, within bounds. If that fails, just try the write."""
         config = self.config
         ahead = min(max(end, config.preallocate_bytes_min), config.preallocate_bytes_max)
         wanted = max(end, min(end + ahead, config.segment_bytes))
@@ -192,7 +191,7 @@ class LogWriter:
             segment.allocated_bytes = end
 
     def _check_writable(self, now_ms: int) -> None:
-        # A wall clock that was set back must not put off the probe for as long.
+        # If the wall clock was set back, do not delay the probe by that much.
         is_too_early = 0 < self._probe_at_ms - now_ms <= PROBE_MS
         if self.read_only_forever or self._is_stalled or is_too_early:
             raise StorageError(f"the log is read-only: {self.read_only_reason}")
@@ -206,7 +205,7 @@ class LogWriter:
         self.read_only = False
 
     def _append_failed(self, error: OSError, now_ms: int) -> StorageError:
-        """Nothing of the append counts; a part of it may be in the file and must go before anything else is written."""
+        """Make the log read-only, and cut a partial append off the file, now or before the next write."""
         failure = storage_error("append", error)
         self.read_only = True
         self.read_only_reason = failure.message
@@ -222,21 +221,21 @@ class LogWriter:
         return failure
 
     def roll_if_needed(self, now_ms: int) -> bool:
-        """Close the active segment if it is old enough; appends do that too, this is for logs that get none."""
+        """Close the active segment if it is old enough. Appends do this too; this is for logs without appends."""
         if self._active is None or self.read_only or not self._is_due(self._active, now_ms):
             return False
         self.roll(now_ms)
         return True
 
     def roll(self, now_ms: int) -> None:
-        """Close the active segment and begin the next at the log's end. Raises StorageError if that fails."""
+        """Close the active segment and start the next one at the log's end. Raises StorageError on failure."""
         try:
             self._next_segment()
         except OSError as error:
             raise self._append_failed(error, now_ms) from error
 
     def _next_segment(self) -> LogSegment:
-        """The active segment if it is still empty, otherwise a new one."""
+        """Return the active segment if it is still empty, otherwise a new one."""
         active = self._active
         if active is not None and active.size_bytes == 0 and active.base_offset == self.log_end_offset:
             return active
@@ -255,32 +254,32 @@ class LogWriter:
     # -- syncing -------------------------------------------------------------------------------------------------------
 
     def sync_job(self) -> SyncJob | None:
-        """A sync of everything appended so far, to be run in a thread; then call `synced` or `sync_failed`.
+        """Return a sync of everything appended so far. Run it in a thread, then call `synced` or `sync_failed`.
 
-        None if there is nothing to sync, if the log failed for good, or while a job runs: ask again when that ended.
+        None if nothing needs a sync, if the log failed permanently, or while a job runs: call again when that job ends.
         """
         if self.read_only_forever:
             return None
         return self._syncs.job(self, self._active)
 
     def synced(self, job: SyncJob) -> None:
-        """The job ran: what it covers is durable."""
+        """Record that the job succeeded: the data that it covers is durable."""
         if self._syncs.finished(job) and job.end_offset > self.synced_end_offset:
             self.synced_end_offset = job.end_offset
 
     def sync_failed(self, job: SyncJob) -> None:
-        """The job failed. The kernel may have dropped the pages and a second sync would lie: no more appends."""
+        """Stop appends: the sync failed. The kernel may have dropped the pages, so a second sync proves nothing."""
         self._syncs.finished(job)
         self._fail_for_good("a sync failed")
 
     def stall(self) -> None:
-        """A sync does not end: no more appends until it does (`resume`), since none could become durable."""
+        """Stop appends until `resume`: a sync hangs, so no append could become durable."""
         self.read_only = self._is_stalled = True
         if not self.read_only_forever:
             self.read_only_reason = "the disk does not answer"
 
     def resume(self) -> None:
-        """The sync has ended, and the log knows how."""
+        """Allow appends again: the sync ended, and its outcome was recorded."""
         self._is_stalled = False
         self.read_only = self.read_only_forever or self._has_garbage
 
@@ -289,9 +288,9 @@ class LogWriter:
         self.read_only_reason = reason
 
     def close(self) -> bool:
-        """Make everything durable and let go of the files. Blocks: for a thread, with no job running.
+        """Make everything durable and close the files. Blocks: call it in a thread, with no job running.
 
-        Returns whether the log was closed cleanly, so that the next open needs no scan.
+        Return whether the log was closed cleanly, so that the next open needs no scan.
         """
         is_clean = not self.read_only_forever
         if is_clean and self._active is not None:
@@ -316,7 +315,7 @@ class LogWriter:
 def _stamp_times(
     records: memoryview, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
 ) -> list[tuple[int, BatchHeader]]:
-    """Give every batch the time of its append, unless it has it already."""
+    """Set the append time in every batch that does not have it yet."""
     stamped: list[tuple[int, BatchHeader]] = []
     for start, header in batches:
         if header.log_append_time and header.max_timestamp == now_ms:
