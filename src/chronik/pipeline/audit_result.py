@@ -128,9 +128,7 @@ class AuditResult:
         return max(counts, default=0) - min(counts, default=0)
 
     def share(self, found: PartitionResult) -> tuple[int, float, int]:
-        """Return a partition's records at the last side, their percentage of all expected, and the deviation from the
-        mean.
-        """
+        """Return a partition's records at the last side, its percentage of all expected, and deviation from the mean."""
         messages = found.counts.get(self.last_side, 0)
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))
