@@ -53,7 +53,7 @@ def needs_longer(seen: Observations) -> bool:
 
 
 def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -> bool:
-    """Return whether to judge the group. One without members has ended, unless it was requested or still commits."""
+    """Decide whether to judge a group. Without members it has ended, unless it was requested or still commits."""
     is_empty = not samples[-1].members
     return group == seen.asked_group or not is_empty or bool(progress(seen, samples).moving)
 

@@ -83,7 +83,7 @@ def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
         elif isinstance(event, WatermarkSeen):
             key = (event.node, event.fetch, event.partition)
             begun = started.get(key)
-            # Only the first look counts: a fetch that had to wait found no records then.
+            # Consider only the first check: a fetch that had to wait found no records then.
             is_first = begun is not None and event.time_ms - begun.time_ms < SMOOTH_MS
             if begun is not None and is_first and event.high_watermark > begun.offset:
                 had_records.add(key)

@@ -32,8 +32,7 @@ class PartitionSample:
     def has_leader(self) -> bool:
         """Return whether a leader answers for the partition, regardless of the metadata.
 
-        Only a leader returns the log start offset to consumers. Any replica returns its log end to a debugging
-        consumer.
+        Only a leader returns its log start to consumers. Any replica returns its log end to a debugging consumer.
         """
         return self.leader >= 0 and (self.error is None or self.log_start_offset is not None)
 

@@ -81,12 +81,12 @@ class Bounds:
 class Finding(NamedTuple):
     """`start` and `stop` are offsets, `stop` exclusive. For buckets, they are a time and a width in milliseconds.
 
-    Kinds with numbers: count (offsets), expired, unacknowledged, verified, mismatches, disorder. Kinds with ranges:
-    gap, unexpected, duplicate. The first two are gap-ahead and unexpected-ahead if they lie beyond the log end as it
-    was when the audit began. Kinds with places: order, swapped, mismatch (number: the checksum found, extra: the
-    expected one). Kinds for the whole block: sequence (start and stop: the offsets that came first and last, number and
-    extra: their places in the receipts), bucket (number: offsets, extra: missing), reach (number: the highest offset in
-    that time).
+    The kinds, by what they describe:
+    - a number: count (offsets), expired, unacknowledged, verified, mismatches, disorder
+    - a range: gap, unexpected, duplicate; gap-ahead and unexpected-ahead are beyond the log end as the audit began
+    - a place: order, swapped, mismatch (number: the checksum found, extra: the expected one)
+    - a block: sequence (start and stop: the offsets that came first and last, number and extra: their places in the
+      receipts), bucket (number: offsets, extra: missing), reach (number: the highest offset in that time)
     """
 
     kind: str
@@ -147,8 +147,7 @@ class _Block:
                 self.has[side] &= self.has[READABLE]
                 self.copies[side] = self.has[side].astype(np.int64)
         if is_compacted:
-            # Only the latest record of each key is readable. Older ones are neither required on the other sides nor a
-            # fault.
+            # Only the latest record of each key is readable. The other sides may have or lack older ones.
             for side in (DELIVERED, LANDED):
                 if side in given:
                     self.copies[side] = self.copies[side] * self.has[READABLE]
@@ -268,8 +267,7 @@ class _Block:
             at, found = self._at(rows.start[known]), rows.checksum[known]
             fresh = expected[at] == NO_CHECKSUM
             verified[at[~fresh]] = True
-            # The first row of an offset sets the expected checksum. Assign in reverse order, so that it is written
-            # last.
+            # The first row of an offset sets the expected checksum. Reversed, so that it is written last.
             expected[at[fresh][::-1]] = found[fresh][::-1]
             wrong = found != expected[at]
             yield from self._mismatches(side, at[wrong], found[wrong], expected)

@@ -195,8 +195,7 @@ def _from_fetches(task: LogRange) -> Iterator[Any]:
             try:
                 fetched = cluster.run(fetches.answer(pending))
             except LogShortened as gap:
-                # Retention continues during an audit. The final read of the log start offset accounts for what it
-                # removed.
+                # Retention continues during an audit. The log start read at the end accounts for what it removed.
                 if gap.resume_at is None or gap.resume_at >= wanted.stop:
                     break
                 offset = gap.resume_at

@@ -1,7 +1,7 @@
 """Combine the findings of all blocks into one result: counts, offset ranges and the verdict. Without Spark.
 
 `complete`: no record is missing, duplicated, out of order, altered, or present without being in the log. Offsets below
-the log start have expired, and those after the start of the audit are ignored: neither counts as missing.
+the log start have expired, and records appended after the audit began are ignored: neither count as missing.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class AuditResult:
         return max(counts, default=0) - min(counts, default=0)
 
     def share(self, found: PartitionResult) -> tuple[int, float, int]:
-        """Return a partition's records at the last side, its percentage of all expected, and deviation from the mean."""
+        """Return a partition's records at the last side, percentage of all expected, and deviation from the mean."""
         messages = found.counts.get(self.last_side, 0)
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))

@@ -22,8 +22,7 @@ HEADERS_PER_ROW = 4
 class CompiledChunk:
     """A chunk whose buffers numba fills.
 
-    Invariant: the buffers hold `rows` complete rows. Only this object accesses them until `cut` hands them over for
-    good.
+    Invariant: the buffers hold `rows` complete rows. Only this object accesses them until `cut` hands them over.
     """
 
     def __init__(self, wanted: RecordRange, *, with_headers: bool, rows_max: int, bytes_max: int) -> None:

@@ -34,7 +34,7 @@ ROWS_PER_BATCH_MAX = 1_000_000
 ROWS_PER_BATCH_SETTING = "spark.chronik.maxOffsetsPerTrigger"
 START_TIMEOUT_S = 60.0
 ROWS_PER_CHUNK = 32 * 1024
-"""Rows that a task reads at once. More than Spark handles best, because these rows do not pass through Spark."""
+"""Rows that a task reads at once. Larger than Spark's best size, because these rows do not pass through Spark."""
 
 logger = logging.getLogger(__name__)
 

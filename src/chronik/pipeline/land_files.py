@@ -31,7 +31,7 @@ FILE_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
 RISING = ("offset", "timestamp")
-"""Delta-encoded: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
+"""Encoded as differences: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class _OpenFile:
 
 
 def parquet_settings(schema: Any) -> dict[str, Any]:
-    """Use dictionaries only for columns that may repeat: on payloads, Parquet gives up on them after wasted work."""
+    """Use dictionaries only where values may repeat. For payloads, Parquet would build one and then abandon it."""
     again = [
         column.name
         for column in schema

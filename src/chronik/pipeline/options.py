@@ -46,7 +46,7 @@ REFUSED = ("kafka.sasl.", "kafka.ssl.")
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where reading starts or ends. One of: the same for all, an offset each, a time for all, a time each."""
+    """Where reading starts or ends: at one position or time for all partitions, or at an offset or time for each."""
 
     everywhere: int | None = None
     offsets: Mapping[Partition, int] | None = None

@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._to_json(self._latest)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark omits this for the last micro-batch of an AvailableNow run. `latestOffset` commits all."""
+        """Do nothing: `latestOffset` commits, because Spark omits this call after the last AvailableNow micro-batch."""
 
     def stop(self) -> None:
         if self._cluster is not None:

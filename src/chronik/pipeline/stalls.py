@@ -151,7 +151,7 @@ class StallDetector:
             self._window.fetches += 1
             self._window.client = self._client
             if self._position >= self._log_end:
-                self._window = None  # it was delivered, but that trace was lost
+                self._window = None  # the records were delivered, but that trace was lost
 
     def _served(self, event: FetchServed) -> Iterator[Window]:
         fetch = self._fetches.pop((event.node, event.fetch), None)

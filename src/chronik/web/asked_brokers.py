@@ -53,8 +53,7 @@ class AskedBrokers:
             self._offsets(broker, by_topic, LATEST, CONSUMER_READER),
             self._offsets(broker, by_topic, LATEST, LOG_END_READER),
         )
-        # The requests run one after another. The log end may have grown since the visible end was read, but is never
-        # below it.
+        # Sequential requests: the log end may have grown since the visible end was read, but is never below it.
         return {
             name: (starts[name], visible[name], max(visible[name], ends[name]))
             for name in starts

@@ -20,7 +20,7 @@ from chronik.web.views import cluster_view, damages_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
 PARTITIONS_PER_S = 400
-"""More partitions are sampled less often, so that a page never keeps the nodes busy."""
+"""With more partitions, sampling slows down, so that a page never keeps the nodes busy."""
 SAMPLED_PARTITIONS_MAX = 2_000
 """Over all topics in the `topics` feed. Topics beyond this limit are listed without offsets."""
 

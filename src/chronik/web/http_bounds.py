@@ -28,7 +28,7 @@ HEALTH_CHECKS = ("/healthz", "/readyz")
 
 
 class WaitingConnections:
-    """The waiting connections, each with the time since when it waits. Owned by the event loop.
+    """The waiting connections, each with the time when it began to wait. Owned by the event loop.
 
     Invariant: the connection that has waited longest comes first.
     """

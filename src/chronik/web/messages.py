@@ -41,7 +41,7 @@ class HeaderView(msgspec.Struct, frozen=True):
 
 
 class MessageView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record. If `error` is set, a batch that cannot be decoded, and what is known of it."""
+    """One record; or, if `error` is set, a batch that cannot be decoded, with what is known of it."""
 
     offset: int
     timestamp_ms: int
