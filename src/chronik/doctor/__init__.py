@@ -1,7 +1,7 @@
-"""Why consumption stalls: watches a topic for some seconds and gives one verdict, with its evidence and the next step.
+"""Diagnose stalled consumption: watch a topic for a few seconds, then return one verdict with evidence and a next step.
 
-What is asked over the Kafka protocol works on any cluster; what only Chronik's nodes tell is asked of their HTTP API,
-where there is one. Gathering has bounds on everything; the rules are pure.
+The doctor uses the Kafka protocol, so it works on any cluster. If the brokers are Chronik nodes, it also queries their
+HTTP API. All data collection is bounded; the rules are pure functions.
 """
 
 from chronik.doctor.diagnosis import Diagnosis, Evidence, Verdict

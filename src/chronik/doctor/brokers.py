@@ -1,4 +1,4 @@
-"""The brokers of any Kafka cluster, asked side by side and with short deadlines: one that is silent holds up nobody."""
+"""Query the brokers of any Kafka cluster in parallel with short deadlines, so that no broker delays another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Address = tuple[str, int]
 
 
 class Told(NamedTuple):
-    """What one leader said of one partition, or why it did not."""
+    """The offsets that one leader reported for one partition, or the error."""
 
     log_start_offset: int | None
     high_watermark: int | None
@@ -39,19 +39,19 @@ class Told(NamedTuple):
 
 
 class Brokers:
-    """Owned by one loop; close it when done. Connections are kept while they answer."""
+    """Owned by one event loop, which must close it. A connection is reused until it closes."""
 
     def __init__(self, bootstrap: Sequence[Address]) -> None:
         self.addresses: dict[int, Address] = {}
         self.silent: dict[int, str] = {}
-        """Brokers that did not answer the last question, with the reason."""
+        """Brokers that did not answer the last metadata request, with the reason."""
         self._bootstrap = tuple(bootstrap)
         self._connections: dict[tuple[Address, str], Connection] = {}
         self._loop = asyncio.get_running_loop()
         self._slow: set[Address] = set()
 
     def _timeout_s(self, address: Address, usual_s: float = ASK_TIMEOUT_S) -> float:
-        """One that was silent the last time gets less: all others wait for it."""
+        """Shorten the timeout of a broker that timed out last time, because every round waits for it."""
         return SILENT_TIMEOUT_S if address in self._slow else usual_s
 
     def close(self) -> None:
@@ -67,10 +67,10 @@ class Brokers:
         self._connections[(address, purpose)] = made
         return made
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------------------
 
     async def layout(self, topic: str, timeout_s: float = ASK_TIMEOUT_S) -> ClusterLayout:
-        """The newest metadata of all brokers that answer. Raises what the last of them said where none does."""
+        """Return the newest metadata of all brokers that answer. If none answers, raise the last broker's error."""
         asked: dict[Address, None] = dict.fromkeys((*self._bootstrap, *self.addresses.values()))
         answers = await self._ask_all(asked, topic, timeout_s)
         layouts: list[ClusterLayout] = []
@@ -98,7 +98,7 @@ class Brokers:
     async def _ask_all(
         self, asked: Iterable[Address], topic: str, timeout_s: float
     ) -> list[ClusterLayout | ClientError]:
-        """Waits for the slow ones only until others have answered, and a little longer."""
+        """Query all addresses. Wait past `ASK_TIMEOUT_S` only while no broker has answered."""
         tasks = [
             self._loop.create_task(self._ask_layout(address, topic, self._timeout_s(address, timeout_s)))
             for address in asked
@@ -128,7 +128,7 @@ class Brokers:
     # -- offsets -------------------------------------------------------------------------------------------------------
 
     async def offsets(self, topic: str, leaders: Mapping[int, int]) -> dict[int, Told]:
-        """Where each partition starts and ends, by its leader: all leaders side by side."""
+        """Return the start and end of each partition, from its leader. The leaders are queried in parallel."""
         led: dict[int, list[int]] = {}
         for partition, leader in leaders.items():
             led.setdefault(leader, []).append(partition)
@@ -162,7 +162,7 @@ class Brokers:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
-        """The names of all groups that the brokers that answer coordinate."""
+        """Return the names of all groups that the responding brokers coordinate."""
         answers = await asyncio.gather(*(self._list_groups(node) for node in self.addresses))
         return sorted({name for names in answers for name in names})
 
@@ -175,10 +175,10 @@ class Brokers:
             return []
         return [group.group_id for group in answer.groups]
 
-    # -- a fetch -------------------------------------------------------------------------------------------------------
+    # -- probe fetch ---------------------------------------------------------------------------------------------------
 
     async def fetch(self, node: int, topic: str, partition: int, offset: int, timeout_s: float) -> None:
-        """One fetch of what is there, over a connection of its own: what it takes is what a consumer would wait."""
+        """Fetch available records on a dedicated connection, so that the duration is what a consumer would wait."""
         connection = await self._connection(self.addresses[node], f"fetch-{partition}")
         version = connection.version(ApiKey.FETCH, FETCH_BY_NAME_AT_MOST)
         wanted = FetchPartition(partition, -1, offset, -1, -1, FETCH_BYTES)
@@ -187,10 +187,10 @@ class Brokers:
         )
         await connection.request(ApiKey.FETCH, version, write_fetch_request(version, request), timeout_s=timeout_s)
 
-    # -- what only Chronik's brokers have ------------------------------------------------------------------------------
+    # -- Chronik only --------------------------------------------------------------------------------------------------
 
     async def http_addresses(self) -> dict[int, str]:
-        """Where the brokers' HTTP is, as each tells of itself; nothing of brokers that are none of Chronik's."""
+        """Return the HTTP address in each broker's configuration. Brokers that are not Chronik have none."""
         found = await asyncio.gather(*(self._http_address(node) for node in self.addresses))
         return {node: http for node, http in zip(list(self.addresses), found, strict=True) if http}
 
@@ -212,7 +212,7 @@ class Brokers:
 async def _list_offsets(
     connection: Connection, topic: str, partitions: Iterable[int], time: int, reader: int
 ) -> dict[int, tuple[int | None, str | None]]:
-    """Offset or error by partition."""
+    """Return an offset or an error for each partition."""
     asked = [{"partition_index": p, "current_leader_epoch": -1, "timestamp": time} for p in partitions]
     values = {"replica_id": reader, "isolation_level": 0, "topics": [{"name": topic, "partitions": asked}]}
     answer = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=ASK_TIMEOUT_S, at_most=LIST_OFFSETS_AT_MOST)
@@ -225,7 +225,7 @@ async def _list_offsets(
 
 
 def _newness(layout: ClusterLayout, topic: str) -> tuple[bool, int, int]:
-    """Who knows the topic, and the latest leaders, knows best."""
+    """Rank a layout by whether it has the topic, then by how recent its leaders are."""
     found = layout.topics.get(topic)
     partitions = () if found is None else found.partitions
     return bool(partitions), sum(partition.leader_epoch for partition in partitions), layout.controller_id

@@ -1,4 +1,4 @@
-"""What Chronik's own nodes tell over HTTP: whom they refused, how far and how whole each replica is, and the traces."""
+"""What only Chronik nodes report, over HTTP: rejections, log end offsets and damage of replicas, and traces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 async def all_http_addresses(known: Mapping[int, str]) -> dict[int, str]:
-    """Those of all nodes, from any that tells: a node that is down cannot tell its own."""
+    """Return all nodes' HTTP addresses. Any node can list them, so this includes nodes that are down."""
     for address in known.values():
         try:
             view = await get_json(address, "/api/cluster", 1.0)
@@ -34,7 +34,7 @@ async def all_http_addresses(known: Mapping[int, str]) -> dict[int, str]:
 
 
 class ChronikNodes:
-    """The nodes' HTTP, each asked side by side; one that does not answer is left out."""
+    """The nodes' HTTP APIs, queried in parallel. Nodes that do not answer are skipped."""
 
     def __init__(self, addresses: Mapping[int, str], topic: str) -> None:
         self.addresses = dict(addresses)
@@ -42,7 +42,7 @@ class ChronikNodes:
         self._silent: set[int] = set()
 
     async def read_metrics(self, seen: Observations, at_s: float) -> None:
-        """Who was refused until now, and how old each watermark's lag is."""
+        """Record the rejection counts so far, and how long each partition's high watermark has lagged."""
         texts = await asyncio.gather(*(self._metrics(node) for node in self.addresses))
         counts: dict[tuple[int, int], int] = {}
         ages: dict[int, float] = {}
@@ -53,12 +53,12 @@ class ChronikNodes:
                 else:
                     ages[partition] = max(value, ages.get(partition, 0.0))
         known = seen.rejections[-1].counts if seen.rejections else {}
-        # A node that is silent now still counts as it did.
+        # Carry forward the counts of a node that does not answer.
         seen.rejections.append(RejectionSample(at_s, {**known, **counts}))
         seen.watermark_age_s = ages
 
     async def read_replicas(self, seen: Observations) -> None:
-        """How far each node's own copy goes, and what damage was found in it."""
+        """Record the log end of each node's replica, and the damage found in it."""
         views = await asyncio.gather(*(self._topic_view(node) for node in self.addresses))
         ends: dict[int, dict[int, int]] = {}
         damages: list[DamageSeen] = []
@@ -108,24 +108,24 @@ class ChronikNodes:
             return {}
 
     def _timeout_s(self, node: int) -> float:
-        """One that was silent the last time gets less: all others wait for it."""
+        """Shorten the timeout of a node that timed out last time, because every round waits for it."""
         return SILENT_TIMEOUT_S if node in self._silent else TIMEOUT_S
 
     async def _ring(self, node: int) -> tuple[Sequence[Trace], float]:
-        """The latest of one node's events, and its clock."""
+        """Return one node's latest trace events, and its clock."""
         pages = TracePages(self.addresses[node], self._topic, timeout_s=self._timeout_s(node))
         return await pages.latest(TRACES_KEPT_MAX), pages.clock_ms
 
 
 class TracePages:
-    """A node's ring, page by page. A node that does not answer, or began anew, is gone on with when it does."""
+    """A node's trace ring, page by page. Polling resumes when an unresponsive or restarted node answers again."""
 
     def __init__(self, address: str, topic: str, partition: int | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
         self.address = address
         self.answers = True
         self.has_changed = False
-        """Whether the last page told that the node went, or came back."""
+        """Whether the last page showed that the node stopped or resumed answering."""
         self.reason = ""
         self.clock_ms = 0.0
         self._topic = topic
@@ -133,7 +133,7 @@ class TracePages:
         self._after = 0
 
     async def latest(self, count: int) -> Sequence[Trace]:
-        """What happened last; `next` goes on behind it."""
+        """Return the latest events; `next` continues after them."""
         return await self._ask(last=count)
 
     async def next(self) -> Sequence[Trace]:
@@ -162,7 +162,7 @@ class TracePages:
 
 
 def _samples(text: str, topic: str) -> list[tuple[str, int, float]]:
-    """Name, partition and value of the topic's samples."""
+    """Return the name, partition and value of each of the topic's samples."""
     found: list[tuple[str, int, float]] = []
     for name, labels, value in _SAMPLE.findall(text):
         by_name = dict(_LABEL.findall(labels))

@@ -1,7 +1,7 @@
-"""Consumers that stand: a member that holds its partitions and does not move them, or one partition that stands alone.
+"""Detect stalled consumers: a member that makes no progress on any of its partitions, or a single stalled partition.
 
-What is known of a group is what it commits, and most clients commit every 5 s: so nothing is said of a group before it
-had the time to do so twice. `needs_longer` tells the examination to wait for that where a group stands.
+A group's progress is visible only in its commits, and most clients commit every 5 s. So a group is judged only after it
+had time to commit twice. `needs_longer` tells the examination to keep watching a group that looks stalled.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from chronik.doctor.findings import Finding, listed
 from chronik.doctor.observations import GroupSample, Member, Observations
 
 COMMITS_S = 11.0
-"""Two intervals of 5 s, and a little."""
+"""Two commit intervals of 5 s, plus a margin."""
 
 
 class Progress(NamedTuple):
-    """A group's partitions: those with records left that it did not move, those that it moved, and what it left."""
+    """A group's partitions: stalled with records left to read, or advancing; and the lag of each stalled one."""
 
     standing: tuple[int, ...]
     moving: tuple[int, ...]
@@ -27,7 +27,7 @@ class Progress(NamedTuple):
 
 
 def progress(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
-    """Counts only records that were there from the first sample on: newer ones may just not be committed yet."""
+    """Consider only records that existed at the first sample: newer ones may be consumed but not yet committed."""
     first, final = samples[0], samples[-1]
     standing: list[int] = []
     moving: list[int] = []
@@ -44,7 +44,7 @@ def progress(seen: Observations, samples: Sequence[GroupSample]) -> Progress:
 
 
 def needs_longer(seen: Observations) -> bool:
-    """Whether a group stands, and has not been watched for long enough to say so."""
+    """Return whether a group looks stalled but has not been watched long enough to be sure."""
     for group, samples in seen.groups.items():
         found = progress(seen, samples)
         if found.standing and found.span_s < COMMITS_S and _is_judged(seen, group, samples):
@@ -53,7 +53,7 @@ def needs_longer(seen: Observations) -> bool:
 
 
 def _is_judged(seen: Observations, group: str, samples: Sequence[GroupSample]) -> bool:
-    """A group without members is one that has ended, unless it was asked for, or commits all the same."""
+    """Decide whether to judge a group. Without members it has ended, unless it was requested or still commits."""
     is_empty = not samples[-1].members
     return group == seen.asked_group or not is_empty or bool(progress(seen, samples).moving)
 
@@ -87,7 +87,7 @@ def consumer_stopped(seen: Observations) -> Finding | None:
 
 
 def _has_stopped(member: Member, found: Progress) -> bool:
-    """It has something to read, and none of its partitions moved."""
+    """Return whether the member has records to read and none of its partitions advanced."""
     held = set(member.partitions)
     return bool(held & set(found.standing)) and not held & set(found.moving)
 

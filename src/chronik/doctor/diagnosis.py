@@ -1,4 +1,4 @@
-"""What the doctor says: one verdict, what it rests on, and what to do next."""
+"""The doctor's result: one verdict, its evidence, and the next step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Verdict: TypeAlias = Literal[
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact. `text` says it all; the other fields are for programs, and missing where they do not apply."""
+    """One fact. `text` is complete by itself. The other fields are for programs, and are absent if not applicable."""
 
     text: str
     partition: int | None = None
@@ -27,12 +27,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str | None = None
     client: str | None = None
     since_s: float | None = None
-    """How long it has been so, as far as is known."""
+    """How long the condition has lasted, as far as is known."""
     numbers: dict[str, float] = {}
 
 
 class PartitionView(msgspec.Struct, frozen=True):
-    """One partition at the end of the examination; null is what nobody could tell."""
+    """One partition at the end of the examination. Unknown values are null."""
 
     partition: int
     leader: int
@@ -43,13 +43,13 @@ class PartitionView(msgspec.Struct, frozen=True):
     log_end_offset: int | None
     watermark_lag: int | None
     fetch_ms: float | None
-    """The slowest of the doctor's own fetches."""
+    """The duration of the doctor's slowest fetch."""
     groups: dict[str, dict[str, int | None]]
     """By group: `committed` and `lag`."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The verdict. `also` are those that hold too, and come later in the order of precedence."""
+    """The verdict. `also` lists the other verdicts that apply, which come later in the order of precedence."""
 
     topic: str
     verdict: Verdict
@@ -60,9 +60,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
     also: tuple[Verdict, ...] = ()
     group: str | None = None
     seconds: float = 0.0
-    """How long was watched."""
+    """How long the examination watched the topic."""
     notes: tuple[str, ...] = ()
-    """What could not be asked, so that it is not taken for well."""
+    """What could not be queried, so that missing data is not mistaken for health."""
 
     def to_json(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self)

@@ -1,7 +1,7 @@
-"""Watches a topic for some seconds. Every question has a deadline, so that nodes that are down or paused show as that.
+"""Watch a topic for a few seconds. Every request has a deadline, so that nodes that are down or paused are detected.
 
-Two things go on side by side: a look at metadata, offsets and groups about every second, and for each partition a fetch
-after the other, as a consumer would send them.
+Two activities run concurrently. One samples metadata, offsets and groups about every second. The other sends one fetch
+after another for each partition, as a consumer would.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ MIN_INSYNC = "min.insync.replicas"
 async def diagnose(
     bootstrap: Sequence[Address], topic: str, group: str | None = None, seconds: float = SECONDS
 ) -> Diagnosis:
-    """Examines a topic, and the group where one is named, else all groups that consume it.
+    """Examine a topic and the named group, or all groups that consume the topic if none is named.
 
-    Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError where no broker can be reached.
+    Raises UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND, or a ClientError if no broker can be reached.
     """
     examination = Examination(bootstrap, topic, group)
     try:
@@ -57,7 +57,7 @@ async def diagnose(
 
 
 class Examination:
-    """One examination. Owned by its loop; `close` ends what still runs."""
+    """One examination. Owned by its event loop; `close` cancels the fetches that still run."""
 
     def __init__(self, bootstrap: Sequence[Address], topic: str, group: str | None) -> None:
         self.seen = Observations(topic, group)
@@ -101,7 +101,7 @@ class Examination:
         await self._finish()
 
     async def _begin(self) -> None:
-        """What is asked once. A topic or a group that does not exist is found out here."""
+        """Collect what is needed once. Raises KafkaError if the topic or the group does not exist."""
         layout = await self._brokers.layout(self._topic, FIRST_TIMEOUT_S)
         self._take_topic(layout.topics.get(self._topic))
         reachable = [a for node, a in self._brokers.addresses.items() if node not in self._brokers.silent]
@@ -132,7 +132,7 @@ class Examination:
         self.seen.min_insync_replicas = int(value) if value is not None and value.isdigit() else None
 
     async def _find_groups(self) -> None:
-        """The groups that have committed offsets of the topic, where none was named."""
+        """Find the groups that have committed offsets of the topic, if no group was named."""
         assert self._cluster is not None
         if self._groups:
             return
@@ -148,7 +148,7 @@ class Examination:
         if len(found) > GROUPS_MAX:
             self.seen.note(f"{len(found)} groups consume the topic, {GROUPS_MAX} were looked at: name one with --group")
 
-    # -- a look --------------------------------------------------------------------------------------------------------
+    # -- sampling ------------------------------------------------------------------------------------------------------
 
     async def _look(self, *, is_first: bool = False) -> None:
         await asyncio.gather(self._look_at_partitions(), *(self._look_at_group(g, is_first) for g in self._groups))
@@ -189,7 +189,7 @@ class Examination:
                 self._probes[index] = self._loop.create_task(self._probe(index), name=f"probe-{index}")
 
     def _nobody_answers(self, error: ClientError) -> None:
-        """What was seen before holds no more: each partition is without a leader that could be asked."""
+        """Mark every partition's leader as unavailable, because the earlier samples no longer hold."""
         self.seen.note(f"at {self._now_s:.0f} s no broker told the metadata: {error}")
         self.seen.silent_nodes = dict.fromkeys(self._brokers.addresses, str(error))
         for samples in self.seen.partitions.values():
@@ -222,10 +222,10 @@ class Examination:
         sample = GroupSample(self._now_s, description.state, members, here)
         self.seen.groups.setdefault(group, []).append(sample)
 
-    # -- fetches -------------------------------------------------------------------------------------------------------
+    # -- probe fetches -------------------------------------------------------------------------------------------------
 
     async def _probe(self, partition: int) -> None:
-        """One fetch after the other. Errors are no evidence here: the look at the partitions shows them."""
+        """Send one fetch after another. Ignore errors: the partition samples show them."""
         while True:
             sample = self.seen.partitions[partition][-1]
             offset = self._probe_offset(partition, sample)
@@ -246,7 +246,7 @@ class Examination:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     def _probe_offset(self, partition: int, sample: PartitionSample) -> int | None:
-        """Where a group waits, or the log's start; None where there is nothing to fetch."""
+        """Return a group's committed offset or the log start offset, or None if there is nothing to fetch."""
         start, end = sample.log_start_offset, sample.high_watermark
         if start is None or end is None or start >= end:
             return None
@@ -256,7 +256,7 @@ class Examination:
                 return committed
         return start
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- finish --------------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         if not self.seen.partitions:

@@ -1,7 +1,7 @@
-"""Fetches that hang: records are there, their leader answers everything else, and a fetch of them does not come back.
+"""Detect fetches that hang: records are available and the leader answers other requests, but a fetch does not return.
 
-Measured by the doctor's own fetches, and by those of real consumers where the topic is traced. A machine that is slow
-altogether is no hang: a fetch counts where it takes a second, and several times what the leader takes for an offset.
+The doctor measures its own fetches, and those of real consumers if the topic is traced. To exclude a machine that is
+slow overall, a fetch must take at least a second and several times as long as a ListOffsets request to the same leader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chronik.observe.traces import FetchServed, FetchStarted, WatermarkSeen
 HANG_MS = 1_000.0
 TIMES_SLOWER = 4
 SLOW_MIN = 2
-"""One may have bad luck."""
+"""A single slow fetch may be chance."""
 SMOOTH_MS = 100.0
 
 
@@ -74,7 +74,7 @@ def _slow_probes(seen: Observations) -> Iterator[SlowFetch]:
 
 
 def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
-    """Consumers' own fetches that found records at once, and took long to bring them."""
+    """Yield consumers' own fetches that found records at once but took long to return them."""
     started: dict[tuple[int, int, int], FetchStarted] = {}
     had_records: set[tuple[int, int, int]] = set()
     for event in seen.traces:
@@ -83,7 +83,7 @@ def _slow_traced(seen: Observations) -> Iterator[SlowFetch]:
         elif isinstance(event, WatermarkSeen):
             key = (event.node, event.fetch, event.partition)
             begun = started.get(key)
-            # Only the first look: a fetch that waited has found none then.
+            # Consider only the first check: a fetch that had to wait found no records then.
             is_first = begun is not None and event.time_ms - begun.time_ms < SMOOTH_MS
             if begun is not None and is_first and event.high_watermark > begun.offset:
                 had_records.add(key)
@@ -108,5 +108,5 @@ def _hang_ms(seen: Observations, partition: int) -> float:
 
 
 def _answer_ms(seen: Observations, partition: int) -> float:
-    """How long the partition's leader took for an offset, which needs no disk, at the slowest."""
+    """Return the leader's slowest ListOffsets response time, which involves no disk access."""
     return max((sample.answer_ms for sample in seen.partitions.get(partition, ())), default=0.0)

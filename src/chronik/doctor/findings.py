@@ -1,4 +1,4 @@
-"""What a rule finds, and the words and questions that rules share."""
+"""What a rule finds, and functions that the rules share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def last(samples: Sequence[T]) -> T:
 
 
 def standing_s(samples: Sequence[PartitionSample], is_so: Callable[[PartitionSample], bool]) -> float | None:
-    """How long something has been so up to the last sample, without a break; None where it is not so now."""
+    """Return how long a condition has held without a break up to the last sample, or None if it does not hold now."""
     since: float | None = None
     for sample in reversed(samples):
         if not is_so(sample):
@@ -33,7 +33,7 @@ def standing_s(samples: Sequence[PartitionSample], is_so: Callable[[PartitionSam
 
 
 def listed(numbers: Iterable[object]) -> str:
-    """`1, 2, 3`; `none` where there is nothing."""
+    """Format as `1, 2, 3`, or `none` if empty."""
     return ", ".join(map(str, numbers)) or "none"
 
 

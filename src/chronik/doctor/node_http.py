@@ -1,4 +1,4 @@
-"""GET on a node's HTTP API, with a deadline and a bound: enough for tools that must not hang on a node that does."""
+"""HTTP GET on a node, with a deadline and a size limit, for tools that must not hang when a node does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TIMEOUT_S = 2.0
 
 
 class HttpError(Exception):
-    """The node did not answer, or not with what was asked for; one line."""
+    """The node did not answer, or gave an unexpected answer. The text is one line."""
 
 
 class Answer(NamedTuple):
-    """The body of a 200 answer, and what the node's clock said, to the second below; 0 where it did not."""
+    """The body of a 200 response, and the node's clock in whole seconds from the Date header, or 0 if it is absent."""
 
     body: bytes
     clock_ms: float
@@ -45,7 +45,7 @@ async def get(address: str, path: str, timeout_s: float = TIMEOUT_S, **query: ob
 async def _exchange(host: str, port: int, path: str) -> tuple[bytes, bytes]:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        # HTTP/1.0: no chunks, and the connection's end is the body's.
+        # HTTP/1.0: no chunked encoding, and the body ends when the connection closes.
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\nAccept: */*\r\n\r\n".encode("ascii"))
         head = await reader.readuntil(b"\r\n\r\n")
         parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What was seen of a topic: values only, in the order of time. Made by `examination`, judged by `rules`."""
+"""Observations of a topic: plain values in time order. `examination` records them, `rules` judges them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DOCTOR_CLIENT_ID = "chronik-doctor"
 
 @dataclass(frozen=True, slots=True)
 class PartitionSample:
-    """One partition at one moment. `error` is why its leader told no offsets: Kafka's name, or what the network said.
+    """One partition at one moment. `error` is why its leader returned no offsets: a Kafka or a network error.
 
-    `high_watermark` is what consumers see; it may be missing while `log_end_offset` is there, when a new leader does
-    not tell it yet. `answer_ms` is how long the leader took to say so.
+    `high_watermark` is what consumers see. A new leader may not know it yet while `log_end_offset` is known.
+    `answer_ms` is the leader's response time.
     """
 
     at_s: float
@@ -30,16 +30,16 @@ class PartitionSample:
 
     @property
     def has_leader(self) -> bool:
-        """Whether a leader answers for the partition, whatever the metadata says.
+        """Return whether a leader answers for the partition, regardless of the metadata.
 
-        Only a leader tells consumers where the log starts; where it ends, any replica tells a debugging consumer.
+        Only a leader returns its log start to consumers. Any replica returns its log end to a debugging consumer.
         """
         return self.leader >= 0 and (self.error is None or self.log_start_offset is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchProbe:
-    """A fetch by the doctor itself, from an offset at which there are records. Still running where `is_over` is not."""
+    """A fetch by the doctor, from an offset that has records. It is still running if `is_over` is false."""
 
     at_s: float
     partition: int
@@ -55,12 +55,12 @@ class Member:
     client_id: str
     host: str
     partitions: tuple[int, ...]
-    """Of the topic."""
+    """Assigned partitions of the examined topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """One group at one moment: where it stands in the topic's partitions, and who holds them."""
+    """One group at one moment: its committed offsets in the topic, and its members with their assignments."""
 
     at_s: float
     state: str
@@ -70,7 +70,7 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class RejectionSample:
-    """How often each node has refused each partition of the topic, since its start, because it does not lead it."""
+    """How often each node has rejected requests for each partition since it started, because it is not the leader."""
 
     at_s: float
     counts: Mapping[tuple[int, int], int]
@@ -92,31 +92,31 @@ class DamageSeen:
 
 @dataclass(slots=True)
 class Observations:
-    """All that was seen, until now. `asked_group`: the one that was named, if any."""
+    """Everything observed so far. `asked_group` is the requested group, if any."""
 
     topic: str
     asked_group: str | None = None
     seconds: float = 0.0
     min_insync_replicas: int | None = None
     silent_nodes: Mapping[int, str] = field(default_factory=dict)
-    """Nodes of the cluster that did not answer at last, with the reason."""
+    """Nodes that did not answer the latest request, with the reason."""
     partitions: dict[int, list[PartitionSample]] = field(default_factory=dict)
     fetches: list[FetchProbe] = field(default_factory=list)
     groups: dict[str, list[GroupSample]] = field(default_factory=dict)
     rejections: list[RejectionSample] = field(default_factory=list)
     replica_ends: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """By partition and node: the log end of each replica that could be asked."""
+    """The log end offset of each reachable replica, by partition and node."""
     damages: Sequence[DamageSeen] = ()
-    """Of all nodes that answered; of each the newest first."""
+    """Of all responding nodes; newest first for each node."""
     watermark_age_s: Mapping[int, float] = field(default_factory=dict)
     traces: Sequence[Trace] = ()
-    """Of all nodes that answered, by node and number."""
+    """Of all responding nodes, ordered by node and number."""
     node_clocks_ms: Mapping[int, float] = field(default_factory=dict)
-    """What each node's own clock said when its traces were read: clocks differ."""
+    """Each node's own clock when its traces were read, because clocks differ."""
     notes: list[str] = field(default_factory=list)
 
     def ago_s(self, event: Trace) -> float:
-        """How long before the end of the examination something was traced."""
+        """Return how long before the end of the examination an event was traced."""
         return max(0.0, self.node_clocks_ms.get(event.node, event.time_ms) - event.time_ms) / 1000
 
     def note(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""From what was seen to one verdict. Pure: no clock, no network.
+"""Derive one verdict from the observations. Pure: no clock, no network.
 
-Each rule says what it found, or nothing. Where several found something, the first in the order of precedence is the
-verdict: it is nearest to the cause, since each of them makes those behind it happen too.
+Each rule returns a finding or None. If several rules match, the first in the order of precedence is the verdict. It is
+closest to the cause, because each condition also causes the ones after it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from chronik.doctor.observations import DOCTOR_CLIENT_ID, Observations, Partitio
 from chronik.observe.traces import FetchServed, IsrChanged, ProduceRejected, WatermarkUpdated
 
 LEADERLESS_S = 2.0
-"""An election takes less: who answers for nothing so long does not lead."""
+"""An election takes less, so a node that has not answered for the partition for this long is not its leader."""
 WATERMARK_STANDS_S = 3.0
 REJECTIONS_MIN = 5
-"""Clients look again after one; a moved leader costs each of them one or two."""
+"""Clients refresh their metadata after one rejection, so a leader change costs each client one or two."""
 DAMAGES_NAMED_MAX = 10
 REJECTION_ERRORS = ("NOT_LEADER_OR_FOLLOWER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
 
@@ -30,7 +30,7 @@ def no_leader(seen: Observations) -> Finding | None:
     evidence: list[Evidence] = []
     for partition, samples in seen.partitions.items():
         since_s = standing_s(samples, lambda sample: not sample.has_leader)
-        # The metadata may say so itself; else who answers decides, for a little longer than an election takes.
+        # Two samples without a leader in the metadata suffice. Otherwise wait for longer than an election takes.
         at_once = len(samples) > 1 and samples[-1].leader < 0 and samples[-2].leader < 0
         if since_s is None or not (at_once or since_s >= LEADERLESS_S):
             continue
@@ -95,7 +95,7 @@ def watermark_not_advancing(seen: Observations) -> Finding | None:
 
 
 def _waits_behind(sample: PartitionSample, watermark: int | None) -> bool:
-    """Whether records lay behind this watermark, or behind one that the leader does not tell yet."""
+    """Return whether records were beyond this watermark, or beyond one that the leader does not know yet."""
     end = sample.log_end_offset
     return end is not None and sample.high_watermark == watermark and (watermark is None or end > watermark)
 
@@ -129,14 +129,14 @@ def _standing_watermark(seen: Observations, partition: int, sample: PartitionSam
 
 
 def _watermark_age_s(seen: Observations, partition: int) -> float:
-    """By the leader's own watch, or by the last time that it rose."""
+    """Return how long the watermark has lagged by the leader's metric, or since its last traced rise, if longer."""
     rises = [e for e in seen.traces if isinstance(e, WatermarkUpdated) and e.partition == partition]
     traced_s = seen.ago_s(rises[-1]) if rises else 0.0
     return max(seen.watermark_age_s.get(partition, 0.0), traced_s)
 
 
 def leadership_rejections(seen: Observations) -> Finding | None:
-    """Nodes refuse what they do not lead, over and over: somebody does not learn where the leader is."""
+    """Detect nodes that keep rejecting requests for partitions they do not lead: a client has stale metadata."""
     readings = seen.rejections
     if len(readings) < 3:
         return None
@@ -238,7 +238,7 @@ PRECEDENCE: tuple[Rule, ...] = (
 
 
 def judge(seen: Observations) -> Diagnosis:
-    """The verdict of all that was seen."""
+    """Return the verdict for the observations."""
     found = [finding for rule in PRECEDENCE if (finding := rule.find(seen)) is not None]
     views = tuple(_view(seen, partition, samples) for partition, samples in sorted(seen.partitions.items()))
     finding = found[0] if found else _healthy(seen)
@@ -274,7 +274,7 @@ def _healthy(seen: Observations) -> Finding:
 
 
 def _damages(seen: Observations) -> list[Evidence]:
-    """Damaged replicas, those that are not healed first. No verdict: what they cause is judged by the rules."""
+    """List damaged replicas, unhealed ones first. They yield no verdict; the rules judge their consequences."""
     evidence: list[Evidence] = []
     for damage in sorted(seen.damages, key=lambda damage: damage.state == "healed")[:DAMAGES_NAMED_MAX]:
         outcome = "it fetches that again" if damage.state == "fetching" else "it is healed"

@@ -1,7 +1,7 @@
-"""Spark jobs over topics: read them, land them in tables exactly once, and prove that nothing is missing.
+"""Spark jobs over topics: read them, land them in tables exactly once, and verify that nothing is missing.
 
-Plain Kafka protocol all the way, so it works on any Kafka cluster. Importing this registers the source `chronik` in
-the Spark session that is active; a session made later finds the source by itself.
+They use only the Kafka protocol, so they work on any Kafka cluster. Importing this package registers the source
+`chronik` in the active Spark session; a session created later finds the source by itself.
 """
 
 from chronik.pipeline.registering import register, register_active

@@ -1,11 +1,12 @@
-"""The audit: acknowledged, readable, delivered and landed laid over each other, as one Spark job.
+"""The audit: compare acknowledged, readable, delivered and landed records, as one Spark job.
 
-`prepare` asks the cluster and looks at the files, without Spark; `run` is the job. Its order makes the cut: what files,
-table and group say is fixed first, then the log's ends are asked for, so that everything named lies below them.
+`prepare` queries the cluster and examines the files, without Spark; `run` is the job. The order makes a consistent cut:
+the contents of the files, the table and the group are fixed first, and the log end offsets are read after that. So
+everything they name lies below the log ends.
 
-Every side is rows of offsets, shuffled into blocks of neighbouring offsets; a block's sides are compared in one place
-(`audit_blocks`), and what comes back to the driver are findings: their number follows from the number of blocks and of
-faults, not of records.
+Every side is rows of offsets, shuffled into blocks of consecutive offsets. One function compares all sides of a block
+(`audit_blocks`) and returns findings to the driver. Their number depends on the number of blocks and faults, not on the
+number of records.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ __all__ = ["AUTO", "AuditPlan", "AuditRequest", "prepare", "run"]
 AUTO = "auto"
 BLOCK_BITS, BLOCK_BITS_MAX = 16, 20
 BATCHES_BLOCK_BITS = 19
-"""Where all that is known are batches, a block may be larger: it costs by their number."""
+"""If only batches are known, blocks may be larger, because their cost depends on the number of batches."""
 BLOCKS_WANTED = 1_000
 RECORDS_PER_TASK = 2_000_000
 BLOCKS_PER_TASK = 8
 SENT = "sent:"
-"""Before the name of a file that Spark brought to its workers."""
+"""Prefix of the name of a file that Spark has distributed to its workers."""
 FINDING_DDL = "kind string, side int, partition int, start bigint, stop bigint, number bigint, extra bigint"
 FINDING_SCHEMA = pa.schema(
     [
@@ -67,7 +68,7 @@ FINDING_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
-    """What is to be compared. `start_ms`: records before that time are left out; `log`: auto, or a way of audit_log."""
+    """What to compare. `start_ms`: omit records before that time. `log`: auto, or one of the methods of audit_log."""
 
     bootstrap: str
     topic: str
@@ -81,7 +82,7 @@ class AuditRequest:
 
 @dataclass(frozen=True, slots=True)
 class GivenRanges:
-    """A task whose rows the driver knew: partition, start and stop."""
+    """A task whose rows the driver already knows: partition, start and stop."""
 
     side: int
     flags: int
@@ -91,7 +92,7 @@ class GivenRanges:
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """What was found when the audit began; nothing here grows with the number of records."""
+    """What was found when the audit began. Nothing here grows with the number of records."""
 
     request: AuditRequest
     topic_id: str
@@ -113,7 +114,7 @@ class AuditPlan:
 
 
 def prepare(request: AuditRequest) -> AuditPlan:
-    """Raises PipelineError, in one line, for whatever is not there."""
+    """Collect everything that needs no Spark. Raises a one-line PipelineError for whatever is missing."""
     notes: list[str] = []
     ledger = None if request.ledger is None else snapshot(request.ledger, "ledger")
     receipts = None if request.receipts is None else snapshot(request.receipts, "receipts")
@@ -170,7 +171,7 @@ def prepare(request: AuditRequest) -> AuditPlan:
 
 
 def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: list[str]) -> str:
-    """By headers wherever they tell enough: keys and contents are only in records."""
+    """Choose how to read the log: by headers if they suffice. Only records contain keys and contents."""
     if compacted:
         if request.log in (HEADERS, FETCH):
             notes.append("the topic is compacted: its records were read, for their keys")
@@ -182,12 +183,12 @@ def _how(request: AuditRequest, nodes: tuple[str, ...], compacted: bool, notes: 
     if request.log != AUTO:
         return request.log
     if request.ledger is None and (request.table is not None or request.receipts is not None):
-        return RECORDS  # nobody else knows what the records held
+        return RECORDS  # only the log has the records' contents
     return HEADERS if nodes else FETCH
 
 
 def _block_bits(bounds: Mapping[int, Bounds], *, by_record: bool) -> int:
-    """Blocks as small as may be, as long as they are not too many."""
+    """Return the smallest block size that does not give too many blocks."""
     bits = BLOCK_BITS if by_record else BATCHES_BLOCK_BITS
     total = sum(bound.end - bound.log_start for bound in bounds.values())
     while bits < BLOCK_BITS_MAX and total >> bits > BLOCKS_WANTED:
@@ -196,7 +197,7 @@ def _block_bits(bounds: Mapping[int, Bounds], *, by_record: bool) -> int:
 
 
 def run(spark: SparkSession, plan: AuditPlan) -> AuditResult:
-    """The Spark job, and a last look at the log, which may have moved meanwhile."""
+    """Run the Spark job, then read the log bounds again, because they may have changed meanwhile."""
     findings = [Finding(*row) for row in _findings(spark, plan).collect()]
     with BlockingCluster(plan.request.bootstrap) as cluster:
         now = log_bounds(cluster, plan.request.topic, sorted(plan.bounds))
@@ -227,13 +228,13 @@ def _findings(spark: SparkSession, plan: AuditPlan) -> DataFrame:
     return grouped.applyInArrow(compare, FINDING_DDL)
 
 
-# The sides.
+# Sides.
 
 Task = LogRange | FileRange | GivenRanges
 
 
 def _tasks(spark: SparkSession, plan: AuditPlan, parallel: int) -> list[Task]:
-    """Everything but the table, which Spark reads itself."""
+    """Return the tasks of all sides but the table, which Spark reads itself."""
     topic, bits, keyed = plan.request.topic, plan.block_bits, plan.is_compacted
     tasks: list[Task] = []
     if plan.ledger is not None:
@@ -270,7 +271,7 @@ def _log_tasks(plan: AuditPlan, parallel: int) -> list[LogRange]:
 
 
 def _rows(spark: SparkSession, tasks: Sequence[Task], ddl: str = ROW_DDL) -> DataFrame:
-    """One Spark task for each."""
+    """Read the rows of all tasks, with one Spark task for each."""
     numbered = list(tasks)
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
@@ -292,9 +293,9 @@ def _read(task: Task) -> Iterator[Any]:
 
 
 def _latest_per_key(spark: SparkSession, plan: AuditPlan, parallel: int) -> DataFrame:
-    """A compacted topic: of the log, the latest record of each key; of the ledger, those that must still be there.
+    """Reduce a compacted topic: of the log, keep the latest record of each key; of the ledger, what must still exist.
 
-    A record is excused where a later one of its key is readable, or where it has no value and its key is gone.
+    A record may be missing if a later record of its key is readable, or if it has no value and its key is gone.
     """
     from pyspark.sql import functions as sql
 
@@ -319,7 +320,7 @@ def _has_keys(task: Task) -> bool:
 
 
 def _reachable(spark: SparkSession, path: str) -> str:
-    """Where workers find a file of the driver's: it is sent along, unless they run here."""
+    """Return the path at which workers find a driver's file. Spark distributes it unless the workers run here."""
     master = spark.sparkContext.master or ""
     if master == "local" or master.startswith("local["):
         return os.path.abspath(path)
@@ -328,7 +329,7 @@ def _reachable(spark: SparkSession, path: str) -> str:
 
 
 def _here(task: FileRange) -> FileRange:
-    """In the worker."""
+    """Resolve the path of a distributed file, in the worker."""
     if not task.path.startswith(SENT):
         return task
     from pyspark import SparkFiles

@@ -1,9 +1,9 @@
-"""One block of a partition's offsets, all sides of an audit laid over each other: the audit's core, without Spark.
+"""Compare all sides of an audit for one block of a partition's offsets: the core of the audit, without Spark.
 
-A block is `size` neighbouring offsets. Each side is rows of a range of offsets, of one offset where records are known
-one by one. The block is cut wherever a row starts or stops; in such a segment all offsets are alike, so that a log that
-is known by its batches costs as many steps as it has batches. What comes out are findings, few whatever the number
-of records, which `audit_result` adds up.
+A block is `size` consecutive offsets. Each side is rows of offset ranges; if records are known one by one, each range
+is one offset. The block is cut wherever a row starts or stops. All offsets in such a segment are alike, so a log known
+by its batches costs one step per batch. The result is findings, which stay few whatever the number of records.
+`audit_result` adds them up.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = [
 ]
 
 ACKED, READABLE, DELIVERED, LANDED, CONTROL, MARK = range(6)
-"""Whose row it is. CONTROL are offsets that hold no record; MARK is no row, but makes that its block is looked at."""
+"""The side of a row. CONTROL: offsets without records. MARK: not data, but makes sure that its block is examined."""
 SIDES = ("acked", "readable", "delivered", "landed")
 
 BY_POSITION = 1
-"""All that is readable below a committed position."""
+"""Everything readable below a committed position."""
 
 NO_CHECKSUM = -1
 NO_TIME = -(2**63)
 RANGES_MAX = 10_000
-"""Of each kind and block; the counts go on."""
+"""Listed ranges of each kind per block. Counts are not limited."""
 BUCKETS_PER_BLOCK = 16
 DENSE_FROM = 8
-"""With a row for every eighth offset or more, a segment for each offset is quicker than a search for the edges."""
+"""If there is a row for at least every eighth offset, one segment per offset is faster than searching the edges."""
 BUCKET_MS_MIN = 1_000
 
 Array = Any
 
 
 class Rows(NamedTuple):
-    """Columns of equal length; `seq` is the place in a file of receipts, where order counts."""
+    """Columns of equal length. `seq` is the position in a file of receipts, where order matters."""
 
     side: Array
     start: Array
@@ -68,9 +68,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an audit looks at in one partition.
+    """What an audit examines in one partition.
 
-    `begin`: where the audit starts, 0 unless it was told. `log_start` and `end`: the log, when the audit began.
+    `begin`: where the audit starts; 0 by default. `log_start` and `end`: the log bounds when the audit began.
     """
 
     begin: int
@@ -79,13 +79,14 @@ class Bounds:
 
 
 class Finding(NamedTuple):
-    """`start` and `stop` are offsets, the second behind the last; of buckets, a time and a width in milliseconds.
+    """`start` and `stop` are offsets, `stop` exclusive. For buckets, they are a time and a width in milliseconds.
 
-    Kinds. Numbers: count (offsets), expired, unacknowledged, verified, mismatches, disorder. Ranges: gap, unexpected,
-    duplicate; the first two as gap-ahead and unexpected-ahead where the log, as it was, ended before them. Places:
-    order, swapped, mismatch (number: the checksum found, extra: expected). For the whole: sequence (start and stop: the
-    offsets that came first and last, number and extra: their places in the receipts), bucket (number: offsets, extra:
-    missing), reach (number: the highest offset in that time).
+    The kinds, by what they describe:
+    - a number: count (offsets), expired, unacknowledged, verified, mismatches, disorder
+    - a range: gap, unexpected, duplicate; gap-ahead and unexpected-ahead are beyond the log end as the audit began
+    - a place: order, swapped, mismatch (number: the checksum found, extra: the expected one)
+    - a block: sequence (start and stop: the offsets that came first and last, number and extra: their places in the
+      receipts), bucket (number: offsets, extra: missing), reach (number: the highest offset in that time)
     """
 
     kind: str
@@ -107,12 +108,12 @@ def reconcile(
     *,
     is_compacted: bool = False,
 ) -> list[Finding]:
-    """All findings of one block. `given`: the sides that this audit has, READABLE among them."""
+    """Return all findings of one block. `given`: the sides of this audit, READABLE among them."""
     return list(_Block(partition, base, size, rows, bounds, tuple(given), is_compacted).findings())
 
 
 class _Block:
-    """Arrays of one value for each segment: `edges[i]` up to but not `edges[i + 1]`."""
+    """Arrays with one value per segment. Segment i is `edges[i]` up to but not including `edges[i + 1]`."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class _Block:
                 self.has[side] &= self.has[READABLE]
                 self.copies[side] = self.has[side].astype(np.int64)
         if is_compacted:
-            # What is readable are the latest of each key: nobody needs to have others, or may be blamed for them.
+            # Only the latest record of each key is readable. The other sides may have or lack older ones.
             for side in (DELIVERED, LANDED):
                 if side in given:
                     self.copies[side] = self.copies[side] * self.has[READABLE]
@@ -160,20 +161,20 @@ class _Block:
         return edges[(edges >= base) & (edges <= base + size)]
 
     def _at(self, offsets: Array) -> Array:
-        """The segments that start at these offsets."""
+        """Return the segments that start at these offsets."""
         if self.is_dense:
             return np.clip(offsets - self.base, 0, self.segments)
         return np.searchsorted(self.edges, offsets)
 
     def _cover(self, rows: Rows) -> Array:
-        """How many rows cover each segment."""
+        """Return how many rows cover each segment."""
         change = np.zeros(self.segments + 1, np.int64)
         np.add.at(change, self._at(rows.start), 1)
         np.add.at(change, self._at(rows.stop), -1)
         return np.cumsum(change[:-1])
 
     def _total(self, chosen: Array) -> int:
-        """Offsets in the chosen segments."""
+        """Return the number of offsets in the chosen segments."""
         return int(self.lengths[chosen].sum())
 
     def findings(self) -> Iterator[Finding]:
@@ -188,7 +189,7 @@ class _Block:
                 if side in self.given:
                     unknown = self.has[side] & ~self.has[READABLE] & ~self.expired
                     if ACKED in self.given:
-                        unknown &= ~missing[READABLE]  # that one is a gap of the log
+                        unknown &= ~missing[READABLE]  # that is a gap of the log
                     yield from self._ranges("unexpected", side, unknown & ~self.ahead)
                     yield from self._ranges("unexpected-ahead", side, unknown & self.ahead)
         if ACKED in self.given:
@@ -199,10 +200,10 @@ class _Block:
         yield from self._times(missing)
 
     def _missing(self) -> dict[int, Array]:
-        """Of each side, the offsets that it should have and has not."""
+        """Return, for each side, the offsets that it should have but does not."""
         nothing = np.zeros(self.segments, bool)
         missing = dict.fromkeys(self.given, nothing)
-        # A log that nobody compacts has no holes.
+        # A log that is not compacted has no holes.
         lost = nothing if self.is_compacted else self.in_log & ~self.has[READABLE] & ~self.control
         if ACKED in self.given:
             lost = lost | (self.has[ACKED] & ~self.has[READABLE] & ~self.expired)
@@ -230,13 +231,13 @@ class _Block:
             first, behind = int(self.edges[start]), int(self.edges[stop])
             yield Finding(kind, side, self.partition, first, behind, int(weights[start:stop].sum()))
         if len(starts) > RANGES_MAX:
-            # The rest as one range that says how many of its offsets are meant.
+            # Report the remaining ranges as one range, with the number of offsets that are affected.
             start, stop = starts[RANGES_MAX], stops[-1]
             rest = int((weights[start:stop] * chosen[start:stop]).sum())
             yield Finding(kind, side, self.partition, int(self.edges[start]), int(self.edges[stop]), rest)
 
     def _order(self) -> Iterator[Finding]:
-        """Receipts in the order of their file: a record that came after one with a higher offset."""
+        """Check receipts in file order: find records that came after one with a higher offset."""
         if DELIVERED not in self.given:
             return
         rows = self.rows[DELIVERED]
@@ -252,12 +253,12 @@ class _Block:
         for at in descents[:RANGES_MAX]:
             yield Finding("order", DELIVERED, self.partition, int(starts[at]), int(starts[at + 1]) + 1, 1)
         early, late = int(seqs.argmin()), int(seqs.argmax())
-        # For the neighbouring blocks: which of these came first, and which last.
+        # For comparison with neighbouring blocks: which receipts of this block came first and last.
         places = int(seqs[early]), int(seqs[late])
         yield Finding("sequence", DELIVERED, self.partition, int(starts[early]), int(starts[late]), *places)
 
     def _contents(self) -> Iterator[Finding]:
-        """Checksums against those of the first side that has one for the offset."""
+        """Compare checksums with those of the first side that has one for the offset."""
         expected = np.full(self.segments, NO_CHECKSUM, np.int64)
         verified = np.zeros(self.segments, bool)
         for side in self.given:
@@ -266,7 +267,7 @@ class _Block:
             at, found = self._at(rows.start[known]), rows.checksum[known]
             fresh = expected[at] == NO_CHECKSUM
             verified[at[~fresh]] = True
-            # The first row of an offset sets what is expected; reversed, so that it is the last one written.
+            # The first row of an offset sets the expected checksum. Reversed, so that it is written last.
             expected[at[fresh][::-1]] = found[fresh][::-1]
             wrong = found != expected[at]
             yield from self._mismatches(side, at[wrong], found[wrong], expected)
@@ -294,7 +295,7 @@ class _Block:
             yield Finding("mismatch", side, self.partition, place, place + 1, int(checksum), int(expected[segment]))
 
     def _times(self, missing: dict[int, Array]) -> Iterator[Finding]:
-        """How many offsets each side has in each slice of time, by one time for each offset, whoever knows it."""
+        """Count each side's offsets per time slice. Each offset has one time, from any side that knows it."""
         times = np.full(self.segments, NO_TIME, np.int64)
         for side in (ACKED, LANDED, DELIVERED, READABLE):
             if side in self.given:
@@ -318,7 +319,7 @@ class _Block:
             counts = np.bincount(buckets[has], self.lengths[has], slices).astype(np.int64)
             gaps = np.bincount(buckets[lacks], self.lengths[lacks], slices).astype(np.int64)
             reach = np.zeros(slices, np.int64)
-            reach[buckets[has]] = self.edges[has + 1] - 1  # in rising order, so the highest stays
+            reach[buckets[has]] = self.edges[has + 1] - 1  # in ascending order, so the highest remains
             for bucket in np.flatnonzero(counts + gaps):
                 begin = (int(bucket) + lowest // width) * width
                 yield Finding("bucket", side, self.partition, begin, width, int(counts[bucket]), int(gaps[bucket]))
@@ -327,7 +328,7 @@ class _Block:
 
 
 def bucket_width(least_ms: float) -> int:
-    """The least of 1, 2, 4, 8 ... seconds that is no smaller: slices of one width fall whole into those of another."""
+    """Return the smallest of 1, 2, 4, 8 ... seconds that is at least `least_ms`. Narrow slices nest in wider ones."""
     width = BUCKET_MS_MIN
     while width < least_ms:
         width *= 2
@@ -335,13 +336,13 @@ def bucket_width(least_ms: float) -> int:
 
 
 def runs(chosen: Array) -> tuple[Array, Array]:
-    """Where each run of true values starts, and where it stops."""
+    """Return where each run of true values starts and stops."""
     edges = np.diff(np.concatenate(([0], chosen.astype(np.int8), [0])))
     return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
 
 
 def _carried(times: Array) -> Array:
-    """Each unknown time replaced by the last known one before it, or else by the first behind it."""
+    """Replace each unknown time by the last known time before it, or else by the first known time after it."""
     known = times != NO_TIME
     if not known.any():
         return times

@@ -1,4 +1,4 @@
-"""`wire.checksum.record_checksum` by the column: over Arrow, without a Python object per record."""
+"""`wire.checksum.record_checksum` over whole Arrow columns, without a Python object per record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = Any
 
 
 class _Bytes(NamedTuple):
-    """A binary column: where each value starts and stops in `data`, and whether it is there at all."""
+    """A binary column: where each value starts and stops in `data`, and whether it is non-null."""
 
     ends: Array
     data: Array
@@ -23,7 +23,7 @@ class _Bytes(NamedTuple):
 
 
 def checksums(keys: Any, values: Any, headers: Any | None = None) -> Array:
-    """One int64 for each record. `headers`: lists of (key, value) structs, null or empty where there are none."""
+    """Return one int64 per record. `headers`: lists of (key, value) structs, null or empty if there are none."""
     key, value = _column(keys), _column(values)
     if headers is None:
         lists = np.zeros(len(keys) + 1, np.int64)
@@ -59,13 +59,13 @@ def _column(column: Any) -> _Bytes:
 
 
 def _fixed(array: Array) -> Array:
-    """Never written to: arrays that may be and arrays that may not be would be compiled for each on its own."""
+    """Mark the array read-only: numba would compile separate versions for writable and read-only arrays."""
     array.flags.writeable = False
     return array
 
 
 def _plain(key: _Bytes, value: _Bytes, lists: Array, name: _Bytes, content: _Bytes) -> Array:
-    """For a Python that numba does not know yet."""
+    """Compute in Python, for a Python version that numba does not support yet."""
 
     def one(column: _Bytes, at: int) -> bytes | None:
         return column.data[column.ends[at] : column.ends[at + 1]].tobytes() if column.valid[at] else None

@@ -1,4 +1,4 @@
-"""What an audit asks the cluster before and after: where the log starts and ends, how it is kept, who lists batches."""
+"""What an audit reads from the cluster: log bounds, cleanup policy, committed offsets, and nodes that list batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASK_TIMEOUT_S = 3.0
 
 
 def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]:
-    """The topic's partitions and its id, empty where brokers have none."""
+    """Return the topic's partitions and its id, which is empty if the brokers have none."""
     found = cluster.topics([topic]).get(topic)
     if found is None:
         raise PipelineError(f"topic {topic} does not exist at {cluster.bootstrap}: create it, or check its name")
@@ -32,7 +32,7 @@ def partitions_of(cluster: BlockingCluster, topic: str) -> tuple[list[int], str]
 
 
 def log_bounds(cluster: BlockingCluster, topic: str, partitions: list[int]) -> dict[int, tuple[int, int]]:
-    """Start and end of each log. The end first: what is below it then is readable, unless it expires."""
+    """Return the start and end of each log. Read the end first: what is below it is readable, unless it expires."""
     places = [(topic, partition) for partition in partitions]
     ends = cluster.offsets(places, LATEST)
     starts = cluster.offsets(places, EARLIEST)
@@ -40,7 +40,7 @@ def log_bounds(cluster: BlockingCluster, topic: str, partitions: list[int]) -> d
 
 
 def offsets_at(cluster: BlockingCluster, topic: str, partitions: list[int], time_ms: int) -> dict[int, int | None]:
-    """The first offset at or after a time; None where there is none."""
+    """Return the first offset at or after a time, or None if there is none."""
     found = cluster.offsets([(topic, partition) for partition in partitions], time_ms)
     return {place[1]: offset if offset >= 0 else None for place, offset in found.items()}
 
@@ -51,7 +51,7 @@ def is_compacted(cluster: BlockingCluster, topic: str) -> bool:
 
 
 def committed(cluster: BlockingCluster, group: str, topic: str) -> dict[int, int]:
-    """The group's positions in the topic. PipelineError where it has none, which would read as nothing delivered."""
+    """Return the group's offsets in the topic. Raises PipelineError if there are none: all would seem undelivered."""
     found = cluster.run(Groups(cluster.cluster).committed(group))
     mine = {partition: offset for (name, partition), offset in found.items() if name == topic}
     if not mine:
@@ -60,7 +60,7 @@ def committed(cluster: BlockingCluster, group: str, topic: str) -> dict[int, int
 
 
 def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
-    """Where Chronik's nodes answer HTTP; none on another Kafka cluster, or where they cannot be reached from here."""
+    """Return the HTTP addresses of Chronik's nodes; empty for other Kafka clusters, or if no node is reachable."""
     try:
         layout = cluster.run(cluster.cluster.layout([]))
         told = [cluster.run(_told_http(cluster, node)) for node in sorted(layout.brokers)[:3]]
@@ -71,7 +71,7 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
             view = get_json(address, "/api/cluster", ASK_TIMEOUT_S)
         except (OSError, http.client.HTTPException, ValueError):
             continue
-        # Nodes listen on 127.0.0.1 unless told otherwise: from another machine, that is somebody else's.
+        # Nodes listen on 127.0.0.1 by default. Seen from another machine, a different cluster may listen there.
         if view.get("cluster_id") == layout.cluster_id:
             others = [str(node["http"]) for node in view.get("nodes", ()) if node.get("http")]
             return tuple(dict.fromkeys((address, *others)))
@@ -79,7 +79,7 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
 
 
 async def _told_http(cluster: BlockingCluster, node: int) -> str:
-    """A node's HTTP address as it tells of itself; Kafka's brokers have no such setting."""
+    """Return the HTTP address in a node's configuration. Kafka's brokers have no such setting."""
     resource: dict[str, Any] = {
         "resource_type": BROKER_RESOURCE,
         "resource_name": str(node),

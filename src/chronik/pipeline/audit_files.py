@@ -1,7 +1,7 @@
-"""Ledgers and receipts as sides of an audit: JSON Lines, read in parallel by ranges of bytes.
+"""Ledgers and receipts as sides of an audit: JSON Lines, read in parallel by byte ranges.
 
-`client.ledger` has the format. A file is read as far as it went when the audit began, so that all that it names
-was acknowledged before the log's ends were asked for; a torn last line is left out, as everybody does who reads one.
+`client.ledger` defines the format. A file is read up to its size when the audit began. So everything in it was
+acknowledged before the log ends were read. A torn last line is skipped, as in every reader of the format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHUNK_BYTES = 8 * 1024 * 1024
 TASK_BYTES = 64 * 1024 * 1024
 TAIL_BYTES = 64 * 1024
 TOMBSTONE = 2
-"""Flag of a row: a record without a value, which compaction takes away in the end."""
+"""Row flag: a record without a value, which compaction removes in the end."""
 
 _SCHEMA = pa.schema(
     [
@@ -48,7 +48,7 @@ _REQUIRED = ("topic", "partition", "offset", "timestamp_ms", "checksum")
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A file as it was: `size` is behind its last whole line, `torn` what lay behind that."""
+    """A file as it was when the audit began. `size` ends after its last complete line, `torn` is the rest in bytes."""
 
     path: str
     size: int
@@ -57,11 +57,11 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """One task: the lines that begin in these bytes."""
+    """One task: the lines that begin in this byte range."""
 
     path: str
     name: str
-    """How messages call the file: a worker may see it elsewhere."""
+    """The file's name in messages. A worker may see the file under another path."""
     start: int
     stop: int
     topic: str
@@ -71,7 +71,7 @@ class FileRange:
 
 
 def snapshot(path: str, what: str) -> JsonLines:
-    """Raises PipelineError where the file cannot be read."""
+    """Find the end of the last complete line. Raises PipelineError if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             end = os.fstat(file.fileno()).st_size
@@ -93,7 +93,7 @@ def snapshot(path: str, what: str) -> JsonLines:
 def file_ranges(
     lines: JsonLines, path: str, topic: str, side: int, block_bits: int, parts_min: int, *, with_keys: bool = False
 ) -> list[FileRange]:
-    """The tasks that read a file; `path` is where workers find it."""
+    """Return the tasks that read a file. `path` is where workers find it."""
     parts = max(1, min(parts_min, lines.size // CHUNK_BYTES), -(-lines.size // TASK_BYTES))
     edges = [lines.size * part // parts for part in range(parts + 1)]
     return [
@@ -103,7 +103,7 @@ def file_ranges(
 
 
 def read_lines(task: FileRange) -> Iterator[Any]:
-    """Arrow batches of the topic's lines, each with its place in the file."""
+    """Yield Arrow batches of the topic's lines, each with its position in the file."""
     with open(task.path, "rb") as file:
         at = task.start
         if at:
@@ -128,7 +128,7 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
         raise _fault(task, at, chunk, str(error)) from None
     if any(table.column(name).null_count for name in _REQUIRED):
         raise _fault(task, at, chunk, "a field is missing")
-    order = np.arange(at, at + len(table), dtype=np.int64)  # no line is shorter than a byte
+    order = np.arange(at, at + len(table), dtype=np.int64)  # unique, as every line has at least a byte
     chosen = pa.compute.equal(table.column("topic"), task.topic).to_numpy()
     table = table.filter(pa.array(chosen))
     offsets = table.column("offset").to_numpy()
@@ -157,7 +157,7 @@ def _rows(task: FileRange, at: int, chunk: bytes) -> Any:
 
 
 def _fault(task: FileRange, at: int, chunk: bytes, otherwise: str) -> PipelineError:
-    """Which line it is: slow, and asked for once."""
+    """Find the line that is invalid. This is slow, but runs at most once."""
     decode = msgspec.json.Decoder(Entry).decode
     with open(task.path, "rb") as file:
         before = sum(file.read(min(CHUNK_BYTES, at - begin)).count(b"\n") for begin in range(0, at, CHUNK_BYTES))

@@ -17,7 +17,7 @@ _njit: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
 
 def _table() -> Any:
-    """For eight bytes at a time: row n tells what a byte does that has n more behind it."""
+    """Return the slicing-by-8 table: row n is the effect of a byte that is followed by n more bytes."""
     table = np.zeros((SLICES, 256), np.uint32)
     for byte in range(256):
         crc = byte
@@ -62,7 +62,7 @@ def _bytes(crc, table, data, start, stop):  # type: ignore[no-untyped-def]
 
 @_njit
 def _number(crc, table, number):  # type: ignore[no-untyped-def]
-    """An int32, big-endian."""
+    """Add an int32, big-endian."""
     for shift in (24, 16, 8, 0):
         byte = (number >> shift) & 0xFF
         crc = np.uint32((crc >> np.uint32(8)) ^ table[0, (crc ^ np.uint32(byte)) & 0xFF])

@@ -1,10 +1,10 @@
-"""The log side of an audit: what is readable in a range of offsets, as rows of a block.
+"""The log side of an audit: what is readable in a range of offsets, as audit rows.
 
-Three ways, all without a copy of the records:
-- `headers`: batch headers, which Chronik's nodes list over HTTP. A batch that compaction has thinned out does not tell
-  its offsets there, and is fetched.
-- `fetch`: the same headers out of fetched batches, for any Kafka cluster.
-- `records`: fetched and decoded, so with each record's checksum, and its key where keys are asked for.
+There are three methods, all without a copy of the records:
+- `headers`: batch headers, which Chronik's nodes list over HTTP. The header of a batch that compaction has thinned out
+  does not show its offsets, so such a batch is fetched.
+- `fetch`: the same headers from fetched batches, for any Kafka cluster.
+- `records`: fetched and decoded records, with each record's checksum, and its key if keys are requested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WATERMARK_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """One task. `nodes`: HTTP addresses of which any may be asked."""
+    """One task. `nodes`: HTTP addresses, any of which may be queried."""
 
     wanted: RecordRange
     topic_id: str
@@ -56,7 +56,7 @@ class LogRange:
 
 
 def read_log(task: LogRange) -> Iterator[Any]:
-    """Arrow batches of ROW_SCHEMA, or of it and the keys."""
+    """Yield Arrow batches of ROW_SCHEMA, or of KEYED_SCHEMA if keys are requested."""
     try:
         yield from _from_headers(task) if task.how == HEADERS else _from_fetches(task)
     except KafkaError as error:
@@ -64,11 +64,11 @@ def read_log(task: LogRange) -> Iterator[Any]:
         raise PipelineError(f"{place} cannot be read from {task.bootstrap}: {error}") from None
 
 
-# By HTTP.
+# Over HTTP.
 
 
 class _Batch(msgspec.Struct, gc=False):
-    """What is needed of a batch's header: the rest of the answer is skipped, not decoded."""
+    """The required fields of a batch's header. The decoder skips all other fields of the response."""
 
     base_offset: int
     last_offset: int
@@ -112,7 +112,7 @@ def _from_headers(task: LogRange) -> Iterator[Any]:
         behind = max([offset, *(batch.last_offset + 1 for batch in batches)])
         offset = page.next
         if offset is None and page.high_watermark < wanted.stop and behind < wanted.stop:
-            # A new leader may need a moment to know what had been readable when the audit began.
+            # A new leader may take a moment to learn the high watermark that the audit saw at its start.
             if waited >= WATERMARK_TRIES:
                 raise PipelineError(
                     f"{wanted.topic}-{wanted.partition} was readable up to {wanted.stop} and now only up to "
@@ -146,7 +146,7 @@ def _page(task: LogRange, offset: int) -> _Page:
 
 
 def get_json(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
-    """A node's answer; ValueError where it is not the object that was asked for."""
+    """Return a node's response. Raises ValueError if it is not a JSON object."""
     told = json.loads(get_body(address, path, timeout_s))
     if not isinstance(told, dict):
         raise ValueError(f"no object but {told!r:.80}")
@@ -154,7 +154,7 @@ def get_json(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> dict
 
 
 def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> bytes:
-    """ValueError, with the node's own words, where it refuses."""
+    """Return the response body. Raises ValueError with the node's error message if it refuses."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
     try:
@@ -172,7 +172,7 @@ def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> byte
 def _ranges(
     task: LogRange, starts: Sequence[int], stops: Sequence[int], times_ms: Sequence[int], control: Sequence[bool]
 ) -> Iterator[Any]:
-    """Batches cut to what is wanted, and at the blocks' edges."""
+    """Clip batches to the requested range, and cut them at block boundaries."""
     start = np.maximum(np.asarray(starts, np.int64), task.wanted.start)
     stop = np.minimum(np.asarray(stops, np.int64), task.wanted.stop)
     kept = start < stop
@@ -181,7 +181,7 @@ def _ranges(
     yield rows_table(sides, task.wanted.partition, start[kept], stop[kept], times, block_bits=task.block_bits)
 
 
-# By Fetch.
+# Over the Fetch API.
 
 
 def _from_fetches(task: LogRange) -> Iterator[Any]:
@@ -195,7 +195,7 @@ def _from_fetches(task: LogRange) -> Iterator[Any]:
             try:
                 fetched = cluster.run(fetches.answer(pending))
             except LogShortened as gap:
-                # Retention goes on while an audit runs; what it took is told by the log's new start.
+                # Retention continues during an audit. The log start read at the end accounts for what it removed.
                 if gap.resume_at is None or gap.resume_at >= wanted.stop:
                     break
                 offset = gap.resume_at
@@ -237,7 +237,7 @@ def _fetched(task: LogRange, records: memoryview, decoder: ArrowDecoder | None) 
 
 
 def _whole_batches(records: memoryview) -> list[tuple[int, BatchHeader]]:
-    """Those that are there to their end, checked."""
+    """Return the headers of complete batches, after checking them."""
     at = 0
     while len(records) - at > 12:
         size = 12 + int.from_bytes(records[at + 8 : at + 12], "big", signed=True)

@@ -1,7 +1,7 @@
-"""The findings of all blocks into one result: counts, ranges with offsets, the verdict. Without Spark.
+"""Combine the findings of all blocks into one result: counts, offset ranges and the verdict. Without Spark.
 
-`complete`: nothing is missing, there twice, out of order, altered, or there without being in the log. What lies below
-the log's start is expired, and what came after the audit began is left out: neither is missing.
+`complete`: no record is missing, duplicated, out of order, altered, or present without being in the log. Offsets below
+the log start have expired, and records appended after the audit began are ignored: neither count as missing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["AuditResult", "PartitionResult", "Range", "Slice", "summarise"]
 COMPLETE, INCOMPLETE = "complete", "incomplete"
 BUCKETS_MAX = 60
 LISTED_MAX = 10_000
-"""Ranges that the JSON names for each partition and kind; the counts go on."""
+"""Ranges listed in the JSON per partition and kind. Counts are not limited."""
 RANGE_KINDS = ("gap", "unexpected", "duplicate")
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets from `first` to `last`, of which `count` are meant: all of them, or copies of some."""
+    """Offsets from `first` to `last`. `count` of them are affected: all, some, or copies."""
 
     side: int
     first: int
@@ -47,7 +47,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One side of one partition in one slice of time; `reach` is its highest offset then, None without any."""
+    """One side of one partition in one time slice. `reach` is its highest offset in it, or None."""
 
     partition: int
     side: int
@@ -59,7 +59,7 @@ class Slice:
 
 @dataclass(slots=True)
 class PartitionResult:
-    """What was found of one partition. Counts are of offsets; those of sides that were not given stay 0."""
+    """The result for one partition. Counts are numbers of offsets; they are 0 for sides that were not given."""
 
     partition: int
     bounds: Bounds
@@ -85,7 +85,7 @@ class PartitionResult:
         return sum(found.count for found in self.gaps if side in (None, found.side))
 
     def lag(self, side: int) -> int:
-        """Records at the log's end that the side has not reached."""
+        """Return the number of records at the log's end that the side has not reached."""
         reached = self.last.get(side, -1)
         return sum(
             found.last - max(found.first, reached + 1) + 1
@@ -111,7 +111,7 @@ class AuditResult:
 
     @property
     def last_side(self) -> int:
-        """The end of the way that was audited."""
+        """Return the last of the audited sides."""
         return max(self.given)
 
     def total(self, side: int) -> int | None:
@@ -119,7 +119,7 @@ class AuditResult:
 
     @property
     def expected(self) -> int:
-        """What should have arrived at the end: acknowledged or readable, whichever is more."""
+        """Return how many records should have arrived: acknowledged or readable, whichever is more."""
         return max(self.total(ACKED) or 0, self.total(READABLE) or 0)
 
     @property
@@ -128,13 +128,13 @@ class AuditResult:
         return max(counts, default=0) - min(counts, default=0)
 
     def share(self, found: PartitionResult) -> tuple[int, float, int]:
-        """Of one partition: records at the last side, per cent of all that were expected, deviation from the mean."""
+        """Return a partition's records at the last side, percentage of all expected, and deviation from the mean."""
         messages = found.counts.get(self.last_side, 0)
         percent = round(100 * messages / self.expected, 1) if self.expected else 0.0
         return messages, percent, round(messages - self.expected / len(self.partitions))
 
     def to_json(self) -> dict[str, Any]:
-        """What `chronik pipeline audit --json` prints; interface.md holds the names."""
+        """Return what `chronik pipeline audit --json` prints. interface.md defines the names."""
         return {
             "verdict": self.verdict,
             "topic": self.topic,
@@ -184,7 +184,7 @@ class AuditResult:
         }
 
     def _buckets_json(self) -> list[dict[str, Any]]:
-        """By partition and time; a side that was not given is null."""
+        """Return the time slices by partition and time. A side that was not given is null."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for part in self.slices:
             row = rows.setdefault(
@@ -209,7 +209,7 @@ def summarise(
     *,
     now: Mapping[int, tuple[int, int]] | None = None,
 ) -> AuditResult:
-    """`now`: each partition's log start and end after the audit, where its log may have moved meanwhile."""
+    """Combine the findings. `now`: each partition's log start and end after the audit, if they may have changed."""
     by_partition: dict[int, list[Finding]] = {partition: [] for partition in bounds}
     for finding in findings:
         by_partition.setdefault(finding.partition, []).append(finding)
@@ -239,7 +239,7 @@ def _partition(
             case "gap" | "unexpected" | "duplicate":
                 ranges[found.kind].append(Range(found.side, found.start, found.stop - 1, found.number))
             case "gap-ahead" | "unexpected-ahead":
-                # Acknowledged by the leader alone, it may have become readable only after the ends were asked for.
+                # With acks=1, a record may become readable only after the log ends were read.
                 lost = _clipped(Range(found.side, found.start, found.stop - 1, found.number), end_now)
                 if lost is not None:
                     ranges[found.kind.removesuffix("-ahead")].append(lost)
@@ -263,7 +263,7 @@ def _partition(
 
 
 def _clipped(found: Range, first: int) -> Range | None:
-    """The part of a range at and above an offset."""
+    """Return the part of a range at or above an offset."""
     if found.last < first:
         return None
     if found.first >= first:
@@ -272,14 +272,14 @@ def _clipped(found: Range, first: int) -> Range | None:
 
 
 def _expired(gaps: list[Range], log_start: int) -> tuple[list[Range], int]:
-    """Without what retention took while the audit ran: of the log, and with it of all that come after it."""
+    """Drop what retention removed during the audit, on all sides. Return the remaining gaps and the expired count."""
     left = [clipped for gap in gaps if (clipped := _clipped(gap, log_start)) is not None]
     gone = sum(gap.count for gap in gaps if gap.side == READABLE) - sum(g.count for g in left if g.side == READABLE)
     return left, gone
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """Ranges that touch made one, so that a gap over several blocks is one gap."""
+    """Merge adjacent ranges, so that a gap across several blocks is one gap."""
     made: list[Range] = []
     for found in sorted(ranges, key=lambda item: (item.side, item.first)):
         before = made[-1] if made else None
@@ -292,7 +292,7 @@ def _merged(ranges: list[Range]) -> list[Range]:
 
 
 def _order_across(sequences: list[Finding]) -> list[Range]:
-    """Between blocks: the first of one that came before the last of those below it."""
+    """Find disorder between blocks: a block's first receipt precedes the last receipt of a lower block."""
     found: list[Range] = []
     latest: Finding | None = None
     for block in sorted(sequences, key=lambda item: item.start):
@@ -305,7 +305,7 @@ def _order_across(sequences: list[Finding]) -> list[Range]:
 
 
 def _slices(findings: list[Finding]) -> tuple[list[Slice], int]:
-    """All blocks' buckets brought to one width, few enough to be looked at."""
+    """Bring the buckets of all blocks to one width, few enough to read."""
     buckets = [found for found in findings if found.kind == "bucket"]
     if not buckets:
         return [], bucket_width(0)

@@ -1,4 +1,4 @@
-"""The rows of an audit's sides as Spark shuffles them: each in the block that `audit_blocks` looks at."""
+"""The rows of an audit's sides as Spark shuffles them, each assigned to a block of `audit_blocks`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_table(
     flags: int = 0,
     block_bits: int,
 ) -> Any:
-    """A batch of ROW_SCHEMA; ranges are cut where blocks end. What is left out is unknown."""
+    """Return a batch of ROW_SCHEMA, with ranges cut at block boundaries. Omitted columns are unknown."""
     count = len(start)
     columns = {
         "partition": np.full(count, partition, np.int32) if isinstance(partition, int) else partition.astype(np.int32),
@@ -62,7 +62,7 @@ def rows_table(
 
 
 def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Ranges cut at multiples of 2**bits, and of each part which range it is of."""
+    """Cut ranges at multiples of 2**bits. The third array has the index of each part's original range."""
     first, last = start >> bits, (stop - 1) >> bits
     parts = last - first + 1
     which = np.repeat(np.arange(len(start)), parts)
@@ -76,5 +76,5 @@ def split_at_blocks(start: Array, stop: Array, bits: int) -> tuple[Array, Array,
 
 
 def rows_of(table: Any) -> Rows:
-    """The columns as `audit_blocks` takes them."""
+    """Return the columns as `audit_blocks` expects them."""
     return Rows(*(table.column(name).to_numpy() for name in Rows._fields))

@@ -1,6 +1,7 @@
-"""The landed side of an audit: the rows of a Delta table and of its dead letters, with the checksums of what they hold.
+"""The landed side of an audit: the rows of a Delta table and of its dead letters, with their checksums.
 
-Spark reads the Parquet files that the table's log names, so no jars are needed; checksums are made by the column.
+Spark reads the Parquet files that the table's log lists, so no extra jars are needed. Checksums are computed on whole
+columns.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LandedFiles:
 
 
 def find_tables(address: str, topic: str) -> list[LandedFiles]:
-    """The table at `address`, or the topic's below it, and its dead letters. PipelineError where there is none."""
+    """Find the table at `address` or `address/topic`, and its dead letters. Raises PipelineError if there is none."""
     from deltalake import DeltaTable
 
     base = address.rstrip("/")
@@ -67,7 +68,7 @@ def _files(table: str) -> LandedFiles:
 
 
 def landed_rows(spark: SparkSession, tables: Sequence[LandedFiles], block_bits: int) -> DataFrame | None:
-    """All tables' rows as rows of blocks; None where they have none."""
+    """Return the rows of all tables as audit rows, or None if there are no files."""
     frames = [_rows(spark, table, block_bits) for table in tables if table.files]
     made = frames[0] if frames else None
     for frame in frames[1:]:
@@ -87,7 +88,7 @@ def _rows(spark: SparkSession, table: LandedFiles, block_bits: int) -> DataFrame
 
 
 def landed_batch(batch: Any, block_bits: int) -> Any:
-    """One Arrow batch of a table. Without the records' bytes there is nothing to compare."""
+    """Convert one Arrow batch of a table. Without the records' bytes there are no checksums."""
     offsets = batch.column("offset").to_numpy()
     times = batch.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     known = times.is_valid().to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
-"""The asyncio client from plain code: Spark's workers and planners have no loop of their own.
+"""Use the asyncio client from synchronous code: Spark's workers and planners have no event loop.
 
-A loop per cluster, run only while a call waits. Failures become PipelineErrors.
+Each cluster has its own loop, which runs only during a call. Failures become PipelineErrors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 
 
 class BlockingCluster:
-    """One cluster, asked from one thread. Close it, or its sockets stay open."""
+    """A client for one cluster, used from one thread. Close it to close its sockets."""
 
     def __init__(self, bootstrap: str, *, timeout_s: float = 30.0) -> None:
         self.bootstrap = bootstrap
@@ -53,7 +53,7 @@ class BlockingCluster:
         self.close()
 
     def close(self) -> None:
-        """Whatever still waits is given up."""
+        """Cancel what is still pending, and close the connections."""
         if not self.loop.is_closed():
             self.loop.run_until_complete(self._close())
             self.loop.close()
@@ -76,7 +76,7 @@ class BlockingCluster:
             raise PipelineError(f"the cluster at {self.bootstrap} refused: {error}") from None
 
     def topics(self, names: Iterable[str] | None) -> dict[str, TopicLayout]:
-        """Those of the given names that exist; all of the cluster's where None."""
+        """Return those of the named topics that exist, or all topics of the cluster if None."""
         wanted = None if names is None else list(names)
         layout = self.run(self.cluster.layout(wanted))
         return {
@@ -88,7 +88,7 @@ class BlockingCluster:
     def offsets(
         self, partitions: Iterable[Partition], timestamp_ms: int, *, committed_only: bool = False
     ) -> dict[Partition, int]:
-        """ListOffsets of each; -1 where a time is asked for that no record has reached."""
+        """Return the ListOffsets result of each partition: -1 if `timestamp_ms` is a time after its last record."""
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)

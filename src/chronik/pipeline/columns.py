@@ -1,6 +1,6 @@
-"""The columns that a topic has in Spark, and what fills them.
+"""The columns of a topic in Spark, and the interface of what fills them.
 
-They are those of Spark's own Kafka source, names and types: a query written for one runs on the other.
+Names and types are those of Spark's own Kafka source, so a query for one runs on the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADERS = pa.list_(pa.field("element", pa.struct(HEADER_FIELDS)))
 
 
 def arrow_schema(with_headers: bool) -> Any:
-    """As Spark writes it in Arrow, to the letter: it refuses a batch whose schema differs."""
+    """Return exactly the schema that Spark writes in Arrow, because Spark rejects a batch with a different one."""
     fields = [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
@@ -33,7 +33,7 @@ def arrow_schema(with_headers: bool) -> Any:
 
 
 class RecordRange(NamedTuple):
-    """The offsets of one partition that are wanted: from `start` up to but not `stop`."""
+    """The requested offsets of one partition: from `start` up to but not including `stop`."""
 
     topic: str
     partition: int
@@ -42,21 +42,21 @@ class RecordRange(NamedTuple):
 
 
 class Chunk(Protocol):
-    """Rows on their way into an Arrow batch. Filled batch by batch, cut off whenever it is full."""
+    """Rows for one Arrow batch. Filled from record batches, and cut whenever it is full."""
 
     @property
     def rows(self) -> int: ...
 
     def begin(self, header: BatchHeader, payload: Buffer) -> None:
-        """The next batch, decompressed."""
+        """Set the next record batch, decompressed."""
 
     def fill(self) -> bool:
-        """Takes rows of that batch; False where the chunk is full before its end. CORRUPT_MESSAGE where it is bad."""
+        """Take rows of that batch. Return False if the chunk is full before its end. Raises CORRUPT_MESSAGE."""
 
     def cut(self) -> Any:
-        """The rows so far as an Arrow batch; the chunk is empty after it."""
+        """Return the rows so far as an Arrow batch, and empty the chunk."""
 
 
 def readable_name(name: bytes) -> str:
-    """A header's name as UTF-8, as Kafka promises it to be; what is not is replaced, as Java's client does it."""
+    """Decode a header's name as UTF-8, as Kafka specifies. Replace invalid bytes, as the Java client does."""
     return name.decode("utf-8", "replace")

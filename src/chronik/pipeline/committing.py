@@ -1,7 +1,7 @@
-"""Finished micro-batches into a consumer group, as soon as they are finished: so every lag tool sees the query.
+"""Commit finished micro-batches to a consumer group at once, so that every lag tool sees the query.
 
-The source commits a micro-batch when the next is asked for, which with a long trigger interval is late; this listener
-does it at once. Spark tells it positions alone, so these say which group of which cluster they belong to.
+The source commits a micro-batch only when Spark requests the next one, which is late with a long trigger interval. This
+listener commits immediately. Spark passes it nothing but positions, so each position names its cluster and group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupCommitter(StreamingQueryListener):
 
 
 def commit_position(written: str) -> bool:
-    """Commits a position to the group that it names. False where it names none, or where that failed."""
+    """Commit a position to the group that it names. Return False if it names none, or if the commit failed."""
     try:
         told = json.loads(written)
     except ValueError:

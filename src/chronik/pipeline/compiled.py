@@ -1,4 +1,4 @@
-"""A chunk of rows that the compiled loop fills: Arrow's buffers, allocated here, given away when full."""
+"""A chunk of rows that the compiled loop fills: Arrow's buffers, allocated here, handed over when full."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chronik.wire.errors import ErrorCode, KafkaError
 __all__ = ["CompiledChunk"]
 
 HEADERS_PER_ROW = 4
-"""Room for headers in a chunk; a record with more of them than the whole chunk's room gets a chunk of its own."""
+"""Capacity for headers in a chunk. A record with more headers than a whole chunk holds gets its own chunk."""
 
 
 class CompiledChunk:
     """A chunk whose buffers numba fills.
 
-    Invariant: the buffers hold `rows` complete rows; nobody else sees them before `cut` gives them away for good.
+    Invariant: the buffers hold `rows` complete rows. Only this object accesses them until `cut` hands them over.
     """
 
     def __init__(self, wanted: RecordRange, *, with_headers: bool, rows_max: int, bytes_max: int) -> None:
@@ -65,7 +65,7 @@ class CompiledChunk:
             self._with_headers,
         )
         if status == FULL and self.rows == 0:
-            # One record is larger than all the room: none can be larger than its batch.
+            # The record is larger than the whole chunk. No record is larger than its batch.
             self._buffers = self._room(max(self._bytes_max, len(self._payload)))
             return self.fill()
         if status < 0:
@@ -118,7 +118,7 @@ class CompiledChunk:
         return pa.Array.from_buffers(HEADERS, rows, [validity, ends], int(state[STATE.null_headers]), children=[pairs])
 
     def _room(self, bytes_max: int) -> Buffers:
-        """Empty buffers. Not zeroed, but for the first end of each row of ends: untouched memory costs nothing."""
+        """Allocate buffers. Only bitmaps and each first end are zeroed, because untouched memory costs nothing."""
         self._state[STATE.rows :] = 0
         rows, headers = self._rows_max, 0
         if self._with_headers:

@@ -1,8 +1,8 @@
-"""JSON values into columns, and what cannot be: each with its reason.
+"""Parse JSON values into columns. Values that cannot be parsed become dead letters with a reason.
 
-A value fails as a whole: a record with one bad field is a dead letter, not a row with a null that nobody sent. Fields
-that the schema does not name are in `value` still. A record without a value (a tombstone) is a row of nulls, unless
-the schema demands a field.
+A value fails as a whole: a record with one bad field is a dead letter, not a row with a null that the producer did not
+send. Fields that are not in the schema are still in `value`. A record without a value (a tombstone) becomes a row of
+nulls, unless the schema requires a field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIMPLE: dict[type, Any] = {
 
 
 class JsonColumns:
-    """Splits Arrow batches of records by one schema."""
+    """Splits Arrow batches of records into rows and dead letters by one schema."""
 
     def __init__(self, fields: StructType) -> None:
         self._fields = fields
@@ -45,7 +45,7 @@ class JsonColumns:
         self._nothing = (None,) * len(fields)
 
     def split(self, batch: Any) -> tuple[Any, Any]:
-        """Rows with the schema's columns behind their own, and dead letters with their reasons."""
+        """Return rows with the schema's columns appended, and dead letters with their reasons."""
         parsed: list[tuple[Any, ...]] = []
         good: list[int] = []
         bad: list[int] = []
@@ -82,11 +82,11 @@ class Unreadable(Exception):
 
 
 class OutOfType(Exception):
-    """JSON has it, the column does not."""
+    """The JSON value does not fit the column's type."""
 
 
 def _plain(field: Any, value: Any) -> Any:
-    """As Arrow takes it."""
+    """Convert a value to what Arrow accepts."""
     kind = field.dataType
     if value is None or type(kind) in WHOLE_BITS or isinstance(value, str | bool | float):
         return value
@@ -115,7 +115,7 @@ def _decimal(name: str, kind: spark_types.DecimalType, value: decimal.Decimal) -
 
 
 def _object_type(fields: StructType, name: str) -> type[msgspec.Struct]:
-    """Names that Python would not take, or would take for something else, are fine in JSON: ours are numbered."""
+    """Number the struct's fields, because JSON allows names that are invalid or special in Python."""
     numbered = {f"f{number}": field for number, field in enumerate(fields)}
     made: list[Any] = []
     for own, field in numbered.items():

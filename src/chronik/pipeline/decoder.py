@@ -1,8 +1,8 @@
-"""Fetched record batches of one partition into Arrow batches: the half of the source that needs no Spark.
+"""Decode fetched record batches of one partition into Arrow batches: the part of the source that needs no Spark.
 
-What is checked before a record is read: each batch's length, magic, CRC, codec and counts (`wire.batch`). What is left
-out: control batches, batches of aborted transactions where these are named, and offsets outside of the wanted range,
-with which a fetch begins where a batch holds more than was asked for.
+Each batch's length, magic, CRC, codec and counts are checked before a record is read (`wire.batch`). Skipped are
+control batches, batches of aborted transactions if the response lists these, and offsets outside the requested range. A
+fetch returns whole batches, so it can begin with such offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chronik.wire.records import decode_records
 __all__ = ["ROWS_MAX", "ArrowDecoder", "next_offset_behind"]
 
 ROWS_MAX = 4096
-"""Spark takes chunks of about this many rows fastest."""
+"""Spark processes chunks of about this many rows fastest."""
 BYTES_MAX = 8 * 1024 * 1024
 BATCH_BYTES_MAX = 2**31 - 1
 
@@ -39,7 +39,7 @@ _ABORT = 0
 
 
 class ArrowDecoder:
-    """Batches in, in the order of their offsets; Arrow out. `next_offset` is where the next fetch goes on."""
+    """Takes batches in offset order, and yields Arrow batches. `next_offset` is where the next fetch continues."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class ArrowDecoder:
         return self.next_offset >= self._wanted.stop
 
     def feed(self, records: memoryview, aborted: Sequence[tuple[int, int]] = ()) -> Iterator[Any]:
-        """Full Arrow batches out of what one fetch brought; a batch that is cut off at its end is left for the next.
+        """Yield full Arrow batches from one fetch response. An incomplete batch at its end is left for the next fetch.
 
-        `aborted` names producers with the first offset of a transaction that they aborted, as Fetch does for those
-        who read committed records only.
+        `aborted` lists producers with the first offset of a transaction that they aborted, as Fetch returns them to
+        read_committed consumers.
         """
         whole = records[: _whole_bytes(records)[0]]
         if not len(whole):
@@ -85,7 +85,7 @@ class ArrowDecoder:
             self.next_offset = max(self.next_offset, header.next_offset)
 
     def finish(self) -> Iterator[Any]:
-        """The rows that did not fill a batch."""
+        """Yield the rows that did not fill a batch."""
         if self._chunk.rows:
             yield self._chunk.cut()
 
@@ -113,7 +113,7 @@ class ArrowDecoder:
 
 
 def _fastest_chunk() -> type[Chunk]:
-    """The compiled one, loaded only where records are decoded: numba takes a second, and planning has no use for it."""
+    """Return the compiled class, imported only to decode: numba loads for a second, and planning does not need it."""
     try:
         from chronik.pipeline.compiled import CompiledChunk
     except ImportError:
@@ -122,15 +122,15 @@ def _fastest_chunk() -> type[Chunk]:
 
 
 def next_offset_behind(records: memoryview, otherwise: int) -> int:
-    """The offset behind the last whole batch, without a look inside: so that the next fetch can be asked for early."""
+    """Return the offset after the last whole batch, without decoding it, so that the next fetch can start early."""
     whole, last = _whole_bytes(records)
     return read_batch_header(records, last).next_offset if whole else otherwise
 
 
 def _whole_bytes(records: memoryview) -> tuple[int, int]:
-    """The length of the batches that are there to their end, and where the last of them begins.
+    """Return the total length of the complete batches, and where the last of them begins.
 
-    Lengths below a header's are for the check to refuse.
+    Lengths below a header's size are left for `check_batches` to reject.
     """
     at = last = 0
     while len(records) - at >= LENGTH_END:
@@ -143,6 +143,6 @@ def _whole_bytes(records: memoryview) -> tuple[int, int]:
 
 
 def _is_abort(payload: Buffer) -> bool:
-    """Whether a control batch ends a transaction as aborted: its one record's key is version int16, type int16."""
+    """Return whether a control batch aborts a transaction. Its one record's key is version int16, type int16."""
     key = next(decode_records(bytes(payload), 1, 0, 0, 0)).key
     return key is not None and len(key) >= _CONTROL_KEY.size and _CONTROL_KEY.unpack_from(key)[1] == _ABORT

@@ -1,14 +1,14 @@
-"""A Delta table that one topic lands in, and the discipline of its commits.
+"""A Delta table that one topic lands in, and the rules of its commits.
 
-What has landed is told by the table itself, in Delta's application transactions, which stand in the same commit as the
-files and are never forgotten:
+The table itself records what has landed, in Delta's application transactions. They are in the same commit as the files,
+and never expire:
 
     chronik:batch:QUERY       the last micro-batch of a query
-    chronik:offset:PARTITION  the offset behind the highest that has landed
+    chronik:offset:PARTITION  the highest landed offset + 1
     commit info "chronik"     {"query", "batch", "offsets": {PARTITION: [first, last]}}, for people
 
-They are read and committed on one snapshot. deltalake refuses a commit only where another one with the same
-application has come since that snapshot, so a handle that is opened anew for the commit would write a batch twice.
+The transactions are read and committed on one snapshot. deltalake rejects a commit only if another commit with the same
+application id followed that snapshot. A handle reopened for the commit would therefore write a batch twice.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ VACUUM_EVERY_COMPACTIONS = 100
 
 
 class Conflict(Exception):
-    """Somebody else has committed for this query or these partitions since the snapshot: look again."""
+    """Another process has committed for this query or these partitions since the snapshot. Refresh and retry."""
 
 
 class LandingTable:
-    """One table at one snapshot, which `refresh` and our own commits move on. Used by one thread."""
+    """One table at one snapshot, which `refresh` and our own commits advance. Used by one thread."""
 
     def __init__(self, uri: str, table: DeltaTable) -> None:
         self.uri = uri
@@ -49,7 +49,7 @@ class LandingTable:
 
     @classmethod
     def open(cls, uri: str, schema: Any, topic: str, topic_id: str) -> LandingTable:
-        """Makes it where it does not exist. Raises PipelineError where what is there cannot take this topic."""
+        """Open the table, or create it. Raises PipelineError if the existing table cannot hold this topic."""
         try:
             if not DeltaTable.is_deltatable(uri):
                 DeltaTable.create(
@@ -77,16 +77,16 @@ class LandingTable:
         return self._table.transaction_version(f"chronik:batch:{query}")
 
     def next_offset(self, partition: int) -> int:
-        """The offset behind the highest that has landed; 0 where none has."""
+        """Return the highest landed offset + 1, or 0 if none has landed."""
         return self._table.transaction_version(f"chronik:offset:{partition}") or 0
 
     def landed_offsets(self) -> LandedOffsets:
-        """Read from the rows themselves: the one account that knows every gap."""
+        """Read the landed offsets from the rows themselves, the only source that shows every gap."""
         rows = self._table.to_pyarrow_dataset().scanner(columns=["partition", "offset"]).to_batches()
         return LandedOffsets.of(batch for batch in rows if batch.num_rows)
 
     def commit(self, query: str, batch: int, files: Sequence[NewFile]) -> None:
-        """All files and what they mean, or nothing. Raises Conflict."""
+        """Commit all files and their transactions atomically. Raises Conflict."""
         spans = _spans(files)
         ends = {partition: max(last + 1, self.next_offset(partition)) for partition, (_, last) in spans.items()}
         applications = [
@@ -112,7 +112,7 @@ class LandingTable:
         self.refresh()
 
     def compact(self, *, small_files: int = COMPACT_AT_FILES) -> None:
-        """Rewrites small files into large ones where there are many of them. Readers of older versions keep theirs."""
+        """Rewrite many small files into large ones. Readers of older versions keep their files."""
         sizes = pa.chunked_array(self._table.get_add_actions(flatten=True).column("size_bytes"))
         if sum(size < SMALL_BYTES for size in sizes.to_pylist()) < small_files:
             return
@@ -120,9 +120,9 @@ class LandingTable:
             self._table.optimize.compact(target_size=COMPACTED_BYTES)
             self._compactions += 1
             if self._compactions % VACUUM_EVERY_COMPACTIONS == 1:
-                self._table.vacuum(dry_run=False, full=True)  # older than a week, as Delta has it
+                self._table.vacuum(dry_run=False, full=True)  # files older than a week, Delta's default
         except CommitFailedError:
-            pass  # somebody else rewrote the same files: then that is done
+            pass  # another process rewrote the same files, so the work is done
         except (DeltaError, OSError) as error:
             raise PipelineError(f"cannot compact the table {self.uri}: {error}; what has landed is whole") from None
         finally:
@@ -159,7 +159,7 @@ def _check(uri: str, table: DeltaTable, schema: Any, topic: str, topic_id: str) 
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Delta's names for the inner fields of a list may differ from Arrow's."""
+    """Compare types but ignore the names of a list's inner field, which differ between Delta and Arrow."""
     if one is None or other is None:
         return one is other
     if pa.types.is_nested(one) and type(one) is type(other):

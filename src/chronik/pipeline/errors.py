@@ -1,4 +1,4 @@
-"""What a job tells its user: one line. Spark wraps it into a page of frames, where `failure_line` finds it."""
+"""A job's error for its user: one line. Spark wraps it in a long stack trace, where `failure_line` finds it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LINE = re.compile(re.escape(_MARK) + r"(.+)")
 
 
 class PipelineError(Exception):
-    """The text is one line that says what is wrong and what to do."""
+    """One line that says what is wrong and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 def failure_line(error: BaseException) -> str | None:
-    """Our own line inside of whatever Spark made of it; None where the failure is not one of ours."""
+    """Return our own line from Spark's wrapped error, or None if the failure is not ours."""
     if isinstance(error, PipelineError):
         return str(error)
     found = _LINE.search(str(error))

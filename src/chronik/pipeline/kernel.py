@@ -1,11 +1,12 @@
-"""The inner loop of the decoder: a batch's records into Arrow's buffers, compiled, without a Python object per record.
+"""The inner loop of the decoder: compiled code that copies a batch's records into Arrow's buffers.
 
-`fill` is written for numba: plain loops over arrays, nothing else. The layout that it reads stands in `wire.records`.
-No index is checked by numba, so each one is checked here before it is used: every read lies below the end of its
-record, every write below the capacity of its buffer. What does not hold is a negative status, never a wild access.
+It creates no Python object per record. `fill` is written for numba: plain loops over arrays, nothing else.
+`wire.records` describes the layout that it reads. numba checks no index, so the code checks each one before use: every
+read is below the end of its record, every write below the capacity of its buffer. A violation returns a negative
+status, and never accesses memory out of bounds.
 
-It can stop before any record whose data finds no more room and go on from there with empty buffers: what it has
-consumed and filled stands in `state`, written only when a record is complete.
+`fill` can stop before any record that does not fit, and resume there with empty buffers. `state` records what it has
+consumed and filled, and is updated only when a record is complete.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 __all__ = ["CORRUPT", "DONE", "FULL", "STATE_FIELDS", "Buffers", "State", "fill"]
 
-# What `fill` returns.
+# The status that `fill` returns.
 DONE = 0
 """All records of the batch are in the buffers."""
 FULL = 1
@@ -37,11 +38,11 @@ CORRUPT = {
 }
 
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
-"""The farthest that microseconds reach; what lies beyond has no timestamp in a table."""
+"""The largest timestamp that fits in microseconds. Beyond it, the table's timestamp is null."""
 
 
 class State(NamedTuple):
-    """Places in the state array: where in the batch, and how much is filled."""
+    """Indexes into the state array: the position in the batch, and how much is filled."""
 
     at: int = 0
     records_left: int = 1
@@ -57,7 +58,7 @@ class State(NamedTuple):
     null_headers: int = 11
     null_header_values: int = 12
     odd_names: int = 13
-    """Header names with bytes beyond ASCII: they may not be UTF-8."""
+    """Header names with non-ASCII bytes. They may not be valid UTF-8."""
 
 
 STATE = State()
@@ -65,7 +66,7 @@ STATE_FIELDS = len(STATE)
 
 
 class Buffers(NamedTuple):
-    """Arrow's own buffers: validity bitmaps, int32 offsets, bytes end to end, fixed values."""
+    """Arrow's own buffers: validity bitmaps, int32 offsets, concatenated bytes, fixed-size values."""
 
     key_valid: npt.NDArray[np.uint8]
     key_ends: npt.NDArray[np.int32]
@@ -91,7 +92,7 @@ _njit: Callable[[Any], Any] = numba.njit(cache=True, nogil=True)
 
 @_njit
 def _varint(data, at, end):  # type: ignore[no-untyped-def]
-    """A zigzag number and where it ends; -1 there where it does not lie before `end` or has more than 64 bits."""
+    """Return a zigzag number and where it ends, or -1 as its end if it exceeds `end` or 64 bits."""
     if at >= end:
         return np.int64(0), np.int64(-1)
     byte = np.uint64(data[np.uint64(at)])
@@ -114,7 +115,7 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
 
 @_njit
 def _copy(source, at, target, to, length):  # type: ignore[no-untyped-def]
-    # Unsigned, or each index is tested for being negative and nothing is vectorised.
+    # Unsigned: otherwise each index is tested for being negative, and nothing is vectorised.
     source_at = np.uint64(at)
     target_at = np.uint64(to)
     for i in range(np.uint64(length)):
@@ -123,7 +124,7 @@ def _copy(source, at, target, to, length):  # type: ignore[no-untyped-def]
 
 @_njit
 def _mark(bits, at, is_set):  # type: ignore[no-untyped-def]
-    """One bit of a validity bitmap, whatever an abandoned record left there."""
+    """Set or clear one bit of a validity bitmap. An abandoned record may have left it set."""
     place = np.uint64(at >> 3)
     mask = np.uint8(1 << (at & 7))
     if is_set:
@@ -146,9 +147,9 @@ def fill(  # type: ignore[no-untyped-def]
     stop,
     with_headers,
 ):
-    """Takes records with first <= offset < stop into `buffers`, from where `state` stands. The status that it returns.
+    """Decode records with first <= offset < stop into `buffers`, starting at `state`. Return a status.
 
-    `append_time` is every record's timestamp where `has_append_time`.
+    `append_time` is every record's timestamp if `has_append_time`.
     """
     (
         key_valid,

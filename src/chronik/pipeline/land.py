@@ -1,7 +1,7 @@
-"""Topics into Delta tables, exactly once: one streaming query, one checkpoint and one table for each topic.
+"""Land topics in Delta tables exactly once: one streaming query, one checkpoint and one table per topic.
 
-The executors write Parquet, the driver commits (`land_batch`). The offsets of what has landed are committed to a group
-afterwards, so that lag tools see the job; they are never where it goes on from.
+The executors write Parquet, the driver commits (`land_batch`). Afterwards, the landed offsets are committed to a
+consumer group, so that lag tools see the job. The job never resumes from the group's offsets.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ ROWS_PER_BATCH_MAX = 1_000_000
 ROWS_PER_BATCH_SETTING = "spark.chronik.maxOffsetsPerTrigger"
 START_TIMEOUT_S = 60.0
 ROWS_PER_CHUNK = 32 * 1024
-"""Read at once by a task: larger than what Spark takes best, since here Spark takes none."""
+"""Rows that a task reads at once. Larger than Spark's best size, because these rows do not pass through Spark."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LandSettings:
-    """The same for all topics of a job."""
+    """The settings that all topics of a job share."""
 
     bootstrap: str
     to: str
     checkpoint: str
     token: str
-    """A name that no run before had: files are named after it."""
+    """A name that no earlier run had. File names contain it."""
     starting: Mapping[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
     group: str = ""
     once: bool = False
@@ -56,7 +56,7 @@ class LandSettings:
 
     @property
     def reading(self) -> ReadSettings | None:
-        """How tasks read the records by themselves; None where Spark's own connector brings them."""
+        """Return how tasks read the records themselves, or None if Spark's own Kafka connector delivers them."""
         if self.source != OWN_SOURCE:
             return None
         return ReadSettings(self.bootstrap, with_headers=True, rows_max=ROWS_PER_CHUNK)
@@ -70,7 +70,7 @@ def dead_letters_name(topic: str) -> str:
 
 
 def topic_ids(bootstrap: str, topics: list[str]) -> dict[str, str]:
-    """Asked before Spark starts, so that a wrong name is told at once. Raises PipelineError."""
+    """Look up topic ids before Spark starts, so that a wrong name fails at once. Raises PipelineError."""
     with BlockingCluster(bootstrap) as cluster:
         found = cluster.topics(topics)
     for topic in topics:
@@ -80,7 +80,7 @@ def topic_ids(bootstrap: str, topics: list[str]) -> dict[str, str]:
 
 
 class TopicLanding:
-    """One topic on its way into its table. `start`, then `wait` until it says that it is done."""
+    """Lands one topic in its table. Call `start`, then `wait` until it returns True."""
 
     def __init__(
         self, spark: SparkSession, topic: str, topic_id: str, settings: LandSettings, fields: StructType | None
@@ -101,7 +101,7 @@ class TopicLanding:
         self._query_id: Future[str] = Future()
         self._attempts = 0
         self._rows_of: dict[int, int] = {}
-        """What the last two micro-batches landed: Spark tells the progress of one while the next is on its way."""
+        """Rows landed by the last two micro-batches: Spark reports a micro-batch's progress while the next one runs."""
         self._account = ProgressAccount()
         self._committed: object = None
 
@@ -124,7 +124,7 @@ class TopicLanding:
         self._query_id.set_result(str(self._query.id))
 
     def wait(self, seconds: float) -> bool:
-        """Whether the query has ended by itself. Raises PipelineError where it has failed."""
+        """Return whether the query has ended by itself. Raises PipelineError if it has failed."""
         try:
             ended = self._query.awaitTermination(seconds)
         except Exception as error:
@@ -137,7 +137,7 @@ class TopicLanding:
         return bool(ended)
 
     def stop(self) -> None:
-        """Between two micro-batches or in the middle of one: what is not committed comes again."""
+        """Stop the query at any point. A micro-batch that is not committed is read again on the next run."""
         if self._query is not None and self._query.isActive:
             self._query.stop()
 
@@ -161,7 +161,7 @@ class TopicLanding:
         return self._spark.readStream.format(settings.source).options(**options).load()
 
     def _land(self, frame: DataFrame, batch: int) -> None:
-        """Called by Spark, in a thread of its own."""
+        """Land one micro-batch. Spark calls this in its own thread."""
 
         def write(landed: LandedOffsets) -> Any:
             self._attempts += 1
@@ -172,7 +172,7 @@ class TopicLanding:
                 reports = frame.mapInArrow(task, REPORT_SCHEMA).collect()
             except Exception as error:
                 for uri in uris:
-                    remove_files(uri, name)  # they would fill a disk that is full
+                    remove_files(uri, name)  # they would fill up a full disk
                 raise _told(self.topic, error) from None
             return read_reports([report.file for report in reports])
 
@@ -182,11 +182,11 @@ class TopicLanding:
         self._rows_of = {batch - 1: self._rows_of.get(batch - 1, 0), batch: landed.rows + landed.dead_letters}
 
     def _take_progress(self) -> None:
-        """And commits what it says to the group, which for the last micro-batch of a run nobody else does in time."""
+        """Update the figures and commit to the group: for a run's last micro-batch, nothing else commits in time."""
         progress = self._query.lastProgress
         if not progress:
             return
-        # Spark counts what the source hands over, which here are ranges.
+        # Spark counts what the source delivers, which is ranges here.
         self._account.take({**progress, "numInputRows": self._rows_of.get(progress["batchId"], 0)})
         end = progress["sources"][0].get("endOffset") if progress.get("sources") else None
         offsets = offsets_of(end)
@@ -201,7 +201,7 @@ class TopicLanding:
 
 
 def _told(topic: str, error: Exception) -> PipelineError:
-    """Spark's page of frames as one line: ours where there is one in it."""
+    """Reduce Spark's stack trace to one line: the PipelineError in it, if there is one."""
     line = failure_line(error)
     if line is not None:
         return PipelineError(line)

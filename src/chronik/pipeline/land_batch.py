@@ -1,11 +1,11 @@
-"""One micro-batch into its tables, exactly once: whatever ended the attempt before, and wherever.
+"""Land one micro-batch in its tables exactly once, wherever and however the previous attempt ended.
 
-A record is either in the topic's table or in its dead letters. There is no commit over both, so the dead letters go
-first and the topic's table says that the batch is done: where a run ends between the two, the batch comes again, finds
-its dead letters landed and leaves them out.
+A record is either in the topic's table or in its dead letters. No commit spans both tables, so the dead letters are
+committed first, and the commit to the topic's table completes the batch. If a run ends between the two, the batch is
+read again, and the dead letters that have landed are skipped.
 
-What has landed is left out by offsets, not by trust: a lost checkpoint, another query into the same table and a schema
-that changed between two attempts all bring offsets that are there already.
+Landed records are skipped by their offsets. A lost checkpoint, a second query into the same table, or a schema change
+between two attempts all deliver offsets that have already landed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES = 8
 COMPACT_EVERY_BATCHES = 16
 
 Write = Callable[[LandedOffsets], Sequence[NewFile]]
-"""Reads the batch and writes its files, without the offsets that are named; called again, it does so again."""
+"""Read the batch and write its files, except for the given offsets. It can be called repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LandedBatch:
 
 
 class BatchLander:
-    """Lands one query's batches, one after the other. Used by one thread."""
+    """Lands one query's batches, one after another. Used by one thread."""
 
     def __init__(self, rows: LandingTable, dead_letters: LandingTable | None = None) -> None:
         self._rows = rows
@@ -46,7 +46,7 @@ class BatchLander:
         self._batches = 0
 
     def land(self, query: str, batch: int, write: Write) -> LandedBatch:
-        """Nothing lands where the batch has landed. Raises PipelineError where it cannot be landed."""
+        """Land the batch unless it has already landed. Raises PipelineError if it cannot be landed."""
         reason = ""
         for _ in range(TRIES):
             for table in self._tables:
@@ -79,7 +79,7 @@ class BatchLander:
         return False
 
     def _may_overlap(self, files: Sequence[NewFile]) -> bool:
-        """Whether offsets of these files may have landed: never in a run that just goes on, always after a loss."""
+        """Return whether these offsets may have landed: never in an undisturbed run, always after a lost checkpoint."""
         if self._landed_at == self._versions:
             return False
         return any(
@@ -95,7 +95,7 @@ class BatchLander:
         self._landed_at = self._versions
 
     def _remove(self, files: Sequence[NewFile]) -> None:
-        """Only what no commit was tried with: one that failed may be in the table all the same."""
+        """Remove files that were in no commit attempt. A failed attempt may still have added its files to the table."""
         for file in files:
             table = self._rows if file.table == ROWS else self._dead_letters
             assert table is not None
@@ -114,7 +114,7 @@ class BatchLander:
             for table in self._tables:
                 table.compact()
         if known:
-            # Nobody but us has committed since we looked, and a query never reads an offset twice.
+            # Only this lander has committed since `_look`, and a query never reads an offset twice.
             self._landed_at = self._versions
         return LandedBatch(sum(file.rows for file in rows), sum(file.rows for file in dead))
 

@@ -1,7 +1,7 @@
-"""One landing at a time on one checkpoint folder.
+"""Allow only one landing at a time on a checkpoint directory.
 
-Spark's JVM outlives a driver that was killed by some seconds, in which it may still write to the checkpoint: two JVMs
-that plan the same micro-batch with different ends would leave a gap. So a start waits until the one before is gone.
+Spark's JVM outlives a killed driver by some seconds, and may still write to the checkpoint. Two JVMs that plan the same
+micro-batch with different end offsets would leave a gap. So a new run waits until the previous JVM has exited.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POLL_S = 0.1
 
 
 class Claim:
-    """Held by this process until it ends, however it ends."""
+    """Held by this process until it exits, in any way."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     def name_jvm(self, pid: int) -> None:
-        """For whoever comes next, in case that this process does not live to stop it."""
+        """Record the JVM's process id for the next run, in case this process dies before it stops the JVM."""
         if self._descriptor is None:
             return
         os.ftruncate(self._descriptor, 0)
@@ -38,7 +38,7 @@ class Claim:
 
 @contextmanager
 def claim(folder: str) -> Iterator[Claim]:
-    """Raises PipelineError where another landing holds the folder. Object stores have no locks: there it is a no-op."""
+    """Raises PipelineError if another landing holds the directory. A no-op on object stores, which have no locks."""
     if "://" in folder:
         yield Claim(None)
         return
@@ -75,13 +75,13 @@ def _wait_for(written: bytes, folder: str) -> None:
 
 
 def _is_java(pid: int) -> bool:
-    """Whether it lives and is a JVM still: numbers are used again. Where that cannot be told, that it lives will do."""
+    """Return whether the process is alive and a JVM, because pids are reused. Without /proc, being alive suffices."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # somebody else's: the number was used again
+        return False  # another user's process: the pid was reused
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""Rows into Parquet files of a Delta table: what an executor does. Nothing here makes a file part of the table.
+"""Write rows to Parquet files of a Delta table, on an executor. Nothing here adds a file to the table.
 
-A file that was written and not reported (its task failed, its driver died) is in no commit, so no reader sees it; a
-vacuum of the table removes it. Names are never used twice: each has the run's token and the task's own number.
+If a task fails or a driver dies, the files it wrote but did not report are in no commit. No reader sees them, and a
+vacuum of the table removes them. File names are unique: they contain the run's token and the task's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chronik.pipeline.land_ranges import first_and_last, widened
 __all__ = ["DATE", "FileSet", "NewFile", "parquet_settings", "remove_files"]
 
 DATE = "date"
-"""The column that tables are partitioned by: it stands in the folder's name, not in the file."""
+"""The partition column of the tables. It is in the directory name, not in the file."""
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -31,13 +31,13 @@ FILE_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 16
 MEASURED = ("partition", "offset", "timestamp")
 RISING = ("offset", "timestamp")
-"""Written as differences: faster and smaller than a dictionary of what never comes again (bench/parquet.py)."""
+"""Encoded as differences: faster and smaller than a dictionary of values that never repeat (bench/parquet.py)."""
 
 logger = logging.getLogger(__name__)
 
 
 class NewFile(msgspec.Struct, frozen=True):
-    """A file that a task has written, as the driver needs it to commit it."""
+    """A file that a task has written, with what the driver needs to commit it."""
 
     table: str
     path: str
@@ -46,11 +46,11 @@ class NewFile(msgspec.Struct, frozen=True):
     rows: int
     stats: str
     offsets: dict[int, tuple[int, int]]
-    """Each partition's first and last offset in it."""
+    """First and last offset of each partition in the file."""
 
 
 class FileSet:
-    """The files of one task in one table: one at a time for each date. Rows wait until they make a row group."""
+    """One task's files in one table, one open file per date. Rows are buffered until they fill a row group."""
 
     def __init__(self, table: str, uri: str, schema: Any, name: str) -> None:
         self._table = table
@@ -62,7 +62,7 @@ class FileSet:
         self._store, self._root = _filesystem(uri)
 
     def add(self, rows: Any) -> None:
-        """Rows with the table's columns, but for the date, which is that of their timestamp (in UTC)."""
+        """Add rows with the table's columns except the date, which is derived from the timestamp (in UTC)."""
         if not rows.num_rows:
             return
         dates = pc.cast(rows.column("timestamp"), pa.date32())
@@ -87,7 +87,7 @@ class FileSet:
             path = f"{DATE}={date or NO_DATE}/{self._name}-{self._numbers}.parquet"
             self._numbers += 1
             opened = _OpenFile(self._table, self._store, self._root, path, date, self._schema)
-        self._open[date] = opened  # the one that was used last stands last
+        self._open[date] = opened  # the most recently used file comes last
         return opened
 
     def _close(self, opened: _OpenFile) -> None:
@@ -161,7 +161,7 @@ class _OpenFile:
 
 
 def parquet_settings(schema: Any) -> dict[str, Any]:
-    """A dictionary where values may come again; one of payloads is given up after a while, and costs until then."""
+    """Use dictionaries only where values may repeat. For payloads, Parquet would build one and then abandon it."""
     again = [
         column.name
         for column in schema
@@ -175,8 +175,7 @@ def parquet_settings(schema: Any) -> dict[str, Any]:
 
 
 def remove_files(uri: str, names_from: str) -> None:
-    """Those of the files of one attempt that are in no commit and never will be, as far as that goes: a vacuum of the
-    table gets the rest."""
+    """Remove one attempt's files that will never be committed, as far as possible. A vacuum removes any left over."""
     try:
         store, root = _filesystem(uri)
         folders = store.get_file_info(fs.FileSelector(root, allow_not_found=True))
@@ -189,7 +188,7 @@ def remove_files(uri: str, names_from: str) -> None:
 
 
 def _stat(value: Any, up_ms: int) -> Any:
-    """As Delta writes it: times to the millisecond, so that the highest must be rounded up."""
+    """Format as Delta does, with timestamps in milliseconds. The maximum is therefore rounded up."""
     if isinstance(value, datetime):
         if value.microsecond % 1000:
             value += timedelta(milliseconds=up_ms)
@@ -212,7 +211,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 
 class _told:
-    """What the file system refuses, as a line for people: Spark keeps the line and drops its kind."""
+    """Turn a file system error into a one-line PipelineError, because Spark keeps the text but drops the type."""
 
     def __init__(self, where: str) -> None:
         self._where = where

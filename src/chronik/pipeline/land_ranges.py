@@ -1,4 +1,4 @@
-"""Which offsets of a topic have landed, as ranges: what a batch that is read again must leave out."""
+"""The offsets of a topic that have landed, as ranges. A batch that is read again must skip them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["LandedOffsets"]
 Offsets = npt.NDArray[np.int64]
 
 PIECES_MAX = 256
-"""Unmerged pieces of one partition; merging at this many keeps the memory to what the ranges need."""
+"""Unmerged pieces of one partition. Merging at this number bounds the memory to what the ranges need."""
 
 
 class LandedOffsets:
-    """Sorted ranges that do not touch, for each partition. Filled by the driver, then only asked."""
+    """Sorted ranges per partition that neither overlap nor touch. The driver fills it; after that it is read-only."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[tuple[Offsets, Offsets]]] = {}
 
     @classmethod
     def of(cls, batches: Iterable[Any]) -> LandedOffsets:
-        """Out of Arrow batches with the columns `partition` and `offset`, in any order."""
+        """Build from Arrow batches with the columns `partition` and `offset`, in any order."""
         landed = cls()
         for batch in batches:
             landed.add(batch)
@@ -43,12 +43,12 @@ class LandedOffsets:
         return bool(self._pieces)
 
     def ranges(self, partition: int) -> list[tuple[int, int]]:
-        """From the first up to but not the second."""
+        """Return (start, stop) pairs; stop is exclusive."""
         starts, stops = self._of(partition)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def without(self, batch: Any) -> Any:
-        """The rows of an Arrow batch that have not landed."""
+        """Return the rows of an Arrow batch that have not landed."""
         partitions, offsets = _numbers(batch)
         fresh = np.ones(len(offsets), dtype=np.bool_)
         for partition in np.unique(partitions):
@@ -76,7 +76,7 @@ class LandedOffsets:
 
 
 def first_and_last(batch: Any) -> Iterator[tuple[int, int, int]]:
-    """Each partition of an Arrow batch with the lowest and the highest of its offsets."""
+    """Yield each partition of an Arrow batch with its lowest and highest offset."""
     partitions, offsets = _numbers(batch)
     for partition in np.unique(partitions):
         here = offsets[partitions == partition]
@@ -84,7 +84,7 @@ def first_and_last(batch: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def widened(spans: Mapping[int, tuple[int, int]], more: Iterable[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
-    """Spans of offsets by partition, stretched over some more."""
+    """Extend each partition's offset span to cover the additional spans."""
     found = dict(spans)
     for partition, first, last in more:
         low, high = found.get(partition, (first, last))
@@ -100,13 +100,13 @@ def _numbers(batch: Any) -> tuple[npt.NDArray[np.int32], Offsets]:
 
 
 def _ranges(offsets: Offsets) -> tuple[Offsets, Offsets]:
-    """Sorted offsets, each once, as ranges."""
+    """Turn sorted, unique offsets into ranges."""
     breaks = np.flatnonzero(np.diff(offsets) != 1)
     return offsets[np.concatenate(([0], breaks + 1))], offsets[np.concatenate((breaks, [len(offsets) - 1]))] + 1
 
 
 def _merged(pieces: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
-    """Ranges that may overlap into ranges that neither overlap nor touch."""
+    """Merge ranges that may overlap into ranges that neither overlap nor touch."""
     starts = np.concatenate([piece[0] for piece in pieces])
     stops = np.concatenate([piece[1] for piece in pieces])
     order = np.argsort(starts, kind="stable")

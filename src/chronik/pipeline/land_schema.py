@@ -1,4 +1,4 @@
-"""What tables hold: the record's own columns, and those that a schema makes of a JSON value."""
+"""Table schemas: the record's own columns, and the columns that a schema extracts from a JSON value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIMPLE: dict[type, Any] = {
 
 
 def table_schema(fields: StructType | None) -> Any:
-    """A topic's table, `date` last: it is the partition column, and in no file."""
+    """Return the schema of a topic's table. `date` is last: it is the partition column, and not in any file."""
     made = [pa.field(field.name, arrow_type(field.dataType)) for field in fields or ()]
     return pa.schema([*OWN, *made, pa.field(DATE, pa.date32())])
 
@@ -51,7 +51,7 @@ def dead_letter_schema() -> Any:
 
 
 def parse_schema(text: str, name: str) -> StructType:
-    """Spark's two ways to write a schema: `id BIGINT NOT NULL, name STRING`, or its JSON. Needs a running session."""
+    """Parse either of Spark's schema formats: `id BIGINT NOT NULL, name STRING`, or JSON. Needs a running session."""
     try:
         if text.lstrip().startswith("{"):
             fields = StructType.fromJson(json.loads(text))

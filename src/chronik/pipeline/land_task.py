@@ -1,4 +1,4 @@
-"""A micro-batch's rows into files, on the executors: one task for one part of the batch."""
+"""Write a micro-batch's rows to files on the executors: one task per part of the batch."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ REPORT_SCHEMA = "file string"
 
 @dataclass(frozen=True)
 class WriteTask:
-    """What Spark ships to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields a line for each file."""
+    """What Spark sends to the executors: `frame.mapInArrow(task, REPORT_SCHEMA)`. Yields one line per file."""
 
     rows_uri: str
     dead_letters_uri: str
     name: str
-    """Of this attempt at this batch: the task's own number makes a file's name out of it."""
+    """Identifies this attempt at this batch. The task appends its own number to form a file name."""
     fields: StructType | None
     landed: LandedOffsets
     reading: ReadSettings | None = None
-    """How to read the ranges that the rows name; None where the rows are the records."""
+    """How to read the ranges in the rows, or None if the rows are the records themselves."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
@@ -79,7 +79,7 @@ def _encode(file: NewFile) -> str:
 
 
 def _own_columns(batch: Any) -> Any:
-    """The table's columns in the table's types, whatever the reader's own source made them."""
+    """Cast the columns to the table's types, whichever source delivered them."""
     schema = pa.schema(OWN)
     columns = [batch.column(column.name).cast(column.type) for column in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,18 +1,19 @@
-"""The source's options: named and understood as those of Spark's own Kafka source.
+"""The source's options, with the names and meanings of Spark's own Kafka source.
 
     kafka.bootstrap.servers             HOST:PORT[,...]
     subscribe | subscribePattern | assign    topics by name; by a pattern; {"TOPIC": [PARTITION, ...]}
     startingOffsets, endingOffsets      earliest, latest, or {"TOPIC": {"PARTITION": OFFSET}} (-2 earliest, -1 latest)
     startingTimestamp, endingTimestamp  milliseconds: the first record at or after that time
     startingOffsetsByTimestamp, endingOffsetsByTimestamp    {"TOPIC": {"PARTITION": MILLISECONDS}}
-    startingOffsetsByTimestampStrategy  error or latest, where no record is that young
+    startingOffsetsByTimestampStrategy  error or latest, if no record is that recent
     maxOffsetsPerTrigger, minPartitions, maxRecordsPerPartition, failOnDataLoss, includeHeaders
     kafka.group.id                      the group to which finished micro-batches are committed
     kafka.isolation.level               read_uncommitted or read_committed
-    rangesOnly                          rows are what is to be read, not records (`range_rows`): for our own jobs
+    rangesOnly                          rows are ranges to read, not records (`range_rows`): for our own jobs
 
-A timestamp wins over offsets, as there. Other options of the Kafka client that only tune it (`kafka.fetch.max.bytes`)
-are taken and not used; those that would change who may read (TLS, SASL) are refused, since they cannot be kept.
+A timestamp takes precedence over offsets, as in Spark's source. Other Kafka client options that only tune performance
+(`kafka.fetch.max.bytes`) are accepted and ignored. Options that change access (TLS, SASL) are rejected, because this
+source does not support them.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ REFUSED = ("kafka.sasl.", "kafka.ssl.")
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where reading starts or ends. One of: the same for all, an offset each, a time for all, a time each."""
+    """Where reading starts or ends: at one position or time for all partitions, or at an offset or time for each."""
 
     everywhere: int | None = None
     offsets: Mapping[Partition, int] | None = None
     time_ms: int | None = None
     times_ms: Mapping[Partition, int] | None = None
     latest_if_none: bool = True
-    """Whether a time that no record has reached means the end; else it is an error."""
+    """Whether a time after the last record means the end of the log. Otherwise it is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-        """Raises PipelineError, which names the option."""
+        """Raises a PipelineError that names the option."""
         options = {name.lower(): value for name, value in given.items()}
         _check_names(options)
         topics, pattern, assigned = _what_to_read(options)

@@ -1,6 +1,6 @@
-"""The same columns without numba: for a Python that numba does not know yet, and for the tests to compare with.
+"""The same columns without numba: for Python versions that numba does not support yet, and as a reference in tests.
 
-A record at a time through `wire.records`, so much slower.
+It decodes one record at a time through `wire.records`, which is much slower.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is there to read: options and a cluster's answers into positions and ranges. Runs where the driver plans.
+"""Plan what to read: turn options and the cluster's responses into positions and ranges. Runs on the driver.
 
-Without Spark, so that the audit and the tests use it alone.
+It needs no Spark, so that the audit and the tests can use it alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Warn = Callable[[str], None]
 
 
 class Planner:
-    """Resolves one source's options against its cluster, each time anew. Used by one thread."""
+    """Resolves one source's options against its cluster, anew on each call. Used by one thread."""
 
     def __init__(self, options: SourceOptions, cluster: BlockingCluster, warn: Warn) -> None:
         self._options = options
@@ -32,25 +32,25 @@ class Planner:
     # Positions.
 
     def start(self) -> Position:
-        """Where the options say that reading starts."""
+        """Return the position at which the options start reading."""
         topics = self._topics()
         return Position(self._resolve(self._options.starting, "starting", topics), _ids(topics))
 
     def end(self) -> Position:
-        """Where the options say that a batch read ends."""
+        """Return the position at which the options end a batch read."""
         topics = self._topics()
         return Position(self._resolve(self._options.ending, "ending", topics), _ids(topics))
 
     def latest(self) -> Position:
-        """The ends of all partitions that there are now."""
+        """Return the current end of all partitions."""
         topics = self._topics()
         return Position(self._offsets(_partitions(topics, self._options), LATEST), _ids(topics))
 
     def advance(self, start: Position, latest: Position, rows_max: int | None) -> Position:
-        """Where a micro-batch from `start` ends: at `latest`, or before it where that is more than `rows_max` offsets.
+        """Return the end of a micro-batch from `start`: `latest`, or less if that is more than `rows_max` offsets.
 
-        What has changed since `start` is found here: new partitions are read from their beginning; partitions that
-        are gone, topics that were made again and logs that have shrunk are lost data.
+        This detects what has changed since `start`. New partitions are read from their beginning. Deleted partitions,
+        recreated topics and logs that have become shorter are data loss.
         """
         ends = dict(latest.offsets)
         begins = dict(start.offsets)
@@ -85,7 +85,7 @@ class Planner:
     # Ranges.
 
     def ranges(self, start: Position, end: Position) -> list[tuple[RecordRange, str]]:
-        """The tasks that read everything between two positions, each with its topic's id."""
+        """Return the tasks that read everything between two positions, each with its topic's id."""
         begins = {
             place: offset for place, offset in start.offsets.items() if place[0] not in set(_made_again(start, end))
         }
@@ -105,7 +105,7 @@ class Planner:
         return begin
 
     def _first_offset(self, place: Partition) -> int:
-        """Of a partition that came up while the query ran: it should still have its first record."""
+        """Return the start of a partition that appeared while the query ran. It should still have its first record."""
         first = self._offsets([place], EARLIEST)[place]
         if first > 0:
             self._lost(
@@ -114,7 +114,7 @@ class Planner:
             )
         return first
 
-    # What the cluster says.
+    # Cluster state.
 
     def _topics(self) -> dict[str, TopicLayout]:
         options = self._options

@@ -1,11 +1,11 @@
-"""Where a stream stands: an offset for each partition, as Spark keeps it in the checkpoint.
+"""A stream's position: an offset for each partition, as Spark stores it in the checkpoint.
 
     {"version": 1, "topics": {TOPIC: {"id": UUID or "", "offsets": {PARTITION: next offset}}},
      "bootstrap": ..., "group": ...}
 
-The topic's id tells a topic that was deleted and made again. The last two are there where offsets are committed to a
-group, for the query listener, which is told positions and nothing else.
-Equal positions are equal JSON: that is how Spark sees that nothing new has come.
+The topic's id reveals a topic that was deleted and recreated. `bootstrap` and `group` are present if offsets are
+committed to a group: the query listener receives nothing but positions.
+Equal positions give equal JSON, by which Spark detects that there is nothing new.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Position:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> Position:
-        """Raises where a checkpoint holds something else than a position of ours."""
+        """Raises PipelineError if the checkpoint contains something other than a position of this source."""
         try:
             if written["version"] != VERSION:
                 raise PipelineError(
@@ -65,9 +65,9 @@ class Position:
 
 
 def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], rows_max: int) -> dict[Partition, int]:
-    """Ends with at most `rows_max` offsets in all between start and end, each partition by its share of what waits.
+    """Return ends with at most `rows_max` offsets in total after `start`, shared in proportion to each partition's lag.
 
-    What division leaves over goes to those that lost most by it, so that small partitions are not starved.
+    The remainder of the division goes to the partitions that lost most by rounding, so that small ones are not starved.
     """
     waiting = {partition: max(0, stop - start.get(partition, 0)) for partition, stop in end.items()}
     total = sum(waiting.values())

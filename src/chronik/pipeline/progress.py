@@ -1,4 +1,4 @@
-"""How far a query is behind its topic, out of what Spark tells after each micro-batch."""
+"""A query's lag, from the progress that Spark reports after each micro-batch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Figures", "ProgressAccount", "offsets_of"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """At the end of a micro-batch."""
+    """Figures at the end of a micro-batch."""
 
     rows_per_s: float
     lag: Mapping[int, int]
-    """Offsets that each partition waited with when the micro-batch was planned, less what it took."""
+    """Each partition's unread offsets when the micro-batch was planned, minus those that it read."""
     catch_up_s: float | None
-    """At this pace, less what comes in meanwhile; None where it never will, 0 where it has."""
+    """Time to catch up at this rate, net of new records. None if it never will, 0 if it has caught up."""
 
 
 class ProgressAccount:
-    """Takes one query's progress, in order."""
+    """Takes one query's progress reports, in order."""
 
     def __init__(self) -> None:
         self.figures: Figures | None = None
         self._latest: tuple[float, int] | None = None
 
     def take(self, progress: Mapping[str, Any]) -> Figures | None:
-        """The figures as they are now. Progress without rows (Spark sends it while it waits) changes the lag alone."""
+        """Return the current figures. A report without rows, which Spark sends while idle, changes only the lag."""
         source = progress["sources"][0] if progress.get("sources") else {}
         ends, latest = offsets_of(source.get("endOffset")), offsets_of(source.get("latestOffset"))
         if not ends:
@@ -60,7 +60,7 @@ class ProgressAccount:
 
 
 def offsets_of(written: object) -> dict[Partition, int]:
-    """A source's offset in a progress: ours, or `{TOPIC: {PARTITION: OFFSET}}` of Spark's own source."""
+    """Parse a source's offset in a report: ours, or `{TOPIC: {PARTITION: OFFSET}}` of Spark's own source."""
     try:
         told = json.loads(written) if isinstance(written, str) else written
     except ValueError:

@@ -1,7 +1,7 @@
-"""Ranges of offsets as rows, for jobs that read the records where they use them.
+"""Offset ranges as rows, for jobs that read the records where they use them.
 
-A record that the source hands to Spark and that a Python task takes from Spark crosses between Python and Java twice.
-A job that does nothing with it in between reads with `rangesOnly`: what crosses is one row for each task.
+A record that passes from the source through Spark to a Python task crosses between Python and Java twice. A job that
+does nothing with it in between reads with `rangesOnly`: only one row per task crosses.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ __all__ = ["split"]
 
 
 def split(ranges: Sequence[RecordRange], parts_min: int = 0, rows_max: int = 0) -> list[RecordRange]:
-    """Non-empty ranges, the large ones cut so that there are about `parts_min`, and none above `rows_max` (0: any)."""
+    """Return non-empty ranges, cut to get about `parts_min` ranges, and none above `rows_max` (0: unlimited)."""
     filled = [wanted for wanted in ranges if wanted.stop > wanted.start]
     total = sum(wanted.stop - wanted.start for wanted in filled)
     made: list[RecordRange] = []

@@ -1,8 +1,8 @@
-"""One range of offsets, from the partition's leader into Arrow: what a Spark task does.
+"""Read one range of offsets from the partition's leader into Arrow: the work of a Spark task.
 
-The next fetch is on its way while the last one is decoded and handed on. The end of a range lay below the high
-watermark when it was planned, so everything in it can be read, sooner or later: where the leader answers with nothing,
-it is asked again until `STALLED_S_MAX` have passed without a batch.
+The next fetch is in flight while the last one is decoded. The end of a range was below the high watermark when it was
+planned, so all of it becomes readable sooner or later. If the leader returns nothing, the task retries until
+`STALLED_S_MAX` seconds have passed without a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chronik.wire.fetch_response import FetchPartitionResponse, read_fetch_respo
 __all__ = ["ReadSettings", "read_range"]
 
 BY_NAME_AT_MOST = 12
-"""The last version of Fetch that names topics instead of giving their ids."""
+"""The last version of Fetch that uses topic names instead of topic ids."""
 FETCH_BYTES_MAX = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
 FETCH_TIMEOUT_S = 15.0
@@ -39,21 +39,21 @@ Asked = asyncio.Task[FetchPartitionResponse]
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How a range is read, the same for all of a job's tasks."""
+    """How to read a range; the same for all tasks of a job."""
 
     bootstrap: str
     with_headers: bool = False
     committed_only: bool = False
     fail_on_data_loss: bool = True
     rows_max: int = ROWS_MAX
-    """Of one Arrow batch."""
+    """The maximum number of rows in one Arrow batch."""
 
     def decoder(self, wanted: RecordRange) -> ArrowDecoder:
         return ArrowDecoder(wanted, with_headers=self.with_headers, rows_max=self.rows_max)
 
 
 def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> Iterator[Any]:
-    """Arrow batches of the range. `topic_id` is the topic's when it was planned, empty where brokers have none."""
+    """Yield Arrow batches of the range. `topic_id` is the id when it was planned, empty if the brokers have none."""
     with BlockingCluster(settings.bootstrap) as cluster:
         fetches = PartitionFetches(cluster, wanted, topic_id, settings.committed_only)
         decoder = settings.decoder(wanted)
@@ -66,7 +66,7 @@ def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> It
                     raise PipelineError(f"{gap}; pass failOnDataLoss=false to read on where the log starts") from None
                 if gap.resume_at is None or gap.resume_at >= wanted.stop:
                     break
-                # The first batch may hold records below it, which are as gone as the others.
+                # The first batch may contain records below `resume_at`. Skip them: they are deleted, too.
                 yield from decoder.finish()
                 decoder = settings.decoder(wanted._replace(start=gap.resume_at))
                 pending = fetches.ask(gap.resume_at)
@@ -79,7 +79,7 @@ def read_range(wanted: RecordRange, topic_id: str, settings: ReadSettings) -> It
 
 
 class LogShortened(Exception):
-    """The wanted offset is no longer in the log. `resume_at` is where it starts now, None where it has ended."""
+    """The requested offset is no longer in the log. `resume_at` is the log start, or None if the log ends below it."""
 
     def __init__(self, message: str, resume_at: int | None) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class LogShortened(Exception):
 
 
 class PartitionFetches:
-    """Fetch requests to one partition's leader, wherever that moves to."""
+    """Fetch requests to one partition's leader. They follow leader changes."""
 
     def __init__(self, cluster: BlockingCluster, wanted: RecordRange, topic_id: str, committed_only: bool) -> None:
         self._cluster = cluster
@@ -97,7 +97,7 @@ class PartitionFetches:
         self._leader: Connection | None = None
 
     def ask(self, offset: int) -> Asked:
-        """Sends the request, so that the broker works on it while we do something else."""
+        """Send the request, so that the broker works on it while the caller does something else."""
         task = self._cluster.loop.create_task(self._fetch(offset))
         self._cluster.loop.run_until_complete(asyncio.sleep(0))
         return task
@@ -107,7 +107,7 @@ class PartitionFetches:
         return await asked
 
     async def _fetch(self, offset: int) -> FetchPartitionResponse:
-        """The first answer that holds a batch."""
+        """Return the first response that contains a batch."""
         stalled = Deadline(STALLED_S_MAX)
         while True:
             found = await self._cluster.cluster.retry(lambda within: self._attempt(offset, within))

@@ -1,4 +1,4 @@
-"""Makes a Spark session know the source `chronik`, and commit its queries' offsets to their groups."""
+"""Register the source `chronik` in a Spark session, and commit its queries' offsets to their groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _committing: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Both, once for each session; again does nothing."""
+    """Do both, once per session. Repeated calls do nothing."""
     from chronik.pipeline.source import ChronikSource
 
     if spark not in _registered:
@@ -26,7 +26,7 @@ def register(spark: SparkSession) -> None:
 
 
 def commit_to_groups(spark: SparkSession) -> None:
-    """The second half alone: Spark finds the source by itself, but no listener."""
+    """Only add the listener: Spark finds the source by itself, but not the listener."""
     from chronik.pipeline.committing import GroupCommitter
 
     if spark not in _committing:
@@ -35,7 +35,7 @@ def commit_to_groups(spark: SparkSession) -> None:
 
 
 def register_active() -> None:
-    """In the session that this process has, if it has one. Spark's own workers import us too, and have none."""
+    """Register in this process's active session, if any. Spark's workers import this package too, and have none."""
     sql, core = sys.modules.get("pyspark.sql"), sys.modules.get("pyspark.core.context")
     if sql is None or core is None or core.SparkContext._active_spark_context is None:
         return

@@ -19,7 +19,7 @@ Fault = tuple[int, str, str, int, int, int, str]
 
 
 def sentence(result: AuditResult) -> str:
-    """The verdict in words."""
+    """Return the verdict in words."""
     told = result.to_json()
     sides = " = ".join(f"{name} {told[name]:,}" for name in SIDES if told[name] is not None)
     if told["verdict"] == "complete":
@@ -103,7 +103,7 @@ def _strip(found: PartitionResult) -> tuple[str, float, float, list[Mark]]:
 
 
 def _worst(result: AuditResult) -> set[int]:
-    """The partitions that lines are drawn for: those with most missing first."""
+    """Return the partitions to draw lines for: those with the most missing records."""
     by_fault = sorted(result.partitions, key=lambda found: (-found.missing(), found.partition))
     return {found.partition for found in by_fault[:LINES_MAX]}
 
@@ -166,7 +166,7 @@ def _faults_of(found: PartitionResult) -> Iterator[Fault]:
 
 
 def faults(result: AuditResult) -> list[Fault]:
-    """All of them, by partition: what it is, of which side, the first and last offset, how many, and a detail."""
+    """Return all faults by partition: kind, side, first and last offset, count, and a detail."""
     return [fault for found in result.partitions for fault in _faults_of(found)]
 
 

@@ -1,4 +1,4 @@
-"""A report: one HTML file that needs nothing else, in light and in dark."""
+"""A report: one self-contained HTML file, with a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ polyline { fill: none; stroke-width: 2; } .grid { stroke: var(--line); }
 
 
 def page(title: str, made: str, verdict: str, is_good: bool, sections: Sequence[str]) -> str:
-    """The whole file. `made`: when and of what."""
+    """Return the whole file. `made`: when it was made, and of what."""
     body = "\n".join(sections)
     return f"""<!doctype html>
 <html lang="en">
@@ -55,7 +55,7 @@ def section(title: str, *parts: str, hint: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], left: Sequence[str] = ()) -> str:
-    """Numbers to the right; the columns named in `left` are text."""
+    """Format a table. Numbers are right-aligned; the columns named in `left` are text."""
 
     def cell(tag: str, column: str, text: str) -> str:
         return f"<{tag}{' class=left' if column in left else ''}>{escape(text)}</{tag}>"

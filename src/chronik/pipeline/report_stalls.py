@@ -1,4 +1,4 @@
-"""Stall windows as a report: when each partition stood, how long, and why."""
+"""Stall windows as a report: when each partition stalled, for how long, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts as SVG text, for reports that open without a network: bars, lines over time, strips with marks on them."""
+"""Charts as SVG text, for reports that open without a network: bars, lines over time, and strips with marks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STRIP_HEIGHT, STRIP_PITCH = 16, 24
 TICKS = 5
 BAR_WIDTH_MAX = 42.0
 MARK_WIDTH_MIN = 2.0
-"""A gap of one record in a million is seen, too."""
+"""So that a gap of one record in a million is visible."""
 COLOURS = ("#0969da", "#1a7f37", "#8250df", "#bf8700", "#1b7c83", "#a475f9", "#57606a", "#cf5a9b")
 
 
 class Series(NamedTuple):
-    """A line or a row of bars. Points of a line are (milliseconds, value)."""
+    """A line or a row of bars. The points of a line are (milliseconds, value)."""
 
     name: str
     values: Sequence[float]
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something to look at: between two places, and what it is."""
+    """A highlighted range and its description."""
 
     start: float
     stop: float
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
 
 
 def bar_chart(labels: Sequence[str], series: Sequence[Series], level: float | None = None, level_text: str = "") -> str:
-    """Groups of bars side by side; `level` is a line across, such as the mean."""
+    """Draw groups of bars. `level` is a horizontal line, such as the mean."""
     highest = max([*(value for one in series for value in one.values), level or 0, 1])
     steps = ticks(0, highest)
     scale = (CHART_HEIGHT - TOP - BOTTOM) / steps[-1]
@@ -65,7 +65,7 @@ def bar_chart(labels: Sequence[str], series: Sequence[Series], level: float | No
 
 
 def line_chart(series: Sequence[Series], marks: Iterable[Mark] = ()) -> str:
-    """Values over time; marks are slices of time across the whole height."""
+    """Draw values over time. Marks are time slices across the whole height."""
     times = [time for one in series for time in one.times_ms]
     if not times:
         return '<p class="none">no record has a time</p>'
@@ -104,7 +104,7 @@ def line_chart(series: Sequence[Series], marks: Iterable[Mark] = ()) -> str:
 
 
 def strip_chart(rows: Sequence[tuple[str, float, float, Sequence[Mark]]], *, as_times: bool = False) -> str:
-    """A strip for each row from its start to its stop, on one scale, with marks where something is wrong."""
+    """Draw a strip for each row from its start to its stop, on one scale, with marks at faults."""
     if not rows:
         return ""
     begin, end = min(start for _, start, _, _ in rows), max(stop for _, _, stop, _ in rows)
@@ -129,7 +129,7 @@ def strip_chart(rows: Sequence[tuple[str, float, float, Sequence[Mark]]], *, as_
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round steps from at or below `low` to at or above `high`."""
+    """Return round steps from at or below `low` to at or above `high`."""
     raw = max(high - low, 1e-9) / (TICKS - 1)
     power = 10.0 ** len(str(int(raw))[1:]) if raw >= 1 else 1.0
     step = next(times * power for times in (1, 2, 2.5, 5, 10, 20) if times * power >= raw)
@@ -141,7 +141,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def clock(time_ms: float, span_ms: float) -> str:
-    """UTC, as fine as the span asks for. Producers may write times that no calendar has."""
+    """Format a time in UTC, as precisely as the span requires. Producers may write times outside any calendar."""
     try:
         shown = datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

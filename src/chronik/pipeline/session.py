@@ -1,4 +1,4 @@
-"""A Spark session as the jobs want it: quick to start on one machine, nothing in the way on a cluster."""
+"""A Spark session for the jobs: quick to start on one machine, with no overrides on a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["java_fault", "spark_session"]
 
 HERE = "local[*]"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""In the environment of a Python that spark-submit has started, which has its master and its JVM already."""
+"""Set in a Python process that spark-submit has started, which already has its master and its JVM."""
 
 JAVA_MIN = 17
 JAVA_TIMEOUT_S = 30
@@ -41,7 +41,7 @@ ALWAYS = {
 
 
 def java_fault() -> str | None:
-    """Why Spark cannot start here for want of Java; None where it can."""
+    """Return why Spark cannot start for lack of Java, or None if it can."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     wanted = f"install Java {JAVA_MIN} or later (Debian: apt-get install default-jre-headless), or set JAVA_HOME"
@@ -59,9 +59,9 @@ def java_fault() -> str | None:
 
 
 def spark_session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of this process, made where there is none yet. Raises PipelineError where Spark cannot start.
+    """Return the session of this process, or create it. Raises PipelineError if Spark cannot start.
 
-    Without a master: that of spark-submit where it has started this process, else all cores of this machine.
+    Without a master, use that of spark-submit if it started this process, otherwise all cores of this machine.
     """
     if master is None and SUBMITTED not in os.environ:
         master = HERE
@@ -74,7 +74,7 @@ def spark_session(name: str, master: str | None = None, conf: Mapping[str, str] 
         raise PipelineError("Spark is not installed: pip install 'chronik[spark]'") from None
     settings = dict(ALWAYS)
     if master is not None and master.startswith("local"):
-        # Workers are this Python, and nothing asks the network for this machine's name.
+        # Workers use this Python, and Spark does not look up this machine's host name.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

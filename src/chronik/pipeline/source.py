@@ -1,7 +1,7 @@
 """The Spark source `chronik`: a topic's records as rows, in batch and streaming queries.
 
-Spark calls this in processes of its own: the planning half in one Python process beside the driver, the reading half
-in the executors' workers. Nothing but pickled options and ranges goes from one to the other.
+Spark runs this in separate processes: planning in one Python process beside the driver, reading in the executors'
+workers. Only pickled options and ranges pass between them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChronikSource(DataSource):
-    """`format("chronik")`. The options are those of `pipeline.options`."""
+    """`format("chronik")`. `pipeline.options` documents the options."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -54,7 +54,7 @@ class ChronikSource(DataSource):
         return StreamReader(SourceOptions.parse(self._given, streaming=True))
 
     def _given_flag(self, name: str) -> bool:
-        """Asked for before it is known whether the read is a batch or a stream, so before the options are parsed."""
+        """Read a flag before the options are parsed: Spark needs the schema before it chooses batch or streaming."""
         return any(
             key.lower() == name.lower() and value.strip().lower() == "true" for key, value in self._given.items()
         )
@@ -75,14 +75,14 @@ def _settings(options: SourceOptions) -> ReadSettings:
 
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
     if not isinstance(partition, RangeToRead):
-        return iter(())  # what Spark hands over where a batch read has nothing to read
+        return iter(())  # Spark passes something else if a batch read has nothing to read
     if options.ranges_only:
         return iter((to_row(partition.wanted, partition.topic_id),))
     return read_range(partition.wanted, partition.topic_id, _settings(options))
 
 
 class BatchReader(DataSourceReader):
-    """Reads from where the options start to where they end, both fixed when the query is planned."""
+    """Reads between the start and the end in the options, both fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -97,7 +97,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on and on. Lives in one process for as long as its query runs; what executors get has no cluster yet."""
+    """Reads continuously. Stays in one process while its query runs. Executors get a copy without a connection."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __setstate__(self, options: SourceOptions) -> None:
         StreamReader.__init__(self, options)
 
-    # Where it stands.
+    # Offsets.
 
     def initialOffset(self) -> dict[str, Any]:
         return self._to_json(self._planner().start())
@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Spark asks for a next micro-batch only when the one before it is done, so all before `start` is done."""
+        """Plan the next micro-batch. Spark calls this when the previous one is done, so `start` can be committed."""
         position = Position.from_json(start)
         self._commit(position)
         planner = self._planner()
@@ -134,18 +134,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._to_json(planner.advance(position, self._latest, rows_max))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """As it was when the last micro-batch was planned: not asked again, since this is for lag figures only."""
+        """Return the latest offset of the last plan. It is only for lag figures, so do not query the cluster again."""
         return None if self._latest is None else self._to_json(self._latest)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Not called for the last micro-batch of an AvailableNow run; `latestOffset` does it in time for all."""
+        """Do nothing: `latestOffset` commits, because Spark omits this call after the last AvailableNow micro-batch."""
 
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
-    # What it reads.
+    # Reading.
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begin, stop = Position.from_json(start), Position.from_json(end)
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._options)
 
     def _commit(self, position: Position) -> None:
-        """A group that cannot be reached costs others their view of the lag, not the query its life."""
+        """Commit to the group. A failure affects only the visible lag, so it must not stop the query."""
         if not self._options.group or position == self._committed:
             return
         try:

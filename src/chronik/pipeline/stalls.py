@@ -1,8 +1,8 @@
-"""Stall windows out of a partition's traces, and for each its cause. Pure: events in, windows out.
+"""Find stall windows in a partition's traces, and the cause of each. Pure: events in, windows out.
 
-A window is time in which the partition had records that nobody was handed, `least_ms` or longer: from the last
-delivery, or from the moment when there was something to deliver, to the next. `StallDetector` takes one partition's
-events in the order of time and keeps of a window only what `judge` needs, not the events.
+A window is a period of at least `least_ms` in which the partition had undelivered records. It starts at the last
+delivery, or when there was something to deliver, and ends at the next delivery. `StallDetector` takes one partition's
+events in time order. It keeps only what `judge` needs of a window, not the events.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ STOPPED = "consumer-stopped"
 BEHIND = "partition-imbalance"
 UNEXPLAINED = "unexplained"
 CAUSES = (WATERMARK, HANG, REJECTIONS, STOPPED, BEHIND, UNEXPLAINED)
-"""Named as the doctor names them; where several hold, the first."""
+"""Named as in the doctor. If several apply, the first wins."""
 
 LEAST_MS = 5_000.0
 REJECTIONS_MIN = 2
 EMPTY_MIN = 2
 WATCHERS = ("chronik-doctor",)
-"""Clients whose fetches deliver nothing to anybody."""
+"""Clients whose fetches deliver nothing to a consumer."""
 NOT_LEADING = frozenset(
     {
         "NOT_LEADER_OR_FOLLOWER",
@@ -50,7 +50,7 @@ NOT_LEADING = frozenset(
 
 
 class Window(msgspec.Struct):
-    """What was seen in one window. Times are wall milliseconds; those that are None have not come (yet)."""
+    """What was observed in one window. Times are wall-clock milliseconds, or None if they have not occurred (yet)."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class Window(msgspec.Struct):
     high_watermark: int
     until_ms: float | None = None
     watermark_passed_ms: float | None = None
-    """When the watermark first lay above the position, so that there was something to hand out."""
+    """When the watermark first exceeded the position, so that there was something to deliver."""
     rejections: int = 0
     rejected_with: str = ""
     fetches: int = 0
@@ -72,12 +72,12 @@ class Window(msgspec.Struct):
     idle_ms: float = 0.0
     idle_since_ms: float | None = None
     client: str = ""
-    """Who fetched last."""
+    """The client of the last fetch."""
     seen_until_ms: float = 0.0
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A window and why. `until_ms` is None where it lasted to the end of the traces."""
+    """A window and its cause. `until_ms` is None if it lasted to the end of the traces."""
 
     topic: str
     partition: int
@@ -96,7 +96,7 @@ class _Fetch(msgspec.Struct):
 
 
 class StallDetector:
-    """Fed with one partition's events by time. Invariant: `_window` is there while unread records are."""
+    """Takes one partition's events in time order. Invariant: `_window` is set while there are unread records."""
 
     def __init__(self, topic: str, partition: int, least_ms: float = LEAST_MS) -> None:
         self._topic, self._partition, self._least_ms = topic, partition, least_ms
@@ -109,7 +109,7 @@ class StallDetector:
         self._window: Window | None = None
 
     def feed(self, event: Trace) -> Iterator[Window]:
-        """The window that this event ended, if it did."""
+        """Yield the window that this event ended, if any."""
         self._now_ms = event.time_ms
         match event:
             case FetchStarted():
@@ -129,7 +129,7 @@ class StallDetector:
         self._look()
 
     def finish(self) -> Iterator[Window]:
-        """The window that is open at the end of the traces, however long it is: `judge` knows when that is."""
+        """Yield the window that is open at the end of the traces, of any length: only `judge` knows when they end."""
         if self._window is not None:
             window = self._window
             window.idle_since_ms = window.idle_since_ms if not self._fetches else None
@@ -137,7 +137,7 @@ class StallDetector:
             window.hanging_since_ms = max(min(waiting), window.since_ms) if waiting else None
             yield self._closed(None)
 
-    # What events say.
+    # Events.
 
     def _started(self, event: FetchStarted) -> None:
         if event.client_id in WATCHERS:
@@ -151,7 +151,7 @@ class StallDetector:
             self._window.fetches += 1
             self._window.client = self._client
             if self._position >= self._log_end:
-                self._window = None  # it was delivered, and the trace of it got lost
+                self._window = None  # the records were delivered, but that trace was lost
 
     def _served(self, event: FetchServed) -> Iterator[Window]:
         fetch = self._fetches.pop((event.node, event.fetch), None)
@@ -168,7 +168,7 @@ class StallDetector:
                 window.slowest_ms, window.slowest_node = took_ms, event.node
             window.empty_answers += not event.bytes
         if event.bytes and event.error is None:
-            # As far as the watermark, as long as the next fetch does not tell otherwise.
+            # Assume that everything up to the watermark was delivered, until the next fetch shows otherwise.
             self._position = max(self._position, event.high_watermark)
             if window is not None:
                 if event.time_ms - window.since_ms >= self._least_ms:
@@ -195,12 +195,12 @@ class StallDetector:
             self._window.rejections += 1
             self._window.rejected_with = error
 
-    # The window.
+    # Window.
 
     def _look(self) -> None:
         window = self._window
         if window is None:
-            # Before anybody has fetched, records are not unread: nobody may want them.
+            # Records are unread only once a consumer has fetched. Before that, there may be no consumer.
             if self._position < 0 or self._log_end <= self._position:
                 return
             window = self._window = Window(
@@ -232,7 +232,7 @@ class StallDetector:
 
 
 def judge(window: Window, now_ms: float, *, others: int = 0, least_ms: float = LEAST_MS) -> Stall | None:
-    """Why; None where the window is too short. `others`: fetches of other partitions by its last client meanwhile."""
+    """Return the stall with its cause, or None if too short. `others`: its client's fetches of other partitions."""
     until_ms = now_ms if window.until_ms is None else window.until_ms
     length_ms = until_ms - window.since_ms
     if length_ms < least_ms:
@@ -263,7 +263,7 @@ def judge(window: Window, now_ms: float, *, others: int = 0, least_ms: float = L
 
 
 def _cause(window: Window, until_ms: float, most_ms: float, others: int) -> tuple[str, str]:
-    """The first that explains half of the window or more."""
+    """Return the first cause that explains at least half of the window."""
     client = window.client or "the consumer"
     passed_ms = until_ms if window.watermark_passed_ms is None else window.watermark_passed_ms
     if passed_ms - window.since_ms >= most_ms:

@@ -1,4 +1,4 @@
-"""Stall windows of all traced topics: the traces out of `__chronik_traces`, folded by partition in Spark."""
+"""Stall windows of all traced topics: read the traces from `__chronik_traces`, and fold them by partition in Spark."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class TraceResult:
 
     @property
     def span_ms(self) -> tuple[float, float]:
-        """Of all traces; (0, 0) where there are none."""
+        """Return the time span of all traces, or (0, 0) if there are none."""
         first = min((one.first_ms for one in self.traced), default=0.0)
         return first, max((one.last_ms for one in self.traced), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """What `chronik pipeline traces --json` prints."""
+        """Return what `chronik pipeline traces --json` prints."""
         first_ms, last_ms = self.span_ms
         return {
             "from_ms": first_ms,
@@ -90,7 +90,7 @@ class TraceResult:
 
 
 def check_traces(bootstrap: str) -> None:
-    """PipelineError where there is nothing to read, before Spark is started for it."""
+    """Raises PipelineError if there is nothing to read, before Spark is started for it."""
     with BlockingCluster(bootstrap) as cluster:
         if TRACES_TOPIC not in cluster.topics([TRACES_TOPIC]):
             raise PipelineError(f"there are no traces at {bootstrap}: chronik trace on TOPIC begins them")
@@ -103,7 +103,7 @@ def stalls_of(
     least_ms: float = LEAST_MS,
     topic: str | None = None,
 ) -> TraceResult:
-    """All windows of `least_ms` or more since `start_ms`, of one topic or of all."""
+    """Return all windows of at least `least_ms` since `start_ms`, of one topic or of all."""
     events = _events(spark, bootstrap, start_ms, topic).persist()
     try:
         rows = events.groupBy("topic", "partition").applyInArrow(_folding(least_ms), OUT_DDL).collect()
@@ -145,7 +145,7 @@ def _events(spark: SparkSession, bootstrap: str, start_ms: int | None, topic: st
 def _folding(least_ms: float) -> Any:
     def fold(key: tuple[Any, ...], table: Any) -> Any:
         topic, partition = key[0].as_py(), key[1].as_py()
-        # Nodes number their events, and their clocks agree about as well as clocks do.
+        # Each node numbers its events, and the nodes' clocks are roughly synchronised.
         order = pa.compute.sort_indices(table, sort_keys=[(name, "ascending") for name in ("time_ms", "node", "n")])
         texts = table.column("text").take(order)
         detector = StallDetector(topic, partition, least_ms)
@@ -172,7 +172,7 @@ def _folding(least_ms: float) -> Any:
 def _fetches_elsewhere(
     spark: SparkSession, events: DataFrame, windows: Sequence[Window], now_ms: float
 ) -> dict[int, int]:
-    """By window: how often its last client fetched other partitions of the topic meanwhile."""
+    """Return for each window how often its last client fetched other partitions of the topic meanwhile."""
     from pyspark.sql import functions as sql
 
     rows = [

@@ -1,1 +1,1 @@
-"""A node over HTTP: health, metrics, and later the API and the page. Nothing here changes the cluster."""
+"""A node's HTTP server: health, metrics, the JSON API and the web page. Nothing here changes the cluster."""

@@ -1,4 +1,4 @@
-"""Answers in JSON, refusals that say what to do, and the reading of a request's parameters."""
+"""JSON responses, error responses that say what to do, and parsing of query parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Refusal(Exception):
-    """An answer that is not what was asked for: one line that says why, and what to do instead."""
+    """An error response. `line` says in one line what is wrong and what to do instead."""
 
     def __init__(self, status: int, line: str) -> None:
-        # One line, whatever names it repeats.
+        # Names in the text may contain line breaks.
         self.line = " ".join(line.split())
         super().__init__(self.line)
         self.status = status
@@ -28,12 +28,12 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 def encoded_answer(body: bytes, status: int = 200) -> Response:
-    # What a node knows is old in the next second.
+    # A node's state is outdated within a second.
     return Response(body, status_code=status, media_type=JSON, headers={"cache-control": "no-store"})
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """Starlette's handler of `Refusal`."""
+    """Starlette's exception handler for `Refusal`."""
     assert isinstance(error, Refusal)
     answer = json_answer({"error": error.line}, error.status)
     if error.status == 503:
@@ -42,7 +42,7 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 async def not_here(request: Request, error: Exception) -> Response:
-    """Starlette's handler of unknown paths, and of methods that would change something."""
+    """Starlette's handler for unknown paths, and for methods that would change something."""
     if getattr(error, "status_code", 404) == 405:
         answer = json_answer({"error": "nothing can be changed here: ask with GET"}, 405)
         answer.headers["allow"] = "GET, HEAD"
@@ -52,7 +52,7 @@ async def not_here(request: Request, error: Exception) -> Response:
 
 
 class Parameters:
-    """A request's query, of which every name must be known and every number within its bounds."""
+    """A request's query parameters. Every name must be known, and every number must be within its bounds."""
 
     def __init__(self, request: Request, known: tuple[str, ...]) -> None:
         self._values: Mapping[str, str] = request.query_params
@@ -62,14 +62,14 @@ class Parameters:
                 raise Refusal(400, f"unknown parameter {name[:100]}: {asked}")
 
     def given(self) -> dict[str, str]:
-        """All of them, to ask another node the same."""
+        """Return all parameters, to forward the request to another node."""
         return dict(self._values)
 
     def has(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """None where it is missing or empty."""
+        """Return None if the parameter is missing or empty."""
         return self._values.get(name) or None
 
     def flag(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class Parameters:
         return value == "1"
 
     def number(self, name: str, default: int | None, low: int = 0, high: int = INT64_MAX) -> int:
-        """A whole number; without a default it must be there."""
+        """Return an integer. Without a default, the parameter is required."""
         value = self._values.get(name)
         if value is None:
             if default is None:

@@ -1,9 +1,11 @@
-"""The HTTP application of one node: /healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON),
-/api/events (server-sent events), /api/openapi.json (what all of these take and tell) and / (the page). Nothing here
-changes the cluster.
+"""The HTTP application of one node. Nothing here changes the cluster.
 
-Every node answers /api/cluster and /api/topics from its own metadata image, so a node that is cut off tells what it
-last knew; `version` in /api/cluster shows how new that is. What lies in a partition's log is asked of its leader.
+/healthz (alive), /readyz (serving), /metrics (Prometheus), /api/... (JSON), /api/events (server-sent events),
+/api/openapi.json (the API description) and / (the web page).
+
+Every node answers /api/cluster and /api/topics from its own metadata image. A disconnected node thus returns the last
+state it received; `version` in /api/cluster shows how recent that is. The contents of a partition's log come from its
+leader.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from chronik.web.views import cluster_view, damages_view, topic_view, topics_vie
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DESCRIPTION = Path(__file__).with_name("openapi.json")
-"""What is asked and answered here, kept by hand; a test holds it to the routes, and schemathesis to the answers."""
+"""The API description, maintained by hand. Tests check it against the routes; schemathesis checks the responses."""
 ASKING_MAX = 4
-"""Requests at a time that ask every broker; the others wait for them."""
+"""How many requests may query every broker at the same time. Further requests wait."""
 
 
 def create_app(node: NodeView) -> Starlette:
-    """The application for one node; it runs on the node's loop and reads the node's state there."""
+    """Return the application for one node. It runs on the node's event loop and reads the node's state there."""
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -51,7 +53,7 @@ def create_app(node: NodeView) -> Starlette:
         return PlainTextResponse("not serving: starting, stopping or cut off from the controller\n", status_code=503)
 
     async def metrics(request: Request) -> Response:
-        # Prometheus' library is imported, and the text is put together, off the loop: both would hold up requests.
+        # Import Prometheus' library and render the text off the event loop, because both would delay other requests.
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, _import_prometheus)
         families = list(node.metrics.collect())
@@ -64,7 +66,7 @@ def create_app(node: NodeView) -> Starlette:
 
     async def cluster(request: Request) -> Response:
         Parameters(request, ())
-        # Thousands of partitions take their time to count, and an image never changes: off the loop.
+        # Counting thousands of partitions takes time. The image is immutable, so this can run off the event loop.
         image, damages = require_image(node), damages_view(node)
         count = partial(cluster_view, node.node_id, image, node.controller_id, damages)
         return json_answer(await asyncio.get_running_loop().run_in_executor(None, count))
@@ -140,7 +142,7 @@ def create_app(node: NodeView) -> Starlette:
 async def _asked(
     node: NodeView, view: Callable[[NodeView, OffsetSampler, AskedBrokers], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """A view that asks other brokers, with connections of its own."""
+    """Run a view that queries other brokers, over its own connections."""
     sampler, brokers = OffsetSampler(node), AskedBrokers()
     try:
         return await view(node, sampler, brokers)

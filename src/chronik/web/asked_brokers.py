@@ -1,4 +1,4 @@
-"""Short questions to the cluster's brokers over the Kafka protocol: one try each, and a short deadline."""
+"""Short requests to the cluster's brokers over the Kafka protocol: one attempt each, with a short deadline."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ASK_TIMEOUT_S = 2.0
 
 PartitionName = tuple[str, int]
 Bounds = tuple[int, int, int]
-"""Where a log starts, where consumers see its end, and where it ends."""
+"""The log start offset, the end offset that consumers see, and the log end offset."""
 
 
 class AskedBrokers:
-    """A connection to each broker that was asked, kept until `close`. Owned by the loop.
+    """One connection to each queried broker, kept until `close`. Owned by the event loop.
 
-    Raises ClientError or KafkaError: whoever asks shows what it has, and asks again the next time.
+    Raises ClientError or KafkaError. The caller shows what it has, and retries next time.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class AskedBrokers:
         return await connection.call(key, values, timeout_s=ASK_TIMEOUT_S, at_most=at_most)
 
     async def bounds(self, broker: BrokerImage, partitions: Iterable[PartitionName]) -> dict[PartitionName, Bounds]:
-        """ListOffsets of partitions that the broker leads; those that it has no answer for are left out."""
+        """Return the offsets of partitions that the broker leads. Partitions with an error are omitted."""
         by_topic: dict[str, list[int]] = {}
         for topic, partition in partitions:
             by_topic.setdefault(topic, []).append(partition)
@@ -53,7 +53,7 @@ class AskedBrokers:
             self._offsets(broker, by_topic, LATEST, CONSUMER_READER),
             self._offsets(broker, by_topic, LATEST, LOG_END_READER),
         )
-        # Asked one after the other: the end may have grown since the watermark was told, never the reverse.
+        # Sequential requests: the log end may have grown since the visible end was read, but is never below it.
         return {
             name: (starts[name], visible[name], max(visible[name], ends[name]))
             for name in starts

@@ -1,7 +1,8 @@
 """/api/topics/NAME/batches: the headers of a range of batches, page by page. No record is decoded.
 
-From this node's own log where it leads the partition; otherwise the leader is asked the same (with own=1, so that the
-question goes no further), or, where its HTTP cannot be reached from here, for the batches over the Kafka protocol.
+If this node leads the partition, it reads its own log. Otherwise it forwards the request to the leader, with own=1 so
+that the leader does not forward it again. If the leader's HTTP port is unreachable, it fetches the batches over the
+Kafka protocol.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ PARAMETERS = ("partition", "from", "to", "limit", "own")
 LIMIT = 1_000
 LIMIT_MAX = 5_000
 PAGE_BYTES_MAX = 16 * 1024 * 1024
-"""What one page may bring from another node: then it ends, and `next` goes on."""
+"""How many bytes one page may fetch from another node. After that the page ends, and `next` continues."""
 
 
 class BatchView(msgspec.Struct, frozen=True):
-    """One batch by its header. Producer id, epoch and sequence are -1 without an idempotent producer."""
+    """One batch by its header. Producer id, epoch and sequence are -1 if the producer is not idempotent."""
 
     base_offset: int
     last_offset: int
@@ -49,7 +50,7 @@ class BatchView(msgspec.Struct, frozen=True):
 
 
 class BatchesPage(msgspec.Struct, frozen=True):
-    """`next` is where the next page starts; null where the range is at its end."""
+    """`next` is the start offset of the next page, or null at the end of the range."""
 
     topic: str
     partition: int
@@ -82,12 +83,12 @@ def view_of(header: BatchHeader) -> BatchView:
 
 
 async def batches_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
-    """One page, encoded."""
+    """Return one page, encoded."""
     partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
     first = parameters.number("from", 0)
     to = parameters.number("to", INT64_MAX)
     limit = parameters.number("limit", LIMIT, 1, LIMIT_MAX)
-    # Looked at where it decides nothing too: a value that is refused by one node is not taken by another.
+    # Validate `own` even if it is not used, so that all nodes reject the same values.
     parameters.flag("own")
     hosted = led_here(node, topic.name, partition.partition)
     if hosted is not None:
@@ -135,7 +136,7 @@ async def _headers_from(log: LeaderLog, first: int, to: int, end: int, limit: in
 
 
 def headers_in(data: memoryview) -> Iterator[BatchHeader]:
-    """The headers of whole batches, one after the other."""
+    """Yield the headers of complete batches, in order."""
     at = 0
     while len(data) - at >= HEADER_BYTES:
         header = read_batch_header(data, at)

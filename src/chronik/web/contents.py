@@ -1,4 +1,4 @@
-"""Bytes of a record as JSON can carry them: text where they are text, base64 where they are not, cut where long."""
+"""A record's bytes for JSON: as text if they are text, otherwise as base64, truncated if they are long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTROLS = frozenset(range(0x20)) - {0x09, 0x0A, 0x0D} | {0x7F}
 
 
 class Content(msgspec.Struct, frozen=True):
-    """`data` is text in the encoding `utf-8` and base64 in the encoding `base64`; the first bytes where `is_cut`."""
+    """`data` is text if `encoding` is `utf-8`, else base64. If `is_cut`, it holds only the first bytes."""
 
     encoding: str
     data: str
@@ -20,7 +20,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def content_of(data: bytes | None, bytes_max: int) -> Content | None:
-    """None stays None: Kafka tells a missing value from an empty one."""
+    """Return None for None, because Kafka distinguishes a null value from an empty one."""
     if data is None:
         return None
     shown = data[:bytes_max]
@@ -32,11 +32,11 @@ def content_of(data: bytes | None, bytes_max: int) -> Content | None:
 
 
 def _text(data: bytes, is_cut: bool) -> str | None:
-    """None where the bytes are no UTF-8, or hold characters that nobody could read."""
+    """Return None if the bytes are not UTF-8, or contain unprintable characters."""
     if not _CONTROLS.isdisjoint(data):
         return None
     try:
-        # A cut may go through the last character.
+        # The cut may split the last character.
         return codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:
         return None

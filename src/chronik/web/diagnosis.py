@@ -1,7 +1,7 @@
 """/api/doctor/NAME: the doctor examines a topic from this node, one topic at a time.
 
-It runs on a loop and in a thread of its own: it watches for seconds, and what it reads and weighs must not hold up the
-node's requests.
+The doctor runs on its own event loop in its own thread. It watches for seconds, and its work must not delay the node's
+requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Doctor:
-    """One examination at a time. Owned by the node's loop."""
+    """Runs one examination at a time. Owned by the node's event loop."""
 
     def __init__(self, node: NodeView) -> None:
         self._node = node
@@ -39,7 +39,7 @@ class Doctor:
             raise Refusal(404, f"topic {topic[:260]} does not exist here: see /api/topics")
         if self._topic is not None:
             raise Refusal(503, f"the doctor examines {self._topic} now: ask again in some seconds")
-        # This node first: it may be the only one that answers.
+        # Query this node first, because it may be the only one that answers.
         own, *others = sorted(image.brokers.values(), key=lambda broker: (broker.id != self._node.node_id, broker.id))
         addresses = [(broker.host, broker.port) for broker in (own, *others)]
         self._topic = topic
@@ -57,7 +57,7 @@ class Doctor:
 
 
 async def in_own_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs `work` on a loop of its own; who is cancelled while waiting for it cancels it too."""
+    """Run `work` on its own event loop in a new thread. Cancelling the caller also cancels `work`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     started: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []

@@ -1,13 +1,13 @@
 """/api/events: a node's view of its cluster as server-sent events.
 
-    cluster   always: when it changes, and every few seconds
-    topics    ?topics=1: one line for each topic, every second
+    cluster   always: on every change, and every few seconds
+    topics    ?topics=1: one line per topic, every second
     topic     ?topic=NAME: its partitions with offsets, lag and rate, every 500 ms
-    groups    ?groups=1: one line for each consumer group, every 2 s
+    groups    ?groups=1: one line per consumer group, every 2 s
     group     ?group=NAME: its members and its lag per partition, every second
-    traces    ?traces=1: what the nodes traced since, of the topic where one is named
+    traces    ?traces=1: new trace events of all nodes, only those of the topic if one is named
 
-Each is computed once for all who listen, and not at all when nobody does. Their number is bounded.
+Each feed is computed once for all its listeners, and not at all without listeners. The number of listeners is bounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FeedKey = tuple[str, str]
 
 
 class EventHub:
-    """The feeds that somebody listens to. Owned by the loop."""
+    """The feeds that have listeners. Owned by the event loop."""
 
     def __init__(self, node: NodeView) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class EventHub:
         self._listeners: dict[Listener, list[FeedKey]] = {}
 
     def open(self, request: Request) -> EventStream:
-        """A stream for one request. Refuses what it does not know, and one listener too many."""
+        """Return a stream for one request. Raises Refusal for an unknown parameter or for too many listeners."""
         parameters = Parameters(request, PARAMETERS)
         wanted = self._wanted(parameters)
         if len(self._listeners) >= LISTENERS_MAX:
@@ -72,7 +72,7 @@ class EventHub:
                 feed.stop()
 
     async def close(self) -> None:
-        """Ends every stream: the node stops."""
+        """End every stream, because the node is stopping."""
         feeds = list(self._feeds.values())
         for listener in list(self._listeners):
             listener.close()
@@ -100,7 +100,7 @@ class EventHub:
 
 
 class EventStream(Response):
-    """The answer: runs until the reader goes, or the node stops."""
+    """The response. It runs until the reader disconnects or the node stops."""
 
     def __init__(self, hub: EventHub, wanted: dict[FeedKey, Callable[[], Feed]]) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=EVENT_STREAM)
@@ -115,7 +115,7 @@ class EventStream(Response):
         gone = asyncio.ensure_future(_gone(receive))
         try:
             while (lines := await _unless(gone, listener)) is not None:
-                # A reader that vanished without a word keeps its place no longer than this.
+                # A reader that disappeared without closing its connection keeps its slot at most this long.
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await send(_body(lines))
             if not gone.done():
@@ -128,7 +128,7 @@ class EventStream(Response):
 
 
 async def _unless(gone: asyncio.Future[None], listener: Listener) -> bytes | None:
-    """What waits for the listener; None where the reader went first."""
+    """Return the listener's pending events, or None if the reader disconnects first."""
     taking = asyncio.ensure_future(listener.take())
     either: list[asyncio.Future[Any]] = [gone, taking]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

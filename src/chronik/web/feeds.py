@@ -1,4 +1,4 @@
-"""What the events tell: each feed is computed once for all who listen to it."""
+"""The feeds behind /api/events. Each feed is computed once for all its listeners."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from chronik.web.views import cluster_view, damages_view, topic_summary
 
 CLUSTER_REPEAT_S = 3.0
 PARTITIONS_PER_S = 400
-"""Where there are more partitions they are told of less often, so that a page never keeps the nodes busy."""
+"""With more partitions, sampling slows down, so that a page never keeps the nodes busy."""
 SAMPLED_PARTITIONS_MAX = 2_000
-"""Of all topics together in the `topics` feed; beyond that, topics are listed without offsets."""
+"""Over all topics in the `topics` feed. Topics beyond this limit are listed without offsets."""
 
 
 class Feed(ABC):
-    """One kind of event for its listeners, from the first of them to the last. Owned by the loop."""
+    """One kind of event. A feed runs from its first listener to its last. Owned by the event loop."""
 
     event: ClassVar[str]
     interval_s: ClassVar[float]
@@ -69,7 +69,7 @@ class Feed(ABC):
                 except Refusal as refusal:
                     self.tell({"error": refusal.line})
                 except Exception as error:
-                    # Who looks at the page is told, and the next tick may do better.
+                    # Report the error on the page. The next tick may succeed.
                     self.tell({"error": f"this node could not tell: {error!r}; please report it"})
                 await asyncio.sleep(self.pause_s())
         finally:
@@ -81,15 +81,15 @@ class Feed(ABC):
             listener.tell(self.event, self._latest)
 
     def pause_s(self) -> float:
-        """Until the next tick."""
+        """Return the pause before the next tick."""
         return self.interval_s
 
     @abstractmethod
     async def tick(self) -> None:
-        """Computes what there is to tell, and tells it."""
+        """Compute the current state and send it to the listeners."""
 
     async def close(self) -> None:
-        """Nobody listens any more."""
+        """Release resources after the last listener has left."""
         return
 
 
@@ -219,7 +219,7 @@ class GroupFeed(SampledFeed):
 
 
 def partition_line(partition: PartitionImage, sample: Sample | None, now_s: float) -> dict[str, Any]:
-    """One partition as its leader tells it; `node` says who told the offsets, `age_ms` how long ago."""
+    """Describe one partition. `node` is the node that reported the offsets, `age_ms` how long ago."""
     line: dict[str, Any] = {
         "partition": partition.partition,
         "leader": partition.leader,
@@ -254,7 +254,7 @@ def _stands_ms(sample: Sample, now_s: float) -> int:
 
 
 def _first(topics: list[TopicImage]) -> list[TopicImage]:
-    """As many of the topics as are sampled."""
+    """Return the topics to sample: as many as fit into `SAMPLED_PARTITIONS_MAX`."""
     taken = 0
     for at, topic in enumerate(topics):
         taken += len(topic.partitions)

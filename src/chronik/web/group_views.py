@@ -1,4 +1,4 @@
-"""Consumer groups of the whole cluster, each told by its coordinator, with their lag."""
+"""Consumer groups of the whole cluster with their lag, as reported by their coordinators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 GROUPS_MAX = 200
-"""Of one coordinator, described with their lag; the number of all is told."""
+"""How many groups of one coordinator are described with their lag. `total` counts all groups."""
 
 
 class DescribedGroup(NamedTuple):
@@ -34,11 +34,11 @@ class Found(NamedTuple):
     groups: list[DescribedGroup]
     total: int
     silent: list[int]
-    """The brokers that did not answer: their groups are missing."""
+    """The brokers that did not answer. Their groups are missing."""
 
 
 async def groups_view(node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
-    """One line for each group, those that stand furthest behind first."""
+    """Return one line per group, the largest lag first."""
     image = require_image(node)
     found = await _find(image, brokers, None)
     await _sample_ends(image, sampler, found.groups)
@@ -48,7 +48,7 @@ async def groups_view(node: NodeView, sampler: OffsetSampler, brokers: AskedBrok
 
 
 async def group_view(name: str, node: NodeView, sampler: OffsetSampler, brokers: AskedBrokers) -> dict[str, Any]:
-    """One group with its members and its lag per partition. Refuses with 404 where no coordinator knows it."""
+    """Return one group with its members and its lag per partition. Raises a 404 Refusal if no coordinator knows it."""
     image = require_image(node)
     found = await _find(image, brokers, name)
     if not found.groups:
@@ -106,7 +106,7 @@ async def _groups_of(brokers: AskedBrokers, broker: BrokerImage, name: str | Non
     )
     groups = []
     for group in described.groups:
-        if group.error_code != ErrorCode.none:  # gone, or moved to another coordinator, since it was listed
+        if group.error_code != ErrorCode.none:  # deleted, or moved to another coordinator, since it was listed
             continue
         members = [_member(member) for member in group.members]
         owners = {

@@ -1,8 +1,8 @@
-"""What keeps the HTTP port answerable: bounds on connections, on how long one may be silent, and on requests at a time.
+"""Limits that keep the HTTP port responsive: on connections, on idle time and on concurrent requests.
 
-A connection *waits* while it has no request that is being answered: it was just opened, its last answer is out, or its
-request has not arrived whole. A connection that waits too long is closed. When there are too many connections, the one
-that has waited longest makes room, so silent connections never keep a request out.
+A connection *waits* while none of its requests is being answered: it was just opened, its last response is complete, or
+its next request has not fully arrived. A connection that waits too long is closed. If there are too many connections,
+the one that has waited longest is closed, so idle connections never keep a request out.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS_MAX = 400
 REQUESTS_MAX = 200
-"""Requests that are answered at a time, open event streams included. Health checks do not count and are not refused."""
+"""Concurrent requests, including open event streams. Health checks are neither counted nor rejected."""
 
 WAIT_S_MAX = 5.0
-"""How long a connection may wait: for its first request, and for the next one after an answer."""
+"""How long a connection may wait for its first request, and for the next request after a response."""
 
 STALL_S_MAX = 30.0
-"""How long a peer may leave an answer unread."""
+"""How long a peer may leave a response unread."""
 
 HEALTH_CHECKS = ("/healthz", "/readyz")
 
 
 class WaitingConnections:
-    """The connections that wait, each with the time since when. Owned by the loop.
+    """The waiting connections, each with the time when it began to wait. Owned by the event loop.
 
-    Invariant: the one that has waited longest comes first.
+    Invariant: the connection that has waited longest comes first.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class WaitingConnections:
         self._since_s.pop(connection, None)
 
     def drop_oldest(self) -> None:
-        """Make room for a new connection; an answer that is still being read is cut short only if there is no other."""
+        """Close the oldest connection whose response has been read, or the oldest of all if there is none."""
         silent = next((connection for connection in self._since_s if connection.is_read), None)
         oldest = silent or next(iter(self._since_s), None)
         if oldest is not None:
             self._end(oldest)
 
     def drop_late(self, now_s: float) -> None:
-        """End the connections that have waited too long. An answer that is still being read is not cut short."""
+        """Close connections that have waited too long. Do not cut off a response that is still being read."""
         while self._since_s:
             connection, since_s = next(iter(self._since_s.items()))
             if now_s - since_s < WAIT_S_MAX:
@@ -68,7 +68,7 @@ class WaitingConnections:
 
 
 class HttpConnection(H11Protocol):
-    """uvicorn's connection, which says whether it waits and gives up a peer that does not read."""
+    """uvicorn's connection. It also tracks whether it waits, and aborts if the peer does not read."""
 
     def __init__(self, waiting: WaitingConnections, **more: Any) -> None:
         super().__init__(**more)
@@ -101,15 +101,15 @@ class HttpConnection(H11Protocol):
         else:
             self._waiting.remove(self)
 
-    # -- unread answers ------------------------------------------------------------------------------------------------
+    # -- unread responses ----------------------------------------------------------------------------------------------
 
     @property
     def is_read(self) -> bool:
-        """Whether the peer's system has taken all that was sent."""
+        """Return whether the operating system has taken everything that was sent."""
         return not self.transport.get_write_buffer_size()
 
     def give_up(self) -> None:
-        """Close after what is unsent."""
+        """Close the connection once the unsent data is written."""
         self.is_given_up = not self.flow.write_paused
         self.transport.close()
 
@@ -129,7 +129,7 @@ class HttpConnection(H11Protocol):
 
 
 class BoundedApp:
-    """The application, with REQUESTS_MAX requests at a time; health checks have room of their own."""
+    """The application, limited to REQUESTS_MAX concurrent requests. Health checks bypass the limit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

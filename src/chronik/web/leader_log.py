@@ -1,4 +1,4 @@
-"""A partition's log as its leader shows it to consumers, for a node that does not lead it."""
+"""A partition's log as its leader serves it to consumers, for a node that is not the leader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FETCH_BYTES_MAX = 1024 * 1024
 
 
 class LeaderLog:
-    """One partition, asked over the Kafka protocol."""
+    """One partition, queried over the Kafka protocol."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
         self._topics = Topics(cluster)
@@ -28,16 +28,16 @@ class LeaderLog:
         self._partition = partition
 
     async def bounds(self) -> tuple[int, int]:
-        """The first offset, and the first that consumers do not see."""
+        """Return the log start offset, and the first offset that consumers cannot see."""
         return await self._listed(EARLIEST), await self._listed(LATEST)
 
     async def offset_at(self, time_ms: int) -> int | None:
-        """The first record that is not older; None without any."""
+        """Return the offset of the first record at or after this time, or None if there is none."""
         offset = await self._listed(time_ms)
         return None if offset < 0 else offset
 
     async def read(self, offset: int) -> memoryview:
-        """Whole batches from the one with `offset` on; nothing where there is none yet."""
+        """Return whole batches, starting with the one that contains `offset`; empty if there is none yet."""
         fetched = await self._batches.fetch(
             self._topic, self._partition, offset, max_bytes=FETCH_BYTES_MAX, max_wait_ms=0, min_bytes=0
         )
@@ -50,7 +50,7 @@ class LeaderLog:
 
 @asynccontextmanager
 async def leader_log(leader: BrokerImage, topic: str, partition: int) -> AsyncIterator[LeaderLog]:
-    """Connects to the leader; what goes wrong there is a refusal that names it."""
+    """Connect to the leader. Its errors become a Refusal that names it."""
     async with Cluster([(leader.host, leader.port)], client_id=CLIENT_ID, timeout_s=ASK_TIMEOUT_S) as cluster:
         try:
             yield LeaderLog(cluster, topic, partition)

@@ -1,4 +1,4 @@
-"""Who listens to a node's events, and what waits to be sent to each: bounded, however slowly somebody reads."""
+"""The listeners of a node's events, and what is pending for each: bounded, however slowly a listener reads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ CHUNKS_WAITING_MAX = 32
 
 
 class Listener:
-    """One open stream. Owned by the loop.
+    """One open stream. Owned by the event loop.
 
-    Of an event that tells a state only the newest waits; of one that adds to what was told before, the last
-    `CHUNKS_WAITING_MAX`.
+    For an event that carries a state, only the newest is kept. For an event that adds to earlier ones, the last
+    `CHUNKS_WAITING_MAX` are kept.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Listener:
         self._wake.set()
 
     async def take(self) -> bytes | None:
-        """What waits, as soon as anything does; None when the stream is over."""
+        """Wait for pending events and return them, or None if the stream is closed."""
         await self._wake.wait()
         if self._is_closed:
             return None

@@ -1,7 +1,7 @@
-"""/api/topics/NAME/messages: records by offset or time, decoded for people. Every size here has a bound.
+"""/api/topics/NAME/messages: records by offset or time, decoded for display. Every size here is bounded.
 
-Read from this node's own log where it leads the partition, otherwise asked of the leader; where that does not answer,
-this node's own copy is shown up to the watermark that it knows, and `source` says so.
+If this node leads the partition, it reads its own log; otherwise it queries the leader. If the leader does not answer,
+this node shows its own replica up to the high watermark that it knows, and `source` is `replica`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PARAMETERS = ("partition", "offset", "time", "limit", "own")
 LIMIT = 50
 LIMIT_MAX = 500
 CONTENT_BYTES_MAX = 16 * 1024
-"""Of a key or value in a list; one message alone (limit=1) is shown up to `SINGLE_BYTES_MAX`."""
+"""The limit for a key or value in a list. A single message (limit=1) is shown up to `SINGLE_BYTES_MAX`."""
 SINGLE_BYTES_MAX = 1024 * 1024
 HEADER_BYTES_MAX = 1024
 HEADERS_MAX = 100
 PAGE_BYTES_MAX = 2 * 1024 * 1024
 READS_MAX = 16
-"""Reads of up to a mebibyte for one page: a log full of control batches must not hold up a node."""
+"""Reads per page, of up to 1 MiB each. A log full of control batches must not keep a node busy."""
 DECOMPRESSED_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -41,7 +41,7 @@ class HeaderView(msgspec.Struct, frozen=True):
 
 
 class MessageView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record; with `error`, a batch that cannot be decoded and what is known of it."""
+    """One record; or, if `error` is set, a batch that cannot be decoded, with what is known of it."""
 
     offset: int
     timestamp_ms: int
@@ -54,7 +54,7 @@ class MessageView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MessagesPage(msgspec.Struct, frozen=True):
-    """`source` is `leader`, or `replica` where the leader did not answer; `next` is null at the end."""
+    """`source` is `leader`, or `replica` if the leader did not answer. `next` is null at the end."""
 
     topic: str
     partition: int
@@ -75,7 +75,7 @@ class ReadLog(Protocol):
 
 
 class Asked(NamedTuple):
-    """From an offset, or a time, or (neither) the newest ones."""
+    """Start at an offset or at a time. If both are None, return the newest records."""
 
     offset: int | None
     time_ms: int | None
@@ -83,7 +83,7 @@ class Asked(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """`next_offset` is that of the first record that was not taken; None where the data held no whole batch."""
+    """`next_offset` is the offset of the first record not taken, or None if the data contains no whole batch."""
 
     messages: list[MessageView]
     size_bytes: int
@@ -91,11 +91,11 @@ class Decoded(NamedTuple):
 
 
 async def messages_page(node: NodeView, topic: TopicImage, parameters: Parameters) -> bytes:
-    """One page, encoded."""
+    """Return one page, encoded."""
     partition = require_partition(topic, parameters.number("partition", None, 0, (1 << 31) - 1))
     if parameters.has("offset") and parameters.has("time"):
         raise Refusal(400, "offset and time were both given: pass one of them")
-    # Looked at where it decides nothing too: a value that is refused by one node is not taken by another.
+    # Validate `own` even if it is not used, so that all nodes reject the same values.
     own = parameters.flag("own")
     asked = Asked(
         parameters.number("offset", 0) if parameters.has("offset") else None,
@@ -149,7 +149,7 @@ async def _read_page(
 
 
 def decode(data: memoryview, first: int, count_max: int, bytes_max: int, content_bytes_max: int) -> Decoded:
-    """The records of whole batches from offset `first` on, up to a number and about a size. For a thread."""
+    """Decode records of whole batches from offset `first`, up to a count and an approximate size. Runs in a thread."""
     messages: list[MessageView] = []
     size_bytes = 0
     next_offset: int | None = None
@@ -186,7 +186,7 @@ def _view(record: Record, timestamp_type: str, bytes_max: int) -> MessageView:
         content_of(record.key, bytes_max),
         content_of(record.value, bytes_max),
         [
-            # A name that is no UTF-8 is shown with marks in place of its bytes: JSON takes no lone surrogates.
+            # Replace invalid UTF-8 in a name, because JSON does not allow lone surrogates.
             HeaderView(name.encode("utf-8", "replace").decode()[:HEADER_BYTES_MAX], content_of(value, HEADER_BYTES_MAX))
             for name, value in record.headers[:HEADERS_MAX]
         ],

@@ -1,4 +1,4 @@
-"""What the web room needs of a node, and finding a topic's partition or its leader there."""
+"""The interface to a node that this package needs, and lookups of topics, partitions and leaders."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class NodeView(Protocol):
-    """A node as its loop shows it."""
+    """A node's state, as seen from its event loop."""
 
     @property
     def node_id(self) -> int: ...
 
     @property
     def image(self) -> ClusterImage | None:
-        """None until the node has opened its data folder."""
+        """None until the node has opened its data directory."""
 
     @property
     def controller_id(self) -> int: ...
@@ -48,7 +48,7 @@ class NodeView(Protocol):
 
 
 class LocalNode:
-    """The node of this process: served before it has opened its data folder, which `broker` shows."""
+    """The node of this process. It is served before it has opened its data directory; `broker` is set after that."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.node_id = runtime.node_id
@@ -85,7 +85,7 @@ def require_image(node: NodeView) -> ClusterImage:
 
 
 def require_topic(node: NodeView, name: str) -> TopicImage:
-    """The topic, on a node that has opened its logs."""
+    """Return the topic. The node must be ready to serve."""
     image = node.image
     found = None if image is None else image.topic(name)
     if found is None:
@@ -114,7 +114,7 @@ def require_leader(node: NodeView, topic: TopicImage, partition: PartitionImage)
 def require_other_leader(
     node: NodeView, topic: TopicImage, partition: PartitionImage, parameters: Parameters
 ) -> BrokerImage:
-    """The other node that leads; refused where there is none, or where only this node was asked (own=1)."""
+    """Return the leader, which is another node. Raises Refusal if there is none, or if the request has own=1."""
     leader = require_leader(node, topic, partition)
     name = f"{topic.name}-{partition.partition}"
     if leader.id == node.node_id:
@@ -125,7 +125,7 @@ def require_other_leader(
 
 
 def led_here(node: NodeView, topic: str, index: int) -> Partition | None:
-    """The partition, if this node may answer for it now."""
+    """Return the partition if this node currently leads it."""
     hosted = node.partition(topic, index)
     return hosted if hosted is not None and hosted.leads else None
 

@@ -1,7 +1,7 @@
-"""Offsets of partitions all over the cluster, sampled: of this node's own, and of each other's leader.
+"""Sampled offsets of partitions across the cluster: from this node's own log, or from each partition's leader.
 
-A leader that does not answer holds up nobody: what it last told stands, with its age, and it is asked again once its
-question has run out.
+A leader that does not answer delays nothing: its last reported offsets stay, with their age. It is queried again once
+its pending request times out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from chronik.web.node_view import NodeView, led_here
 from chronik.wire.errors import KafkaError
 
 ANSWER_WAIT_S = 0.4
-"""How long a sample waits for the others."""
+"""How long a sample waits for the other nodes."""
 STALE_S = 2.5
-"""Older than this, a leader's word gives way to what this node's own copy knows."""
+"""After this age, a leader's report is replaced by what this node's own replica knows."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """One partition's offsets, who told them and when (the loop's clock), and how they move."""
+    """One partition's offsets, the node that reported them, when (event loop time), and how they change."""
 
     log_start_offset: int
     high_watermark: int
@@ -32,9 +32,9 @@ class Sample:
     node: int
     at_s: float
     rate: float = 0.0
-    """Records per second, appended since the sample before."""
+    """Records per second appended since the previous sample."""
     stands_since_s: float | None = None
-    """Since when the watermark has not moved although the log ends behind it; None where nothing waits."""
+    """Since when the high watermark has not advanced while the log end is beyond it, or None if there is no lag."""
 
     @property
     def lag(self) -> int:
@@ -42,7 +42,7 @@ class Sample:
 
 
 class OffsetSampler:
-    """Samples of some topics, kept between one sample and the next. Owned by the loop; close it when done."""
+    """Samples of some topics, kept from one call to the next. Owned by the event loop; close it when done."""
 
     def __init__(self, node: NodeView) -> None:
         self.samples: dict[PartitionName, Sample] = {}
@@ -58,7 +58,7 @@ class OffsetSampler:
         await self._brokers.close()
 
     async def sample(self, image: ClusterImage, topics: Iterable[TopicImage]) -> None:
-        """Brings `samples` up to date; partitions that are not asked for are forgotten."""
+        """Update `samples`. Partitions that are not requested are dropped."""
         wanted: set[PartitionName] = set()
         led: dict[int, list[PartitionName]] = {}
         for topic in topics:
@@ -90,7 +90,7 @@ class OffsetSampler:
             led.setdefault(partition.leader, []).append(name)
 
     def _fall_back(self, wanted: set[PartitionName]) -> None:
-        """This node's own copies, for partitions that nobody has told of for too long."""
+        """Use this node's own replicas for partitions whose last report is too old."""
         node, oldest_s = self._node, self._loop.time() - STALE_S
         for name in wanted:
             known = self.samples.get(name)

@@ -1,4 +1,4 @@
-"""Asking the leader's own HTTP API the same question, so that every node's answer is the leader's."""
+"""Forward a request to the leader's HTTP API, so that every node returns the leader's answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from chronik.metadata.image import BrokerImage
 from chronik.web.answers import Parameters
 
 ASK_TIMEOUT_S = 1.0
-"""Then it is asked over the Kafka protocol."""
+"""After this, the leader is queried over the Kafka protocol."""
 
 
 async def ask_leader(leader: BrokerImage, parameters: Parameters, path: str) -> bytes | None:
-    """The leader's own answer, encoded; None where it has no HTTP that can be reached from here."""
+    """Return the leader's response, encoded, or None if its HTTP port cannot be reached from here."""
     if not leader.http:
         return None
     try:
         question: dict[str, Any] = {**parameters.given(), "own": 1}
         answer = (await get(leader.http, path, ASK_TIMEOUT_S, **question)).body
-        # Another node may listen at an address that is the leader's only on its own machine.
+        # The leader's address may be valid on its own machine only; here, another node may listen there.
         told = msgspec.json.decode(answer, type=_ToldBy)
     except (HttpError, msgspec.DecodeError):
         return None

@@ -1,4 +1,4 @@
-"""A partition's log as this node has it, read in the executor."""
+"""A partition's log on this node, read in the executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_BYTES_MAX = 1024 * 1024
 
 
 class OwnLog:
-    """One partition that this node leads, or has a copy of: then up to the watermark that it knows."""
+    """One partition that this node leads or replicates. A replica is read up to the high watermark that it knows."""
 
     def __init__(self, node: NodeView, partition: Partition) -> None:
         self._node = node
@@ -25,24 +25,24 @@ class OwnLog:
         self._generation = partition.generation
 
     async def bounds(self) -> tuple[int, int]:
-        """The first offset, and the first that consumers do not see."""
+        """Return the log start offset, and the first offset that consumers cannot see."""
         return self._partition.log_start_offset, self._partition.visible_end_offset
 
     async def offset_at(self, time_ms: int) -> int | None:
-        """The first record that is not older; None without any."""
+        """Return the offset of the first record at or after this time, or None if there is none."""
         partition = self._partition
         upto = partition.visible_end_offset
         found = await self.run(lambda: partition.log.offset_for_timestamp_job(time_ms, upto))
         return None if found is None or found.offset >= upto else found.offset
 
     async def read(self, offset: int) -> memoryview:
-        """Whole batches from the one with `offset` on; nothing where there is none yet."""
+        """Return whole batches, starting with the one that contains `offset`; empty if there is none yet."""
         partition = self._partition
         upto = partition.visible_end_offset
         return memoryview(await self.run(lambda: partition.log.read_job(offset, READ_BYTES_MAX, upto)))
 
     async def run(self, plan: Callable[[], Callable[[], T]]) -> T:
-        """Plans a job of the log here and runs it in the executor; a truncation waits for it."""
+        """Plan a log job here and run it in the executor. A truncation waits for the job."""
         partition = self._partition
         if partition.is_closed or not partition.jobs.begin():
             raise Refusal(503, f"the log of {self._name} is being cut or closed: ask again")

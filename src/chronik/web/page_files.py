@@ -1,4 +1,4 @@
-"""The page's own files, from the package: read once, small, and known by their content."""
+"""The web page's files, from the package: small, read once, and identified by a hash of their content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTENT_TYPES = {
 
 
 class PageFile:
-    """One file. A browser keeps it and asks each time whether it is still the same: a node may be newer tomorrow."""
+    """One file. Browsers cache it but revalidate it on every request, because the node may have been upgraded."""
 
     def __init__(self, path: Path) -> None:
         self.content = path.read_bytes()
@@ -40,7 +40,7 @@ class PageFile:
 
 
 def page_routes() -> list[Route]:
-    """`/` and the files it names."""
+    """Return the routes of `/` and of the files that it uses."""
     files = {path.name: PageFile(path) for path in sorted(FOLDER.iterdir()) if path.suffix in CONTENT_TYPES}
 
     async def index(request: Request) -> Response:

@@ -1,8 +1,8 @@
-"""What keeps other sites out: headers of every answer, and a look at the name that a browser asked for.
+"""Protection against other web sites: headers on every response, and a check of the Host header.
 
-A node on loopback answers without asking who calls, since only this machine reaches it. A site that a browser visits
-could still send its scripts here, by a name of its own that it lets point to 127.0.0.1 (DNS rebinding): then the name
-gives it away.
+A node on loopback serves without authentication, because only this machine reaches it. A web site could still reach it
+through the user's browser, with a host name that resolves to 127.0.0.1 (DNS rebinding). The Host header then contains
+that name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOR_ANYBODY = ("/healthz", "/readyz", "/metrics")
 
 
 class SafeHeaders:
-    """ASGI middleware, which touches the start of an answer only: streams pass as they are."""
+    """ASGI middleware. It changes only the start of a response, so streams pass through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -42,7 +42,7 @@ class SafeHeaders:
 
 
 def _is_rebound(scope: Scope) -> bool:
-    """Whether a loopback listener was asked by a name that is not this machine's own."""
+    """Return whether a loopback listener was addressed by a name other than this machine's own."""
     server = scope.get("server")
     if server is None or not _is_loopback(server[0]):
         return False
@@ -52,7 +52,7 @@ def _is_rebound(scope: Scope) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The name of a Host header, without its port: `[::1]:80`, `127.0.0.1:80` and `localhost` are known shapes."""
+    """Return the name of a Host header without its port. Handles `[::1]:80`, `127.0.0.1:80` and `localhost`."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")

@@ -1,4 +1,4 @@
-"""Serves the HTTP application inside the node's own loop, and leaves signals to whoever runs the node."""
+"""Serve the HTTP application on the node's event loop. The process that runs the node handles signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHUTDOWN_S = 2
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, not yet listening: a port that is taken is found before anything else has started."""
+    """Return a bound socket that does not listen yet, so that a port in use is detected before anything starts."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
         0
     ]
@@ -35,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, telling when it listens; connections that wait too long are closed."""
+    """uvicorn without signal handlers. It signals when it listens, and closes connections that wait too long."""
 
     def __init__(self, config: uvicorn.Config, waiting: WaitingConnections) -> None:
         super().__init__(config)
@@ -56,7 +56,7 @@ class _Server(uvicorn.Server):
 
 
 class WebServer:
-    """One HTTP listener. Owned by the loop that started it."""
+    """One HTTP listener. Owned by the event loop that started it."""
 
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         self._socket = listener
@@ -92,7 +92,7 @@ class WebServer:
         if self._serving is None:
             self._socket.close()
             return
-        # Open event streams end by themselves, or the server would wait for them.
+        # End the open event streams first; otherwise the server would wait for them.
         await self._close_app()
         self._server.should_exit = True
         await self._serving

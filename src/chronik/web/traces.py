@@ -1,4 +1,4 @@
-"""/api/traces: the events of this node's ring, and the feed that gathers those of all nodes."""
+"""/api/traces: the events of this node's trace ring, and the feed that collects those of all nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PARAMETERS = ("after", "last", "topic", "partition", "limit")
 LIMIT = 1_000
 LIMIT_MAX = 5_000
 FEED_EVENTS_MAX = 500
-"""Of one node in one event of the feed; the rest follows in the next."""
+"""Of one node in one event of the feed. Further events follow in the next one."""
 FEED_KEPT_MAX = 1_000
-"""What a new listener is told at first."""
+"""How many past events a new listener receives first."""
 ANSWER_WAIT_S = 0.4
 
 
 class TracesPage(msgspec.Struct, frozen=True):
-    """`next` is the `after` of the next question. `dropped` are those that never reached their topic."""
+    """`next` is the `after` of the next request. `dropped` counts the events that never reached the traces topic."""
 
     node: int
     next: int
@@ -37,7 +37,7 @@ class TracesPage(msgspec.Struct, frozen=True):
 
 
 async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
-    """One page of the ring, encoded: oldest first from `after` on, or the `last` ones."""
+    """Return one page of the ring, encoded: the oldest events after `after`, or the `last` newest ones."""
     if parameters.has("after") and parameters.has("last"):
         raise Refusal(400, "after and last were both given: pass one of them")
     limit = parameters.number("limit", LIMIT, 1, LIMIT_MAX)
@@ -49,12 +49,12 @@ async def traces_page(node: NodeView, parameters: Parameters) -> bytes:
         page = _page(node, ring, *latest(ring, wanted, topic, partition))
     else:
         page = _page(node, ring, *ring.read(parameters.number("after", 0), limit, topic, partition))
-    # Not in the node's own threads: a disk that hangs may hold all of them, and that is what the traces explain.
+    # Do not use the node's own threads: a hanging disk may block all of them, and the traces must explain that.
     return await asyncio.get_running_loop().run_in_executor(None, msgspec.json.encode, page)
 
 
 def latest(ring: TraceRing, count: int, topic: str | None, partition: int | None = None) -> tuple[list[Trace], int]:
-    """The newest events, and the `after` that goes on behind them."""
+    """Return the newest events, and the `after` value that continues after them."""
     events, following = ring.read(0, ring.last_n, topic, partition) if ring.last_n else ([], 0)
     return events[-count:], following
 
@@ -64,7 +64,7 @@ def _page(node: NodeView, ring: TraceRing, events: list[Trace], following: int) 
 
 
 class TracesFeed(Feed):
-    """The traces of one topic, or of all, from every node that can be asked, in the order of their times."""
+    """The traces of one topic or of all topics, from every reachable node, in time order."""
 
     event = "traces"
     interval_s = 0.5
@@ -114,7 +114,7 @@ class TracesFeed(Feed):
         return [msgspec.to_builtins(event) for event in events]
 
     async def _others(self) -> list[Any]:
-        """What the others tell in time; one that does not is asked again when its question has run out."""
+        """Return what the other nodes answer in time. A slow node is queried again once its pending request ends."""
         image = self._node.image
         brokers = {} if image is None else image.brokers
         for broker in brokers.values():

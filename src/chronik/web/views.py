@@ -1,4 +1,4 @@
-"""What a node knows of its cluster, as values for JSON: from its own metadata image and its own replicas."""
+"""A node's view of its cluster as JSON values, from its own metadata image and its own replicas."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
 from chronik.web.node_view import NodeView
 
 NAMED_PARTITIONS_MAX = 100
-"""How many partitions in trouble are named; their number is always told."""
+"""How many partitions with problems are listed by name. All of them are counted."""
 
 
 def cluster_view(
     node_id: int, image: ClusterImage, controller_id: int, damages: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Who is there, who leads how much, and which partitions are in trouble. An immutable image: safe in a thread.
+    """Summarise nodes, leaders, and partitions with problems. Runs in any thread, because the image is immutable.
 
     `damages` are those of this node's own logs.
     """
@@ -66,7 +66,7 @@ def cluster_view(
 
 
 def damages_view(node: NodeView, topic: str | None = None) -> list[dict[str, Any]]:
-    """Damage that was found in logs of this node since its start, the newest first, and the outcome."""
+    """Return the damage found in this node's logs since its start, newest first, with the outcome."""
     return [
         {
             "topic": damage.topic,
@@ -86,12 +86,12 @@ def damages_view(node: NodeView, topic: str | None = None) -> list[dict[str, Any
 
 
 def topics_view(image: ClusterImage) -> dict[str, Any]:
-    """One line for each topic."""
+    """Return one line per topic."""
     return {"topics": [topic_summary(topic) for _, topic in sorted(image.topics.items())]}
 
 
 def topic_view(node: NodeView, topic: TopicImage) -> dict[str, Any]:
-    """One topic. Offsets and damages are those of this node's own replicas, offsets null without one: see `node`."""
+    """Describe one topic. Offsets and damage are of the replicas on `node`; without a replica, offsets are null."""
     return {
         **topic_summary(topic),
         "configs": dict(sorted(topic.configs.items())),
