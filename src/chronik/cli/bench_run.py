@@ -83,7 +83,7 @@ class RunningTopic:
 
 
 def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> BenchResult:
-    """Starts the clients, lets them go together, waits for all. What a producer lost shows in the end offsets."""
+    """Start the clients, release them together, and wait for all. Lost produced records show in the end offsets."""
     offsets = topic.offsets()
     tasks = _tasks(workload, topic, offsets)
     context = multiprocessing.get_context("spawn")
@@ -168,7 +168,7 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
 def _consume_tasks(
     workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
 ) -> list[WorkerTask]:
-    """Client i reads the partitions i, i + clients, ...; each partition gives its share of the records."""
+    """Create the tasks: client i reads the partitions i, i + clients, ..., and each partition supplies its share."""
     rate = None if workload.rate is None else workload.rate / workload.clients
     left = workload.records
     shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]

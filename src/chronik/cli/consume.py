@@ -109,7 +109,7 @@ def _run(
     count: int | None,
     idle: IdleClock,
 ) -> int:
-    """A record's offset is stored for commit after it was printed and receipted, so a crash repeats, never skips."""
+    """Consume; store a record's offset after it was printed and receipted, so that a crash repeats but never skips."""
     consumed = 0
     try:
         while count is None or consumed < count:

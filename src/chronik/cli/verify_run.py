@@ -59,7 +59,7 @@ class Prepared:
 def run(
     experiment: Experiment, bootstrap: str, *, topic: str | None = None, ledger: str | None = None
 ) -> dict[str, Any]:
-    """Runs it once; the figures. A topic of its own is deleted afterwards, unless a ledger refers to it."""
+    """Run the experiment once and return its figures. Delete the run's own topic, unless a ledger refers to it."""
     name = topic or f"verify-{time.time_ns():x}-{os.getpid()}"
     with_cluster(bootstrap, lambda cluster: _make(cluster, name, experiment.partitions))
     try:
@@ -155,7 +155,7 @@ def _produce(sender: Sender, experiment: Experiment, account: Account) -> None:
 
 
 def _consume(reader: Reader, experiment: Experiment, account: Account, prepared: Prepared) -> Timeline:
-    """Reads until everything acknowledged was read and no partition has more, or nothing came for the timeout."""
+    """Read until all acknowledged records are read and no partition has more, or no record comes for the timeout."""
     started_s = last_s = time.monotonic()
     timeline = Timeline(experiment.partitions, started_s)
     now_s = started_s
