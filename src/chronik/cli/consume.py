@@ -159,7 +159,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 class LinePrinter:
-    """Print values as lines, byte for byte."""
+    """Prints values as lines, byte for byte."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -176,7 +176,7 @@ class LinePrinter:
 
 
 class JsonPrinter:
-    """Print one JSON object, written as records arrive, so that memory use does not grow with the topic."""
+    """Prints one JSON object, written as records arrive, so that memory use does not grow with the topic."""
 
     def __init__(self, topic: str, group: str | None) -> None:
         self.interrupted = False

@@ -22,5 +22,5 @@ class CliError(Exception):
 
 
 def say(message: str) -> None:
-    """Print one line on standard error; join lines, since callers rely on exactly one."""
+    """Print one line on standard error; replace newlines, since users are promised one line."""
     print(f"chronik: {' '.join(message.split())}", file=sys.stderr, flush=True)

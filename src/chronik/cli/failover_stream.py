@@ -47,9 +47,9 @@ class StreamResult:
 
 
 class FailoverStream:
-    """Produce `records` records at `rate` per second to `topic`; `event` runs when half of them have been sent.
+    """Produces `records` records at `rate` per second to `topic`; `event` runs when half of them have been sent.
 
-    The event runs in its own thread beside the stream, and the run waits for it to finish.
+    The event runs in its own thread, in parallel with the stream, and the run waits for it to finish.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, records: int, rate: float) -> None:

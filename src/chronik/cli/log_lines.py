@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class LogLines:
-    """Pass lines to `write`, which may accept only part of a line. A truncated line is ended before the next one.
+    """Passes lines to `write`, which may accept only part of a line. A truncated line is ended before the next one.
 
     A closed reader or a full disk must not stop a node, so lines that cannot be written are dropped.
     """

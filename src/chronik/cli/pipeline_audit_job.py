@@ -24,7 +24,7 @@ Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", hel
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Report as one line what is wrong before Spark starts: no Spark, no Java, or a PipelineError."""
+    """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
     missing = next((name for name in NEEDED if find_spec(name) is None), None)
     if missing is not None:
         raise CliError(f"{missing} is not installed: pip install 'chronik[spark]'")

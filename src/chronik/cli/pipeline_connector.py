@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 NEWEST = "4.2.0"
-"""The newest published version at the time of writing; 4.3.0 was not. A test checks that it works with Spark 4.3."""
+"""The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
 GIVEN = ("spark.jars", "spark.jars.packages")
 
 _UNRESOLVED = re.compile(r"unresolved dependency: (\S+?)#(\S+?);([^:\s]+)")

@@ -35,7 +35,7 @@ Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A
 
 @contextmanager
 def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield the session and stop it afterwards. If the command fails, keep Spark's own log and name it."""
+    """Yield the session and stop it afterwards. On a PipelineError, keep Spark's own log and name it."""
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import spark_session
 

@@ -94,7 +94,7 @@ def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, acco
 
 
 class DeliveryAccount:
-    """Count delivery reports, and write acknowledged records to a ledger."""
+    """Counts delivery reports, and writes acknowledged records to a ledger."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self.acknowledged: Counter[int] = Counter()

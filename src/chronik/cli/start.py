@@ -101,9 +101,9 @@ def _main(arguments: list[str]) -> int:
 def tune_process() -> None:
     """Keep freed memory and shorten the wait for the interpreter lock.
 
-    glibc returns the end of the heap to the system after each large buffer and faults it in again for the next one,
+    glibc returns the end of the heap to the system after each large buffer, and the next buffer faults it in again,
     which slowed a node down 2-3x. A thread that has finished a sync waits up to the switch interval (5 ms by default)
-    for a busy event loop.
+    for a busy event loop to yield.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to tune

@@ -84,7 +84,7 @@ class Account:
         self.first_error = self.first_error or reason
 
     def give_up_waiting(self) -> None:
-        """Count records as failed that the client did not report on before it finished."""
+        """Count as failed the records that the client did not report on before it finished."""
         silent = self.produced - self.acked - self.failed
         if silent > 0:
             self.failed += silent

@@ -1,7 +1,7 @@
 """The clients that `chronik verify` drives: kafka-python and confluent-kafka, as applications use them.
 
 Settings are the clients' own defaults except for those of the experiment (acks, bootstrap, records per poll), so that
-verification covers what people run. Idempotence is on if acks=all allows it.
+verification covers what people run. Idempotence is on with acks=all.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class KafkaPythonSender:
         """Do nothing: the client's own thread serves reports."""
 
     def flush(self) -> None:
-        with contextlib.suppress(self._error):  # a late record is reported on its own, or never
+        with contextlib.suppress(self._error):  # on a timeout, each late record gets its own report, or none
             self._producer.flush(timeout=DELIVERY_TIMEOUT_S)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class OwnershipWalk:
         self.anomalies.append(Anomaly(OWNERSHIP_OVERLAP, partition, told, (term.assigned, term.ended, number)))
 
     def _supersede(self, number: int, commit: Committed, partition: str) -> None:
-        """End the terms of all other members that were assigned the partition before this commit was requested."""
+        """End, at this commit's response, the terms of other members that were assigned before its request."""
         terms = self._terms.get((commit.group, partition), {})
         if commit.consumer not in terms:
             return

@@ -126,7 +126,7 @@ class FuzzedNode:
     def connect(
         self, data: bytes, *, internal: bool = False, proven: bool = True, piece_bytes: int = 0, ends: bool = False
     ) -> FuzzTransport:
-        """Open a connection that sends `data`; on the inter-node listener after the handshake if `proven`."""
+        """Open a connection that sends `data`; with `internal` and `proven`, after the inter-node handshake."""
         listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
         process = self._host.process
         if listener is None or process is None:
@@ -189,7 +189,7 @@ class FuzzedNode:
             raise Broken(f"of {len(self.kept)} acknowledged records {len(found)} are there from {first} on")
 
     def check_fuzzed(self) -> None:
-        """Check that the node serves every batch that it accepted from the inputs whole and with a correct CRC."""
+        """Check that every batch that the node accepted from the inputs is served whole and with a correct CRC."""
         start = self.broker.partition(FUZZED_TOPIC, 0)
         if start is not None:
             for _ in self._batches(FUZZED_TOPIC, start.log_start_offset):

@@ -1,4 +1,4 @@
-"""Fuzzing of the files beside the logs: the data folder's own (its owner and its recovery points), and the Raft store.
+"""Fuzzing of the files other than logs: the data folder's own (its owner, its recovery points), and the Raft store.
 
 What must hold: opening ends with a result, or with the error that becomes one line for people. A log's records are
 never deleted because of a damaged file. The Raft store returns only a term, a vote, an entry or a snapshot that was

@@ -225,7 +225,7 @@ def _match(asked: Sequence[Asked], written: bytes, *, in_order: bool) -> list[As
 
 
 def _may_close_silently(left: Sequence[Asked], internal: bool) -> bool:
-    """A closed connection tells an acks=0 producer of an error; a refused peer gets the reason in its response."""
+    """Whether a close needs no log line: it reports an error to an acks=0 producer; a refused peer got a reason."""
     return internal or any(each.acks == 0 for each in left)
 
 
