@@ -1,10 +1,10 @@
-"""The `chronik` command. `start` takes a way of its own, so that a node does not load what it never uses."""
+"""The `chronik` command. `start` has its own path, so that a node does not load modules that it never uses."""
 
 import sys
 
 
 def main() -> int:
-    """The entry point. Returns the exit code; never lets a traceback through to a user."""
+    """The entry point. Return the exit code; never show a user a traceback."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["start"]:
         from chronik.cli import start

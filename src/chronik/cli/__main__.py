@@ -1,4 +1,4 @@
-"""`python -m chronik.cli`, for where the script is not on the path."""
+"""`python -m chronik.cli`, for use when the script is not on the path."""
 
 import sys
 

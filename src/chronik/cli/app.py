@@ -1,4 +1,4 @@
-"""The tree of commands, and the one place where their failures become a line and an exit code."""
+"""The tree of commands, and the one place that turns their failures into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
 COMMANDS = ("cluster", "topic", "produce", "consume", "group", "verify", "doctor", "trace", "bench", "pipeline", "demo")
-"""Each has a module of its name here: a Typer `app` for commands with commands of their own, else a function."""
+"""Each has a module of its name here: a Typer `app` for commands with subcommands, else a function."""
 
 HINTS = {
     ErrorCode.unknown_topic_or_partition: "see chronik topic list",
@@ -36,7 +36,7 @@ HINTS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one command. Returns its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = build(arguments[:1])(arguments, standalone_mode=False, prog_name="chronik")
         sys.stdout.flush()
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wanted (`| head`); what Python flushes at exit must not complain either.
+        # The reader has closed the pipe (`| head`); Python's flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             say(f"internal error, please report it: {error!r} ({TRACEBACK_VARIABLE}=1 shows the traceback)")
             return CANNOT
         line = format_message()
-        if line:  # empty where the help was shown instead
+        if line:  # empty if the help was shown instead
             context = getattr(error, "ctx", None)
             say(f"{line.rstrip('.')}: see {'chronik' if context is None else context.command_path} --help")
         return CANNOT
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
 
 
 def build(first: list[str]) -> typer.Typer:
-    """The commands; where the first argument names one, it alone, since loading all takes its time."""
+    """Build the commands; only the one that the first argument names, if any, since loading all is slow."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -110,7 +110,7 @@ def version() -> None:
 
 
 def explain(error: KafkaError) -> str:
-    """A broker's refusal in a line, with the way out where one is known."""
+    """Return a broker's error as one line, with a hint if there is one."""
     code = error.code.name
     reason = f"{error.message} ({code})" if error.message else f"the broker refused: {code}"
     hint = HINTS.get(error.code)

@@ -1,6 +1,6 @@
-"""`chronik bench`: throughput and latency with real clients, and what they cost the brokers.
+"""`chronik bench`: throughput and latency with real clients, and the cost for the brokers.
 
-Clients run in processes of their own, as an application's would. `broker_cpu_s` comes from the nodes' /metrics.
+Clients run in separate processes, as an application's clients would. `broker_cpu_s` comes from the nodes' /metrics.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class BenchResult:
     broker_after: BrokerUsage | None
 
     def figures(self) -> dict[str, Any]:
-        """What `--json` prints. `busiest` tells which process limited the run."""
+        """Return what `--json` prints. `busiest` is the process that limited the run."""
         megabytes = self.bytes / MEGABYTE
         seconds = max(self.seconds, 1e-9)
         broker_cpu_s = None
@@ -53,7 +53,7 @@ class BenchResult:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Nearest-rank p50 and p99, and the largest; None where nothing was measured."""
+    """Return nearest-rank p50 and p99, and the maximum; None if nothing was measured."""
     ranked = sorted(values)
     if not ranked:
         return {"p50": None, "p99": None, "max": None}
@@ -65,7 +65,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def print_result(result: BenchResult, as_json: bool) -> None:
-    """Prints the figures; a run that lost records has failed."""
+    """Print the figures; raise if the run lost records."""
     figures = result.figures()
     if as_json:
         print_json(figures)

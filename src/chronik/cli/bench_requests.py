@@ -1,7 +1,7 @@
-"""One-record produce requests, sent raw: what a request costs the broker, without a client library in the way.
+"""One-record produce requests, sent raw: what a request costs the broker, without a client library in between.
 
-Each connection keeps `depth` requests in flight and sends the next when an answer comes. Requests are encoded once;
-only the correlation id changes.
+Each connection keeps `depth` requests in flight and sends the next one when an answer arrives. Requests are encoded
+once; only the correlation id changes.
 
     response (Produce 7)   size int32, correlation id int32, topics int32 = 1, name string, partitions int32 = 1,
                            partition int32, error code int16, ...
@@ -33,7 +33,7 @@ _INT32 = Struct(">i")
 
 @dataclass(slots=True)
 class RequestLoad:
-    """What all connections did between the first request and the end of the time."""
+    """The results of all connections between the first request and the end of the measurement."""
 
     answered: int = 0
     errors: int = 0
@@ -42,7 +42,7 @@ class RequestLoad:
 
 
 class RequestDriver(asyncio.Protocol):
-    """One connection that never has more than `depth` unanswered requests. Owned by the loop."""
+    """One connection that never has more than `depth` unanswered requests. Owned by the event loop."""
 
     def __init__(self, frame: bytes, topic: str, depth: int, load: RequestLoad) -> None:
         self._frame = bytearray(frame)
@@ -119,7 +119,7 @@ async def drive_requests(
     seconds: float,
     bar: Progress,
 ) -> RequestLoad:
-    """Connection i writes to partition i modulo their number, at its leader."""
+    """Drive all connections. Connection i writes to partition i modulo the number of partitions, at its leader."""
     leaders = await cluster.leaders(topic)
     brokers = (await cluster.layout([])).brokers
     load = RequestLoad()

@@ -1,4 +1,4 @@
-"""Runs a benchmark's workers on a topic, and gathers what they measured."""
+"""Run a benchmark's workers on a topic, and collect their measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END_POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is measured."""
+    """The parameters of a measurement."""
 
     mode: str
     records: int
@@ -37,11 +37,11 @@ class Workload:
     clients: int
     linger_ms: float | None
     idempotent: bool = True
-    """Where acks=all allows it."""
+    """Takes effect only with acks=all."""
 
 
 class RunningTopic:
-    """The topic of a run: made for it and deleted afterwards, unless the user named one."""
+    """The topic of a run: created for it and deleted afterwards, unless the user named one."""
 
     def __init__(self, bootstrap: str, name: str | None, partitions: int) -> None:
         self.bootstrap = bootstrap
@@ -69,7 +69,7 @@ class RunningTopic:
         return read_usage(http_addresses(self._brokers, http))
 
     def offsets(self) -> dict[int, tuple[int, int]]:
-        """Start and end of each partition."""
+        """Return the start and end offset of each partition."""
 
         async def ask(cluster: Cluster) -> dict[int, tuple[int, int]]:
             starts = await Topics(cluster).offsets(self.name, EARLIEST)
@@ -83,7 +83,7 @@ class RunningTopic:
 
 
 def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> BenchResult:
-    """Starts the clients, lets them go together, waits for all. What a producer lost shows in the end offsets."""
+    """Start the clients, release them together, and wait for all. Lost produced records show in the end offsets."""
     offsets = topic.offsets()
     tasks = _tasks(workload, topic, offsets)
     context = multiprocessing.get_context("spawn")
@@ -129,7 +129,7 @@ def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> Be
 
 
 def _appended(topic: RunningTopic, before: int, expected: int) -> int:
-    """How many records the topic's end has moved by. Without acks=all the followers may still be on their way to it."""
+    """Return how far the topic's end offsets advanced. Without acks=all the followers may still be catching up."""
     deadline_s = time.monotonic() + END_TIMEOUT_S
     while True:
         appended = sum(end for _, end in topic.offsets().values()) - before
@@ -145,7 +145,7 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
         "log_level": 0,
     }
     if workload.mode == "consume":
-        # Where its queue is full, librdkafka does not fetch for a second: the quicker the broker, the longer it sleeps.
+        # When its queue is full, librdkafka does not fetch for a second: the faster the broker, the longer it sleeps.
         settings |= {"group.id": "chronik-bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 10}
         return _consume_tasks(workload, topic, offsets, settings)
     is_idempotent = workload.acks == "all" and workload.idempotent
@@ -168,7 +168,7 @@ def _tasks(workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int
 def _consume_tasks(
     workload: Workload, topic: RunningTopic, offsets: dict[int, tuple[int, int]], settings: dict[str, Any]
 ) -> list[WorkerTask]:
-    """Client i reads the partitions i, i + clients, ...; each partition gives its share of the records."""
+    """Create the tasks: client i reads the partitions i, i + clients, ..., and each partition supplies its share."""
     rate = None if workload.rate is None else workload.rate / workload.clients
     left = workload.records
     shares: list[list[tuple[int, int, int]]] = [[] for _ in range(workload.clients)]

@@ -1,6 +1,6 @@
 """The processes of a benchmark: each runs one real client and reports through a pipe.
 
-A worker says `ready` when it is connected, waits for `go`, sends `progress` now and then, and ends with `done` and its
+A worker sends `ready` when it is connected, waits for `go`, sends `progress` regularly, and ends with `done` and its
 `WorkerResult`, or with `failed` and a reason.
 """
 
@@ -24,7 +24,7 @@ TICK_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What one worker does. `partitions` holds (partition, start offset, records) for consumers."""
+    """The task of one worker. `partitions` holds (partition, start offset, records) for consumers."""
 
     mode: str
     settings: dict[str, Any]
@@ -37,7 +37,7 @@ class WorkerTask:
 
 @dataclass(slots=True)
 class WorkerResult:
-    """What one worker did, from its first record to its last answer."""
+    """The result of one worker, from its first record to its last answer."""
 
     records: int = 0
     bytes: int = 0
@@ -49,7 +49,7 @@ class WorkerResult:
 
 
 def work(task: WorkerTask, pipe: Connection) -> None:
-    """The entry of a worker process."""
+    """The entry point of a worker process."""
     try:
         run = {"produce": _produce, "consume": _consume, "roundtrip": _roundtrip}[task.mode]
         pipe.send(("done", run(task, pipe)))
@@ -60,7 +60,7 @@ def work(task: WorkerTask, pipe: Connection) -> None:
 
 
 class _Reporter:
-    """Tells the parent how far the work is, at most four times a second."""
+    """Reports progress to the parent, at most four times a second."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -90,9 +90,9 @@ def _cpu_s() -> float:
 
 
 def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
-    """Latency is sampled: a callback per record would make the client's Python the thing that is measured.
+    """Produce. Latency is sampled: with a callback per record, the client's Python code would dominate the measurement.
 
-    The first record goes before the others: an idempotent producer waits half a second for its id, and then connects.
+    The first record is sent before `go`: an idempotent producer waits half a second for its id, and then connects.
     """
     from confluent_kafka import Producer
 
@@ -135,7 +135,7 @@ def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
 
 def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
-    """Latency here is how long one call for up to 10,000 records takes."""
+    """Consume. Latency is the duration of one call for up to 10,000 records."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(task.settings)
@@ -169,9 +169,9 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
 
 def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
-    """One record's way: from produce() here to consume() here. The value starts with the time it was sent.
+    """Measure each record from produce() to consume() in this process. The value starts with the time it was sent.
 
-    A record that is not counted goes first, so that all connections stand when the time starts.
+    One extra record goes first, outside the measurement, so that all connections exist when it starts.
     """
     from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -193,7 +193,7 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
     def read() -> None:
         while result.records < task.records and not stop.is_set():
-            # One by one: consume() of many would wait for more to come, and measure that.
+            # One by one: consume() of many records would wait for more to arrive, and measure that wait.
             message = consumer.poll(0.05)
             if message is not None and message.error() is None:
                 sent_ns = int.from_bytes(message.value()[:8], "big")
@@ -223,7 +223,7 @@ def _roundtrip(task: WorkerTask, pipe: Connection) -> WorkerResult:
 
 
 class _Pace:
-    """How many records are due by now at a rate; without one, as many as the client takes."""
+    """The number of records due by now at a rate; without a rate, as many as the client accepts."""
 
     def __init__(self, rate: float | None, started_s: float) -> None:
         self._rate = rate

@@ -1,4 +1,4 @@
-"""What the brokers cost during a benchmark, read from their /metrics; None where a broker has none."""
+"""What the brokers cost during a benchmark, read from their /metrics; None if no broker serves them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BrokerUsage:
 
 
 def http_addresses(brokers: Iterable[tuple[str, int]], override: str | None) -> list[str]:
-    """Where to ask: as told, or 3000 below each Kafka port."""
+    """Return the addresses to query: the override, or 3000 below each Kafka port."""
     if override is not None:
         return [override]
     return [f"{host}:{port - HTTP_PORT_BELOW_KAFKA}" for host, port in brokers if port > HTTP_PORT_BELOW_KAFKA]

@@ -1,4 +1,4 @@
-"""`chronik cluster`: nodes on this machine, in the background: up, down, status, and one node at a time."""
+"""`chronik cluster`: nodes on this machine, in the background: up, down, status, and commands for a single node."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def up(
 
 
 def _check_as_asked(cluster: LocalCluster, nodes: int | None, port: int | None) -> None:
-    """A cluster that exists keeps its size, and its ports while it runs."""
+    """Refuse to change the size of an existing cluster, or the ports of a running one."""
     if nodes is not None and nodes != len(cluster.nodes):
         raise CliError(
             f"{cluster.folder} holds a cluster of {len(cluster.nodes)} nodes: use chronik cluster add or remove, "

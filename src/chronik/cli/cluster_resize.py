@@ -1,4 +1,4 @@
-"""`chronik cluster add` and `remove`: one more node, or one less, with the data moved while clients go on."""
+"""`chronik cluster add` and `remove`: add or remove one node, and move data while clients continue."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NODES_FOR_ONE_LOSS = 3
 
 
 def add_node(cluster: LocalCluster) -> None:
-    """A further node joins and takes its share."""
+    """Add a node and move its share of the replicas to it."""
     _check_all_run(cluster)
     node = cluster.add()
     try:
         cluster.start(node.id)
     except BaseException:
-        # It has joined or it has not; either way its settings are there for another try.
+        # Whether or not the node has joined, its settings exist for another attempt.
         say(f"node {node.id} was added and did not start: chronik cluster start {node.id} tries again")
         raise
     print(f"node {node.id} is ready: {node.bootstrap}", flush=True)
@@ -51,7 +51,7 @@ def add_node(cluster: LocalCluster) -> None:
 
 
 def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = False) -> None:
-    """A node's data moves away, then it leaves; with `fewer_replicas` also replicas that have nowhere to go."""
+    """Move a node's data away, then remove it; `fewer_replicas` drops replicas that no other node can take."""
     node = cluster.node(node_id)
     if len(cluster.nodes) == 1:
         raise CliError(f"node {node_id} is the last one: chronik cluster down stops it")
@@ -61,7 +61,7 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
 
     async def empty(online: Cluster) -> int:
         moved = 0
-        # Again, until nothing is left: topics may be created while others move.
+        # Repeat until nothing is left: topics may be created during the moves.
         while targets := moves_from(node_id, before := _replicas(await online.layout()), staying):
             fewer = [partition for partition, after in targets.items() if len(after) < len(before[partition])]
             if fewer and not fewer_replicas:
@@ -109,7 +109,7 @@ def _replicas(layout: ClusterLayout) -> dict[Partition, Replicas]:
 
 
 async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], what: str) -> None:
-    """Asks for the moves, some hundreds at a time, and waits until all have arrived."""
+    """Request the moves, up to `MOVES_AT_ONCE` at a time, and wait until all have completed."""
     brokers = Brokers(online)
     waiting = sorted(targets)
     ongoing: set[Partition] = set()

@@ -1,4 +1,4 @@
-"""`chronik cluster restore-metadata`: a cluster all of whose metadata.db are gone, rebuilt from its nodes' logs."""
+"""`chronik cluster restore-metadata`: rebuild the metadata from the nodes' logs if all metadata.db are lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chronik.storage.survey import LogSurvey
 
 
 def restore_local(cluster: LocalCluster) -> None:
-    """From the folders of a cluster on this machine. A node without data is left out: it joins when it starts."""
+    """Restore a cluster on this machine from its folders. Skip nodes without data: they join when they start."""
     if cluster.running:
         raise CliError(f"node {cluster.running[0].id} is running: chronik cluster down first")
     nodes = [node for node in cluster.nodes if os.path.exists(os.path.join(node.folder, META_NAME))]
@@ -32,7 +32,7 @@ def restore_local(cluster: LocalCluster) -> None:
 
 
 def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
-    """From these data folders; `addresses` are those of nodes for their peers, as far as they are known."""
+    """Restore from these data folders; `addresses` are the known internal addresses of the nodes, for their peers."""
     disk = RealDisk()
     with contextlib.ExitStack() as opened:
         try:
@@ -68,7 +68,7 @@ def _read_logs(folders: Sequence[DataFolder]) -> list[tuple[FoundLog, LogSurvey]
 
 
 def _cluster_id(folders: Sequence[DataFolder]) -> str:
-    """The one that all folders name; empty where none does. The folders must be those of different nodes."""
+    """Return the cluster id in the folders, or "" if none has one. Each folder must belong to a different node."""
     named = [folder for folder in folders if folder.meta.cluster_id]
     for folder in named[1:]:
         if folder.meta.cluster_id != named[0].meta.cluster_id:

@@ -1,4 +1,4 @@
-"""What `chronik cluster status` tells: the processes from their pid files, the rest from a node that answers."""
+"""What `chronik cluster status` reports: process states from the pid files, all else from a node that answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chronik.cli.output import print_table
 
 
 def status_of(cluster: LocalCluster) -> dict[str, Any]:
-    """All fields are there whatever runs; what nobody can tell is null."""
+    """Return the status with all fields; fields that no running node can supply are null."""
     view = cluster.view()
     known = {} if view is None else {node["id"]: node for node in view["nodes"]}
     return {
@@ -41,7 +41,7 @@ def _node(node: LocalNode, known: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _state(node: LocalNode, known: dict[str, Any] | None) -> str:
-    """stopped, paused, starting, fenced (it runs, and the controller does not count on it) or running."""
+    """Return stopped, paused, starting, fenced (it runs, but the controller has fenced it) or running."""
     process = node.process.state
     if process is None:
         return "stopped"
@@ -71,7 +71,7 @@ def print_status(status: dict[str, Any]) -> None:
 
 
 def _named(count: int, names: list[str]) -> str:
-    """The number, and as many names as fit in a line."""
+    """Return the count, and the first few names."""
     shown = names[:8]
     more = ", ..." if count > len(shown) else ""
     return f"{count} ({', '.join(shown)}{more})" if count else "0"

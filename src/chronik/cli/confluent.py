@@ -1,4 +1,4 @@
-"""confluent-kafka as the commands use it: quiet, with bounded waits, its failures as one line."""
+"""confluent-kafka as the commands use it: quiet, with bounded waits, each failure as one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REACH_TIMEOUT_S = 10.0
 
 
 def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
-    """Settings that every client shares; `more` uses underscores for the dots of librdkafka's names."""
+    """Return the settings that all clients share; `more` uses underscores for the dots of librdkafka's names."""
     return {
         "bootstrap.servers": ",".join(str(endpoint) for endpoint in parse_bootstrap(bootstrap)),
         "client.id": "chronik-cli",
@@ -24,7 +24,7 @@ def client_settings(bootstrap: str, **more: Any) -> dict[str, Any]:
 
 
 def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
-    """The topic's partitions. Raises where no broker answers or the topic cannot be used."""
+    """Return the topic's partitions; raise if no broker answers or the topic cannot be used."""
     from confluent_kafka import KafkaException
 
     try:
@@ -39,7 +39,7 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
 
 
 def _silent() -> logging.Logger:
-    """librdkafka reports each lost connection on standard error, where we promise one line."""
+    """Return a silent logger: librdkafka logs each lost connection to standard error, where we promise one line."""
     logger = logging.getLogger("chronik.confluent")
     logger.propagate = False
     logger.setLevel(logging.CRITICAL + 1)
@@ -47,4 +47,4 @@ def _silent() -> logging.Logger:
 
 
 def _ignore(error: object) -> None:
-    """Errors that matter come back with the record or the call that they hit."""
+    """Do nothing: errors that matter are returned with the affected record or call."""

@@ -46,7 +46,7 @@ def consume(
     try:
         consumed = _run(consumer, printer, receipt_file, group is not None, count, idle)
     finally:
-        consumer.close()  # commits what was stored
+        consumer.close()  # commits the stored offsets
         printer.close()
         if receipt_file is not None:
             receipt_file.close()
@@ -55,7 +55,7 @@ def consume(
 
 
 class IdleClock:
-    """How long no record has come. Joining a group takes its time, and does not count."""
+    """The time since the last record. The time to join a group is excluded."""
 
     def __init__(self, timeout_s: float | None, joined: bool) -> None:
         self._timeout_s = timeout_s
@@ -109,7 +109,7 @@ def _run(
     count: int | None,
     idle: IdleClock,
 ) -> int:
-    """A record's offset is stored for commit after it was printed and receipted, so a crash repeats, never skips."""
+    """Consume; store a record's offset after it was printed and receipted, so that a crash repeats but never skips."""
     consumed = 0
     try:
         while count is None or consumed < count:
@@ -144,7 +144,7 @@ def _store(consumer: Any, batch: list[Any]) -> None:
         try:
             consumer.store_offsets(message)
         except KafkaException:
-            continue  # the partition went to another member meanwhile, which will read these records again
+            continue  # the partition moved to another member, which will read these records again
 
 
 def _check(error: Any) -> None:
@@ -159,7 +159,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 class LinePrinter:
-    """Values as lines, byte for byte."""
+    """Prints values as lines, byte for byte."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -176,7 +176,7 @@ class LinePrinter:
 
 
 class JsonPrinter:
-    """One JSON object, written as records come, so that a large topic needs no memory."""
+    """Prints one JSON object, written as records arrive, so that memory use does not grow with the topic."""
 
     def __init__(self, topic: str, group: str | None) -> None:
         self.interrupted = False
@@ -213,7 +213,7 @@ class JsonPrinter:
 
 
 def _text(name: str, content: bytes | None) -> dict[str, str | None]:
-    """UTF-8 as it is; other bytes in base64 under a name that says so."""
+    """Return UTF-8 as text; other bytes as base64 under a name with the suffix `_base64`."""
     try:
         return {name: None if content is None else content.decode()}
     except UnicodeDecodeError:

@@ -1,5 +1,4 @@
-"""`chronik demo`: the promise shown on one machine: three nodes, an account of every record, a leader that dies, and
-the records in a table, audited."""
+"""`chronik demo`: on one machine, three nodes, an account of every record, a killed leader, and an audited table."""
 
 from __future__ import annotations
 
@@ -91,7 +90,7 @@ def demo(
 
 
 def _start() -> TemporaryCluster:
-    """Three nodes; where they cannot be had, one, and a line that says so."""
+    """Start three nodes; if that fails, start one and print why."""
     print(f"Starting {NODES} nodes ...", flush=True)
     started_s = time.monotonic()
     cluster = TemporaryCluster(NODES)
@@ -109,7 +108,7 @@ def _start() -> TemporaryCluster:
 
 
 def _one_address(cluster: TemporaryCluster, ledger: str) -> Chapter:
-    """The experiment in which an earlier system lost 12 to 24 % of the records."""
+    """Run the experiment in which an earlier system lost 12 to 24 % of the records."""
     experiment = Experiment(partitions=PARTITIONS)
     print(
         f"\n1. {experiment.messages:,} records with {experiment.client}, acks={experiment.acks}, through one address "
@@ -131,7 +130,7 @@ def _one_address(cluster: TemporaryCluster, ledger: str) -> Chapter:
 
 
 def _leader_dies(cluster: TemporaryCluster) -> Chapter:
-    """kill -9 of a leader while records flow, and its return."""
+    """Kill a leader with kill -9 while records flow, and restart it."""
     before = with_cluster(cluster.bootstrap, _make_stream_topic)
     victim = before[0]
     print(
@@ -200,7 +199,7 @@ def _wait_until_in_sync(cluster: TemporaryCluster) -> bool:
 
 
 def _check_writable(path: str) -> None:
-    """Before anything is run for it."""
+    """Raise if the report cannot be written, before anything runs."""
     if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise CliError(f"cannot write {path}: choose another --report")
 

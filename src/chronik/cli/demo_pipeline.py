@@ -1,4 +1,4 @@
-"""The demo's last chapter: Spark lands a topic in a table, and audits it from the acknowledgement to the table."""
+"""The demo's last chapter: Spark lands a topic in a table, and audits it from acknowledgement to table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 300.0
 
 
 def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, report: str | None) -> Chapter | None:
-    """The chapter; None where Spark cannot run here, after a line that says what it lacks."""
+    """Return the chapter, or None if Spark cannot run here, after printing what is missing."""
     print("\n3. The records of the first part, landed in a Delta table by Spark, then audited against the ledger:")
     lacking = spark_fault()
     if lacking is not None:
@@ -61,7 +61,7 @@ def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, rep
 
 
 def spark_fault() -> str | None:
-    """What Spark lacks here; None where it can run. Asked first: a job that fails is no reason to skip it."""
+    """Return what Spark lacks here, or None if it can run. A job that fails later is no reason to skip the chapter."""
     if importlib.util.find_spec("pyspark") is None:
         return "pip install 'chronik[spark]'"
     from chronik.pipeline.session import java_fault
@@ -75,7 +75,7 @@ def _failed(complaint: str) -> Chapter:
 
 
 def _chronik(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Of its own process each: a Spark session lives as long as its process."""
+    """Run a chronik command in its own process: a Spark session lives as long as its process."""
     command = [sys.executable, "-m", "chronik.cli", *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

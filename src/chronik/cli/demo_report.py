@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that needs nothing else, and its chart for a terminal."""
+"""The demo's report: one self-contained HTML file, and its chart for a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW_HEIGHT, BAR_HEIGHT, CELL_WIDTH, LABEL_WIDTH = 38, 30, 14, 80
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Acknowledgements over time: by partition, how many in each slice; `mark` is the slice in which it happened."""
+    """Acknowledgements over time: by partition, the number in each slice; `mark` is the slice of the event."""
 
     rows: Sequence[Mapping[int, int]]
     slice_s: float
@@ -37,7 +37,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """One part of the story: what was done, what came of each record, and what else was measured."""
+    """One part of the demo: its title, a table of results, a complaint if it failed, and other measurements."""
 
     title: str
     columns: Sequence[str]
@@ -48,7 +48,7 @@ class Chapter:
 
 
 def chart_lines(chart: Chart) -> list[str]:
-    """The chart in plain characters: `#` where records were acknowledged, `.` where none was, `x` for the event."""
+    """Return the chart as text: `#` if records were acknowledged, `.` if none were, `x` for the event."""
     lines = []
     for partition, row in enumerate(chart.rows):
         cells = "".join("x" if index == chart.mark else "#" if row.get(index) else "." for index in range(chart.slices))
@@ -57,7 +57,7 @@ def chart_lines(chart: Chart) -> list[str]:
 
 
 def report_html(chapters: Sequence[Chapter], made: str) -> str:
-    """The story as a page: each chapter's verdict first, then its table and figures. `made`: when and where it was."""
+    """Return the demo as a page: each chapter's verdict, then its table and figures. `made`: when and where it ran."""
     body = "\n".join(_chapter(chapter) for chapter in chapters)
     return f"""<!doctype html>
 <html lang="en">
@@ -91,9 +91,9 @@ def _chapter(chapter: Chapter) -> str:
 
 
 def _svg(chart: Chart) -> str:
-    """Bars of acknowledgements for each partition, and a line where it happened."""
+    """Draw bars of acknowledgements for each partition, and a line at the event."""
     counts = [count for row in chart.rows for count in row.values()]
-    highest = 2 * statistics.median(counts or [1])  # what had to wait comes in one slice, and is cut off
+    highest = 2 * statistics.median(counts or [1])  # delayed acknowledgements arrive in one slice; that bar is cut off
     width, height = LABEL_WIDTH + chart.slices * CELL_WIDTH, len(chart.rows) * ROW_HEIGHT + 20
     shapes = []
     for partition, row in enumerate(chart.rows):

@@ -1,4 +1,4 @@
-"""`chronik doctor`: why consumption of a topic stalls, in one verdict with its evidence."""
+"""`chronik doctor`: why consumption of a topic stalls, as one verdict with its evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doctor(
 
 
 def show(diagnosis: Diagnosis) -> None:
-    """For people: the verdict first, then what it rests on."""
+    """Print the verdict for people, then its evidence."""
     print(f"{diagnosis.verdict}: {diagnosis.summary}.")
     for item in diagnosis.evidence:
         since = f" (for {item.since_s:g} s)" if item.since_s else ""

@@ -1,6 +1,7 @@
-"""How a command fails: one line on standard error that says what to do, and an exit code.
+"""How a command fails: one line on standard error that states what to do, and an exit code.
 
-Exit 2: it could not be done (wrong use, a port in use, a broker out of reach). Exit 1: it was done, and a check failed.
+Exit 2: the command could not run (wrong usage, a port in use, an unreachable broker). Exit 1: it ran, and a check
+failed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ INTERRUPTED = 130
 
 
 class CliError(Exception):
-    """What a command tells its user instead of a traceback."""
+    """What a command shows its user instead of a traceback."""
 
     def __init__(self, message: str, exit_code: int = CANNOT) -> None:
         super().__init__(message)
@@ -21,5 +22,5 @@ class CliError(Exception):
 
 
 def say(message: str) -> None:
-    """One line on standard error; newlines inside would break the promise of one line."""
+    """Print one line on standard error; replace newlines, since users are promised one line."""
     print(f"chronik: {' '.join(message.split())}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""A stream of records with something happening in the middle of it: an idempotent producer and a reader side by side.
+"""A stream of records with an event halfway through: an idempotent producer and a reader run side by side.
 
-Both are librdkafka with its defaults and all nodes' addresses. The reader has no group, so what it sees is the log.
+Both use librdkafka with its defaults and the addresses of all nodes. The reader has no group, so it sees the plain log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A time without an acknowledgement of a partition, from its beginning in seconds after the stream's."""
+    """A period without an acknowledgement in a partition; `at_s` is its start, in seconds since the stream started."""
 
     at_s: float = 0.0
     seconds: float = 0.0
@@ -32,14 +32,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class StreamResult:
-    """What came of it. `pauses` has each partition's longest; the event came `event_s` seconds after the start."""
+    """The outcome. `pauses` has each partition's longest pause; the event came `event_s` seconds after the start."""
 
     account: Account
     seconds: float
     event_s: float
     pauses: list[Pause]
     acks: list[Counter[int]]
-    """By partition: how many acknowledgements came in each slice of `CHART_SLICE_S` after the start."""
+    """By partition: the number of acknowledgements in each slice of `CHART_SLICE_S` after the start."""
 
     @property
     def longest_pause_s(self) -> float:
@@ -47,9 +47,9 @@ class StreamResult:
 
 
 class FailoverStream:
-    """`records` records at `rate` per second into `topic`; when half of them have been sent, `event` happens.
+    """Produces `records` records at `rate` per second to `topic`; `event` runs when half of them have been sent.
 
-    It happens beside the stream, in a thread of its own, and the run ends when it has.
+    The event runs in its own thread, in parallel with the stream, and the run waits for it to finish.
     """
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, records: int, rate: float) -> None:
@@ -114,14 +114,14 @@ class FailoverStream:
         self._account.give_up_waiting()
 
     def _reported(self, report: Report) -> None:
-        """Called by this thread when it serves reports; the reader's thread uses the account too."""
+        """Handle a report; runs on the producing thread, while the reader's thread uses the account too."""
         now_s = time.monotonic()
         with self._lock:
             if report.error is not None:
                 self._account.refused(report.error)
                 return
             partition = report.number % self._partitions
-            # Until a partition's first acknowledgement the client is still making its connections.
+            # Until a partition's first acknowledgement the client is still connecting.
             last_s = self._last_ack_s.get(partition, now_s)
             self._last_ack_s[partition] = now_s
             if now_s - last_s > self._pauses[partition].seconds:

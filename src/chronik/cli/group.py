@@ -1,4 +1,4 @@
-"""`chronik group`: consumer groups, their lag, and moving their offsets."""
+"""`chronik group`: consumer groups, their lag, and resetting their offsets."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
 
 
 async def _ends(cluster: Cluster, topics: list[str]) -> dict[tuple[str, int], int]:
-    """High watermarks; a topic that was deleted since its offsets were committed has none."""
+    """Return the high watermarks; a topic that was deleted after its offsets were committed has none."""
     ends: dict[tuple[str, int], int] = {}
     for topic in topics:
         try:

@@ -1,4 +1,4 @@
-"""Keeps packages out of a process that has no use for them."""
+"""Keep packages out of a process that does not need them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unused_modules(*names: str) -> Iterator[None]:
-    """Imports inside find these packages missing.
+    """Make imports inside the block fail for these packages.
 
-    structlog and kio load them where they are installed, for pretty tracebacks and for tests: 200 ms and 20 MB that no
-    node has a use for.
+    structlog and kio load them if they are installed, for pretty tracebacks and for tests: 200 ms and 20 MB that a node
+    does not need.
     """
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:

@@ -1,4 +1,4 @@
-"""Ledgers and receipts as the commands write them: a file of this run alone."""
+"""Ledgers and receipts as the commands write them: each file holds a single run."""
 
 from __future__ import annotations
 

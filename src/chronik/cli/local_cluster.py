@@ -1,7 +1,7 @@
-"""A cluster of nodes on this machine, in one folder: made, started, watched, stopped, killed, paused.
+"""A cluster of nodes on this machine, in one folder: create, start, inspect, stop, kill and pause its nodes.
 
-Everything that matters is on disk (settings and pid files), so any process can go on where another left off; whoever
-changes something holds the folder's lock meanwhile.
+All state is on disk (settings and pid files), so any process can manage the cluster. A process holds the folder's lock
+while it makes a change.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ STOP_TIMEOUT_S = 45.0
 PAUSE_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.03
 PORT_MAX = 65_535
-# Below the range from which the system takes ports for outgoing connections, so that a node that is killed and started
-# again finds its ports still free.
+# Below the ephemeral port range, so that a node that is killed and restarted finds its ports still free.
 FREE_PORT_FROM, FREE_PORT_UPTO = 24_100, 32_000
 FREE_PORT_TRIES = 100
-# One node's own: a variable for all of them would make them one and the same. The secret is in their folders: a later
-# command may come from a shell without the variable.
+# Settings that differ between nodes, so they must not come from a shared environment. The cluster secret is stored in
+# the node folders because a later command may run in a shell without the variable.
 PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
 
 Told = Callable[[str], None]
 
 
 class LocalCluster:
-    """The nodes of one folder. `command` starts one node, given its `--config FILE`.
+    """The nodes of one folder. `command` starts one node; its `--data-dir` and `--config` are appended.
 
-    All nodes are on loopback; a subclass may put each on a host of its own (`host_of`, `command_of`).
+    All nodes listen on loopback; a subclass can give each node its own host (`host_of`, `command_of`).
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class LocalCluster:
         self._command = tuple(command)
         self._environment = shared_environment(os.environ) if environment is None else dict(environment)
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
@@ -71,11 +70,11 @@ class LocalCluster:
 
     @property
     def running(self) -> list[LocalNode]:
-        """The nodes with a process, paused ones included."""
+        """The nodes with a live process, including paused nodes."""
         return [node for node in self.nodes if node.process.state is not None]
 
     def refresh(self) -> None:
-        """Looks again at what is on disk: another process may have added nodes, or moved them to other ports."""
+        """Reload the nodes from disk: another process may have added nodes or changed their ports."""
         known = {node.folder: node for node in self.nodes}
         self.nodes = [known.get(node.folder, node) for node in nodes_in(self.folder)]
         for node in self.nodes:
@@ -91,22 +90,22 @@ class LocalCluster:
         raise CliError(f"there is no node {node_id} in {self.folder}: it has {known}")
 
     def view(self) -> dict[str, Any] | None:
-        """The newest view of the cluster that a node gives; None where none answers."""
+        """Return the newest cluster view that a running node reports, or None if no node answers."""
         views = [view for node in self.nodes if node.process.state == "running" and (view := node.cluster_view())]
         return max(views, key=lambda view: (view["version"], view["controller"] is not None), default=None)
 
     def host_of(self, node_id: int) -> str:
-        """The address that a node listens on."""
+        """Return the address that a node listens on."""
         return HOST
 
     def command_of(self, node_id: int) -> tuple[str, ...]:
-        """What starts a node, without the arguments that name it."""
+        """Return the command that starts a node, without the arguments that identify the node."""
         return self._command
 
-    # -- making one ----------------------------------------------------------------------------------------------------
+    # -- setup ---------------------------------------------------------------------------------------------------------
 
     def create(self, nodes: int, port: int, settings: Mapping[str, Any] | None = None) -> None:
-        """Writes the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it."""
+        """Write the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it."""
         check_ports([port + index for index in range(nodes)])
         cluster_id = new_cluster_id()
         for index in range(nodes):
@@ -123,7 +122,7 @@ class LocalCluster:
         self.introduce()
 
     def add(self) -> LocalNode:
-        """Writes the settings of one more node, and tells the others where it is for their next start."""
+        """Write the settings of one more node, and add it to the other nodes' peers for their next start."""
         port = max(node.kafka.port for node in self.nodes) + 1
         node_id = max(node.id for node in self.nodes) + 1
         check_ports([port])
@@ -142,25 +141,25 @@ class LocalCluster:
         return self.node(node_id)
 
     def move_to(self, port: int) -> None:
-        """Gives a stopped cluster other ports."""
+        """Change the ports of a stopped cluster."""
         ports = [port + index for index in range(len(self.nodes))]
         check_ports(ports)
         for node, own in zip(self.nodes, ports, strict=True):
-            # Without the peers' old addresses, one of which may be this node's new one.
+            # Drop the peers' old addresses: one of them may be this node's new address.
             node.change({"listen": self._listen(node.id, own), "peers": None})
         self.introduce()
 
     def introduce(self) -> None:
-        """Writes to each node's settings who the others are, and gives it the secret that they share."""
+        """Write the list of peers to each node's settings, and give each node the cluster secret."""
         for node in self.nodes:
             others = [{"id": other.id, "internal": str(other.internal)} for other in self.nodes if other is not node]
             node.change({"peers": others or None})
         self._share_secret()
 
-    # -- starting and stopping -----------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start_all(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Starts every node that does not run, and returns when all serve. On failure the ones started are stopped."""
+        """Start every stopped node and wait until all nodes serve. On failure, kill the nodes that were started."""
         started = [node for node in self.nodes if node.process.state is None]
         try:
             for node in started:
@@ -174,7 +173,7 @@ class LocalCluster:
             raise
 
     def start(self, node_id: int, timeout_s: float = READY_TIMEOUT_S) -> bool:
-        """Starts one node. True when it serves; False where too few nodes run for any to serve."""
+        """Start one node. Return True when it serves, or False if too few nodes run for any node to serve."""
         node = self.launch(node_id)
         if not self.has_majority:
             self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
@@ -183,7 +182,7 @@ class LocalCluster:
         return True
 
     def launch(self, node_id: int) -> LocalNode:
-        """Starts one node's process, and does not wait for what becomes of it."""
+        """Start one node's process without waiting for it to become ready."""
         node = self.node(node_id)
         if node.process.state is not None:
             if node.process.state == "paused":
@@ -193,7 +192,7 @@ class LocalCluster:
         return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """A clean stop: leadership moves away, logs are synced and marked clean."""
+        """Stop a node cleanly: it transfers its leadership, syncs its logs and marks them clean."""
         node = self._running_node(node_id)
         self._stop([node], timeout_s)
 
@@ -201,21 +200,21 @@ class LocalCluster:
         self._stop(self.running, timeout_s)
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL: no goodbye, nothing flushed."""
+        """Send SIGKILL: the node flushes nothing and closes no connection cleanly."""
         node = self._running_node(node_id)
         node.process.send(signal.SIGKILL)
         node.process.wait_until_gone(STOP_TIMEOUT_S)
         node.process.forget()
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: connections stay open, and nothing is answered."""
+        """Send SIGSTOP: connections stay open, and the node answers nothing."""
         node = self._running_node(node_id)
         node.process.send(signal.SIGSTOP)
         if not node.process.wait_until_paused(PAUSE_TIMEOUT_S):
             raise CliError(f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}")
 
     def resume(self, node_id: int) -> bool:
-        """SIGCONT; False where the node was not paused."""
+        """Send SIGCONT; return False if the node was not paused."""
         node = self._running_node(node_id)
         was_paused = node.process.state == "paused"
         node.process.send(signal.SIGCONT)
@@ -228,7 +227,7 @@ class LocalCluster:
         return 2 * len(self.running) > len(self.nodes)
 
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Returns when every node serves, knows the controller, and is known to all as alive."""
+        """Wait until every node serves, knows the controller, and is alive in every other node's view."""
 
         def ready() -> bool:
             return all(self._serves(node) for node in self.nodes)
@@ -236,7 +235,7 @@ class LocalCluster:
         self._wait(ready, self.nodes, timeout_s, "become ready")
 
     def _serves(self, node: LocalNode) -> bool:
-        """Ready, and alive in its own view of a cluster that has a controller."""
+        """Return whether the node is ready and its view has a controller and lists every running node as alive."""
         if not node.is_ready:
             return False
         view = node.cluster_view()
@@ -260,12 +259,12 @@ class LocalCluster:
                 )
             time.sleep(POLL_INTERVAL_S)
 
-    # -- the inside ----------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _share_secret(self) -> None:
-        """Gives each node without a cluster secret that of the others; a new one where none has any.
+        """Copy the cluster secret to each node that has none; create a secret if no node has one.
 
-        At each start too: the folder may be from before there were secrets, or a node's may have been emptied.
+        This also runs at each start: the folder may predate cluster secrets, or a node's folder may have been emptied.
         """
         paths = [os.path.join(node.folder, SECRET_NAME) for node in self.nodes]
         missing = [path for path in paths if not os.path.exists(path)]
@@ -286,7 +285,7 @@ class LocalCluster:
 
     def _launch(self, node: LocalNode) -> None:
         self._share_secret()
-        # The folder is told again: it may have been moved since its settings were written.
+        # Pass the folder explicitly: it may have been moved since its settings were written.
         node.process.launch([*self.command_of(node.id), "--data-dir", node.folder], self._environment)
 
     def _running_node(self, node_id: int) -> LocalNode:
@@ -298,7 +297,7 @@ class LocalCluster:
     def _stop(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
         for node in nodes:
             node.process.send(signal.SIGTERM)
-            node.process.send(signal.SIGCONT)  # a paused process takes its signals only then
+            node.process.send(signal.SIGCONT)  # a paused process handles signals only after SIGCONT
         deadline_s = time.monotonic() + timeout_s
         unclean: list[int] = []
         for node in nodes:
@@ -317,7 +316,7 @@ class LocalCluster:
         host = self.host_of(node_id)
         if host == HOST:
             return {"kafka": f"{host}:{port}"}
-        # HTTP stays on loopback unless it is told otherwise, and so does a node alone with its internal address.
+        # HTTP defaults to loopback, and so does the internal address of a node without peers.
         below = {"http": HTTP_PORT_BELOW_KAFKA, "internal": INTERNAL_PORT_BELOW_KAFKA}
         return {"kafka": f"{host}:{port}", **{name: f"{host}:{port - less}" for name, less in below.items()}}
 
@@ -326,7 +325,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def locked(self, on_wait: Told | None = None) -> Iterator[None]:
-        """Keeps other shells from changing the cluster meanwhile, and sees what they did before."""
+        """Hold the folder's lock so that no other shell changes the cluster, and load earlier changes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             lock = open(os.path.join(self.folder, "cluster.lock"), "w", encoding="ascii")  # noqa: SIM115 - closed below
@@ -346,23 +345,23 @@ class LocalCluster:
 
 
 def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for all nodes of a cluster: settings that are one node's own are left out."""
+    """Return the environment for all nodes of a cluster, without the settings that differ between nodes."""
     own = tuple(f"CHRONIK_{name}" for name in PER_NODE_VARIABLES)
     return {name: value for name, value in environment.items() if not name.startswith(own)}
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a cluster of one's own: whatever is set there is meant for another."""
+    """Return the environment for a private cluster: CHRONIK_* variables are meant for another cluster."""
     return {name: value for name, value in environment.items() if not name.startswith("CHRONIK_")}
 
 
 def new_cluster_id() -> str:
-    """A random id in the form that Kafka's have."""
+    """Return a random id in the format of Kafka's cluster ids."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def free_port(nodes: int) -> int:
-    """A first port for so many nodes, such that nobody listens on any port that they will use."""
+    """Return a first port for `nodes` nodes such that every port that they will use is free."""
     chooser = random.Random()
     for _ in range(FREE_PORT_TRIES):
         port = chooser.randrange(FREE_PORT_FROM, FREE_PORT_UPTO - nodes)
@@ -373,7 +372,7 @@ def free_port(nodes: int) -> int:
 
 
 def check_ports(ports: Sequence[int]) -> None:
-    """Raises where a node cannot have one of them, before anything is written."""
+    """Raise if a node cannot use one of the ports, before anything is written."""
     for port in ports:
         if not INTERNAL_PORT_BELOW_KAFKA < port <= PORT_MAX:
             raise CliError(

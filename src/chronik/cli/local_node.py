@@ -1,9 +1,9 @@
-"""One node of a cluster on this machine: its folder, its settings, its process and what it says over HTTP.
+"""One node of a cluster on this machine: its folder, its settings, its process and its HTTP endpoint.
 
 DIR/node-N/node.toml     settings, written by `chronik cluster`, read by `chronik start --config`
 DIR/node-N/node.log      JSON lines
-DIR/node-N/node.pid      the process's number, in decimal
-DIR/node-N/cluster-secret  what the nodes of the cluster prove to each other; only this user may read it
+DIR/node-N/node.pid      the process id, in decimal
+DIR/node-N/cluster-secret  the secret by which the nodes authenticate each other; only this user may read it
 DIR/node-N/...           the node's data folder
 """
 
@@ -38,7 +38,7 @@ class LocalNode:
         self.config = self._load()
 
     def reload(self) -> None:
-        """Takes up what another process wrote to the settings."""
+        """Load the settings again: another process may have changed them."""
         self.config = self._load()
 
     @property
@@ -66,7 +66,7 @@ class LocalNode:
         return self.get("/readyz")[0] == 200
 
     def cluster_view(self) -> dict[str, Any] | None:
-        """What this node knows of its cluster (`/api/cluster`); None where it does not answer."""
+        """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
         status, body = self.get("/api/cluster")
         if status != 200:
             return None
@@ -77,7 +77,7 @@ class LocalNode:
         return view if isinstance(view, dict) else None
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of one GET; status 0 where nobody answers."""
+        """Return status and body of one GET request; status 0 if the node does not answer."""
         connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
         with contextlib.closing(connection):
             try:
@@ -88,7 +88,7 @@ class LocalNode:
                 return 0, b""
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        """Writes some settings anew and leaves the others; None removes one. The node reads them at its next start."""
+        """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""
         with open(self.config_path, "rb") as opened:
             now = tomllib.load(opened)
         now.update(settings)
@@ -103,7 +103,7 @@ class LocalNode:
 
 
 def nodes_in(folder: str) -> list[LocalNode]:
-    """The nodes with settings in a cluster's folder, by id."""
+    """Return the nodes with settings in a cluster's folder, ordered by id."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -118,7 +118,7 @@ def nodes_in(folder: str) -> list[LocalNode]:
 
 
 def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
-    """Writes `folder`/node.toml whole or not at all."""
+    """Write `folder`/node.toml atomically."""
     path = os.path.join(folder, "node.toml")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -130,7 +130,7 @@ def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain keys first, then a table for each mapping and an array of tables for lists of them."""
+    """Return settings as TOML: plain keys first, then a table per mapping and a table array per list of mappings."""
     lines: list[str] = []
     tables: list[str] = []
     for name, value in settings.items():
@@ -140,7 +140,7 @@ def to_toml(settings: Mapping[str, Any]) -> str:
             for row in value:
                 tables += ["", f"[[{_key(name)}]]", to_toml(row).rstrip()]
         else:
-            # JSON writes text, numbers, booleans and lists of them as TOML does.
+            # JSON and TOML write strings, numbers, booleans and lists of them the same way.
             lines.append(f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join([*lines, *tables, ""])
 

@@ -1,4 +1,4 @@
-"""The node's log as whole lines, in a file that may be on a full disk for a while."""
+"""The node's log as whole lines, in a file whose disk may be full for a while."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class LogLines:
-    """Hands lines to `write`, which takes as many bytes as it can. One that was cut short is ended before the next.
+    """Passes lines to `write`, which may accept only part of a line. A truncated line is ended before the next one.
 
-    A reader that went away, or a disk without room, must not stop a node: what cannot be written is left out.
+    A closed reader or a full disk must not stop a node, so lines that cannot be written are dropped.
     """
 
     def __init__(self, write: Callable[[bytes], int]) -> None:
@@ -24,5 +24,5 @@ class LogLines:
                 data = data[self._write(data) :]
             self._is_torn = False
         except (OSError, ValueError):
-            # How much of it was taken is not always known; an empty line does no harm.
+            # How much was written is not always known; an extra empty line does no harm.
             self._is_torn = True

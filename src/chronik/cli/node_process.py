@@ -1,7 +1,7 @@
-"""A node's process as any shell can find it: by its pid file, checked against what runs under that number.
+"""A node's process, found from any shell by its pid file and checked against the process with that id.
 
-A pid file outlives its process when the machine or the process dies, and the number may then belong to somebody else.
-So it counts only while the process of that number has the node's configuration file among its arguments.
+A pid file outlives its process after a crash of the process or the machine, and the id may then belong to another
+process. So the file is valid only while that process has the node's configuration file among its arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIG_FLAG = "--config"
 
 
 class NodeProcess:
-    """One node's process, running or not. Whoever started it, here or in another shell, it is found again."""
+    """One node's process, running or not, whether this shell or another one started it."""
 
     def __init__(self, config_path: str, pid_path: str, log_path: str) -> None:
         self._config_path = config_path
@@ -40,26 +40,26 @@ class NodeProcess:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, or None where none runs."""
+        """The process id, or None if the node is not running."""
         return None if self.state is None else self._read_pid()
 
     @property
     def state(self) -> ProcessState | None:
-        """None where no process of this node runs, whatever the pid file says."""
+        """None if the node is not running, whatever the pid file contains."""
         self._reap()
         pid = self._read_pid()
         found = None if pid is None else inspect(pid)
         if found is None:
             return None
         letter, command = found
-        # A child of ours needs no look at its command line, which is empty for a moment after its launch.
+        # Do not check the command line of our own child: it is empty for a moment after launch.
         is_ours = pid == self._child_pid or f"{CONFIG_FLAG} {self._config_path}" in command
         if letter in GONE_LETTERS or not is_ours:
             return None
         return "paused" if letter in STOPPED_LETTERS else "running"
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Starts the process in a session of its own, so that it outlives this one and its terminal."""
+        """Start the process in its own session, so that it outlives this process and its terminal."""
         with _uninterrupted():
             self._launch(command, environment)
 
@@ -70,7 +70,7 @@ class NodeProcess:
             child = subprocess.Popen(
                 [*command, CONFIG_FLAG, self._config_path],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # it says there that it is ready; the log is for JSON lines
+                stdout=subprocess.DEVNULL,  # it prints that it is ready; the log is for JSON lines
                 stderr=log,
                 env=dict(environment),
                 start_new_session=True,
@@ -79,17 +79,17 @@ class NodeProcess:
             with open(self._pid_path, "w", encoding="ascii") as opened:
                 opened.write(f"{child.pid}\n")
         except OSError as error:
-            # A full disk, for one. Without the file nobody would find the process.
+            # For example because the disk is full. Without the pid file no command could find the process.
             child.kill()
             child.wait()
             self.forget()
             raise CliError(f"cannot write {self._pid_path}: {error.strerror}; make room, then try again") from None
-        # It may outlive this process, and nobody has to wait for it: not what Popen expects of its children.
+        # Popen expects its caller to wait for the child; this child may outlive us, so mark it as already waited for.
         child.returncode = 0
         self._child_pid = child.pid
 
     def send(self, number: signal.Signals) -> bool:
-        """False where there is no process to send it to."""
+        """Send a signal; return False if no process runs."""
         pid = self.pid
         if pid is None:
             return False
@@ -108,12 +108,12 @@ class NodeProcess:
         return self._wait(lambda: self.state != "running", timeout_s)
 
     def forget(self) -> None:
-        """Removes the pid file of a process that is gone."""
+        """Remove the pid file of a process that has ended."""
         with contextlib.suppress(FileNotFoundError):
             os.remove(self._pid_path)
 
     def reason(self) -> str:
-        """Why the process ended, as it said itself since its launch: the line meant for people, else the last one."""
+        """Return why the process ended: its last message for people since launch, else the last line of its log."""
         try:
             with open(self._log_path, "rb") as log:
                 size = os.fstat(log.fileno()).st_size
@@ -127,7 +127,7 @@ class NodeProcess:
         return f"its log ends with: {lines[-1]}" if lines else f"nothing in {self._log_path} says why"
 
     def _reap(self) -> None:
-        """A child that has ended would otherwise stay in the list of processes for as long as this one runs."""
+        """Reap a child that has ended, which would otherwise stay a zombie as long as this process runs."""
         if self._child_pid is not None:
             try:
                 ended, _ = os.waitpid(self._child_pid, os.WNOHANG)
@@ -154,7 +154,7 @@ class NodeProcess:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C counts when this has ended: a process without a pid file would be found by nobody."""
+    """Defer Ctrl-C until the end of the block: no command could find a process without a pid file."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python interrupts only the main thread
         return
@@ -174,7 +174,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def inspect(pid: int) -> tuple[str, str] | None:
-    """The state letter and the command line of a process; None where there is none of that number."""
+    """Return the state letter and the command line of a process, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
             letter = opened.read().rpartition(")")[2].split()[0]

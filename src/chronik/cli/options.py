@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text is read."""
+"""Options that several commands share, and their parsers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse_configs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time_ms(text: str) -> int | None:
-    """A time in ISO 8601 (local time where no zone is given) or in milliseconds since 1970; None for anything else."""
+    """Parse ISO 8601 (local time if no zone is given) or milliseconds since 1970; return None for anything else."""
     if text.isascii() and text.isdigit():
         return int(text) if int(text) >= EPOCH_MS_FROM else None
     try:
@@ -63,7 +63,7 @@ def parse_time_ms(text: str) -> int | None:
 
 
 def with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[_T]], timeout_s: float = 30.0) -> _T:
-    """Runs `work` on a loop of its own with a cluster client that is closed afterwards."""
+    """Run `work` on a new event loop with a cluster client, and close the client afterwards."""
 
     async def run() -> _T:
         async with Cluster(parse_bootstrap(bootstrap), client_id="chronik-cli", timeout_s=timeout_s) as cluster:

@@ -18,7 +18,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str]) -> None:
-    """A table on standard output; the columns named in `numbers` are right-aligned."""
+    """Print a table on standard output; the columns named in `numbers` are right-aligned."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -31,20 +31,20 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def _console() -> Console:
-    """Pipes get the whole width that a table needs, so that scripts see no wrapped cells."""
+    """Return a console; for pipes it is wide enough for a table, so that scripts see no wrapped cells."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 
 def note(text: str) -> None:
-    """A line on standard error about work that goes on, for whoever watches; none in a pipe."""
+    """Print a progress line on standard error if that is a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """How much of some long work is done; `update` costs nothing where nobody watches."""
+    """Progress of a long operation; `update` does nothing if standard error is not a terminal."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar = bar
@@ -57,7 +57,7 @@ class Progress:
 
 @contextmanager
 def progress(what: str, total: float | None) -> Iterator[Progress]:
-    """A progress bar on standard error where that is a terminal, nothing otherwise."""
+    """Show a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield Progress()
         return

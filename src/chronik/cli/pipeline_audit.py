@@ -69,7 +69,7 @@ def audit(
 
 
 def show(result: AuditResult) -> None:
-    """For people: the seeds' breakdown, the sides beside each other, every fault, the verdict last."""
+    """Print the original experiment's breakdown, all sides next to each other, the faults, and the verdict last."""
     from chronik.pipeline.audit_blocks import SIDES
     from chronik.pipeline.report_audit import faults, sentence
 
@@ -100,7 +100,7 @@ def show(result: AuditResult) -> None:
 
 
 def breakdown(result: AuditResult) -> str:
-    """The table of the experiment that this system comes from."""
+    """Return the table in the format of the experiment that this system comes from."""
     lines = ["Per-Partition Breakdown", "=" * 80]
     expected = round(result.expected / max(1, len(result.partitions)))
     for found in result.partitions:

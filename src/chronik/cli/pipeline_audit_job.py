@@ -1,4 +1,4 @@
-"""What `audit` and `traces` share: a Spark session for one batch job, and its failures in one line."""
+"""What `audit` and `traces` share: a Spark session for one batch job, and failures as one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", hel
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """What is wrong before Spark starts: no Spark, no Java, or what a PipelineError tells."""
+    """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
     missing = next((name for name in NEEDED if find_spec(name) is None), None)
     if missing is not None:
         raise CliError(f"{missing} is not installed: pip install 'chronik[spark]'")
@@ -42,7 +42,7 @@ def one_line() -> Iterator[None]:
 
 @contextmanager
 def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
-    """A session for what is done inside; a fault of the job is told without the page of frames that Spark adds."""
+    """Run a Spark session for the block; report a failed job without the page of frames that Spark adds."""
     from chronik.pipeline.errors import PipelineError, failure_line
 
     settings = parse_conf(conf or [])

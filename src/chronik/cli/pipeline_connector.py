@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, for `--source kafka`: the version that is asked for, and what is told without it."""
+"""Spark's own Kafka connector, for `--source kafka`: the version to request, and the error message if it is missing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 NEWEST = "4.2.0"
-"""Published when this was written, unlike 4.3.0; it works with Spark 4.3, which a test holds."""
+"""The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
 GIVEN = ("spark.jars", "spark.jars.packages")
 
 _UNRESOLVED = re.compile(r"unresolved dependency: (\S+?)#(\S+?);([^:\s]+)")
 
 
 def with_connector(conf: Mapping[str, str], spark_version: str) -> dict[str, str]:
-    """Settings with which Spark gets its connector from Maven, unless the jars are given."""
+    """Return settings that make Spark get its connector from Maven, unless the jars are given."""
     if any(name in conf for name in GIVEN):
         return dict(conf)
     version = min(spark_version, NEWEST, key=_numbers)
@@ -22,7 +22,7 @@ def with_connector(conf: Mapping[str, str], spark_version: str) -> dict[str, str
 
 
 def connector_fault(log: str) -> str | None:
-    """What Spark's log says about packages that Maven did not give; None where that was not it."""
+    """Return an error for packages that Maven did not supply according to Spark's log; None if it supplied all."""
     missing = dict.fromkeys(":".join(found) for found in _UNRESOLVED.findall(log))
     if not missing:
         return None

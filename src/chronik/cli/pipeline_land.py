@@ -110,7 +110,7 @@ def _run(
 
 
 def _watch(landings: list[TopicLanding]) -> None:
-    """Until all have ended, which without --once they do not."""
+    """Wait until all have ended; without --once they never end."""
     running = list(landings)
     with _display() as show:
         while running:
@@ -127,7 +127,7 @@ def _summarise(landings: list[TopicLanding], seconds: float) -> None:
 
 @contextmanager
 def _display() -> Iterator[Callable[[list[TopicLanding]], None]]:
-    """A table on standard error that follows the work; nothing in a pipe."""
+    """Show a live table on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -166,7 +166,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def _folder(to: str) -> str:
-    """Absolute, since Spark's workers run elsewhere."""
+    """Return an absolute path, since Spark's workers run elsewhere."""
     return to if "://" in to else os.path.abspath(to)
 
 

@@ -1,4 +1,4 @@
-"""A Spark session for a command: what the JVM prints goes to a file, and errors become one line."""
+"""A Spark session for a command: the JVM's output goes to a file, and errors become one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A
 
 @contextmanager
 def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """The session, stopped afterwards. Spark's own log is kept where the command fails, and named."""
+    """Yield the session and stop it afterwards. On a PipelineError, keep Spark's own log and name it."""
     from chronik.pipeline.errors import PipelineError
     from chronik.pipeline.session import spark_session
 
@@ -67,9 +67,9 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
 
 
 def _take_interrupts_back() -> None:
-    """Ctrl-C is an exception again: Spark's own handler calls the JVM in the middle of a call to it.
+    """Make Ctrl-C raise KeyboardInterrupt again: Spark's own handler calls the JVM in the middle of another call to it.
 
-    What it breaks into is such a call, too, of which py4j tells with pages of frames on the root logger, and raises.
+    Ctrl-C also interrupts such a call. py4j then logs pages of frames to the root logger and raises, so hide its log.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,7 +87,7 @@ def _package_fault(log_path: str) -> str | None:
 
 @contextmanager
 def _stderr_into(descriptor: int) -> Iterator[None]:
-    """For what is started inside, for as long as it lives; our own standard error is back afterwards."""
+    """Redirect standard error for processes started inside, for their lifetime; restore our own afterwards."""
     own = os.dup(2)
     os.dup2(descriptor, 2)
     try:
@@ -98,7 +98,7 @@ def _stderr_into(descriptor: int) -> Iterator[None]:
 
 
 def jvm_pid(spark: SparkSession) -> int:
-    """The process that does the work, which outlives a driver that is killed."""
+    """Return the id of the process that does the work; it outlives a driver that is killed."""
     jvm: Any = spark.sparkContext._jvm
     return int(jvm.java.lang.ProcessHandle.current().pid())
 

@@ -1,4 +1,4 @@
-"""`chronik pipeline traces`: when partitions stood while they had records to read, and why."""
+"""`chronik pipeline traces`: when partitions stalled although they had records to read, and why."""
 
 from __future__ import annotations
 

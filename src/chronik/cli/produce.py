@@ -68,7 +68,7 @@ def produce(
             while producer.flush(1.0):
                 account.batch_done()
     except KeyboardInterrupt:
-        producer.flush(INTERRUPTED_FLUSH_S)  # what was acknowledged belongs in the ledger
+        producer.flush(INTERRUPTED_FLUSH_S)  # the ledger must include every acknowledged record
         raise
     finally:
         account.close()
@@ -78,7 +78,7 @@ def produce(
 
 
 def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, account: DeliveryAccount) -> None:
-    """Queues one record; waits while the client's queue is full, which bounds what is held in memory."""
+    """Queue one record; wait while the client's queue is full, which bounds memory use."""
     from confluent_kafka import KafkaException
 
     while True:
@@ -94,7 +94,7 @@ def send(producer: Any, topic: str, key: bytes | None, value: bytes | None, acco
 
 
 class DeliveryAccount:
-    """Counts delivery reports, and writes the acknowledged ones to a ledger."""
+    """Counts delivery reports, and writes acknowledged records to a ledger."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self.acknowledged: Counter[int] = Counter()
@@ -131,14 +131,14 @@ class DeliveryAccount:
 
 
 def generated(count: int, size_bytes: int) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Record i has the key i and a value that starts with i, so that a reader can tell which are missing."""
+    """Yield records; record i has the key i and a value that starts with i, so that a reader can find missing ones."""
     for index in range(count):
         number = str(index).encode()
         yield number, number.ljust(size_bytes, b".")[:size_bytes]
 
 
 def lines(stream: Any, key_separator: str | None) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """Each line without its end; a line without the separator has no key."""
+    """Yield each line without its line ending; a line without the separator has no key."""
     separator = key_separator.encode() if key_separator else None
     for line in stream:
         value = line.rstrip(b"\r\n")

@@ -1,7 +1,7 @@
-"""Which replicas move when a node comes or goes: as few as give each node its share. Pure.
+"""Plan which replicas move when a node joins or leaves: as few as give each node its share. Pure functions.
 
-Replicas are in order of preference, the first being the preferred leader; a replacement takes the place of the one it
-replaces, so leadership is shared out along with the data.
+Replicas are in order of preference, and the first is the preferred leader. A new replica takes the position of the one
+that it replaces, so leadership is balanced along with the data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Replicas = tuple[int, ...]
 
 
 def moves_to(new: int, replicas: Mapping[Partition, Replicas], brokers: Sequence[int]) -> dict[Partition, Replicas]:
-    """The partitions that get a replica on `new`, with all their replicas; `brokers` are all, the new one included."""
+    """Return the new replicas of each partition that gets one on `new`; `brokers` are all brokers, including `new`."""
     current = dict(sorted(replicas.items()))
     load, leads = _count(current.values(), brokers)
     share = sum(load.values()) // len(brokers)
@@ -38,9 +38,10 @@ def moves_to(new: int, replicas: Mapping[Partition, Replicas], brokers: Sequence
 def moves_from(
     leaving: int, replicas: Mapping[Partition, Replicas], brokers: Sequence[int]
 ) -> dict[Partition, Replicas]:
-    """New replicas for every partition on `leaving`. One that finds no broker without a replica loses one replica.
+    """Return new replicas for every partition on `leaving`; a partition loses a replica if no broker can take it.
 
-    `brokers` are those that stay. A partition whose only replica was there and that finds no broker is left out.
+    `brokers` are the brokers that stay. A partition is left out if its only replica is on `leaving` and no broker can
+    take it.
     """
     staying = [broker for broker in brokers if broker != leaving]
     load, leads = _count(replicas.values(), staying)
@@ -64,7 +65,7 @@ def moves_from(
 
 
 def _count(all_replicas: Iterable[Replicas], brokers: Sequence[int]) -> tuple[Counter[int], Counter[int]]:
-    """How many replicas each broker has, and how many it is the preferred leader of."""
+    """Return each broker's replica count, and the number of partitions that it is the preferred leader of."""
     load: Counter[int] = Counter(dict.fromkeys(brokers, 0))
     leads: Counter[int] = Counter(dict.fromkeys(brokers, 0))
     for replicas in all_replicas:
@@ -76,13 +77,13 @@ def _count(all_replicas: Iterable[Replicas], brokers: Sequence[int]) -> tuple[Co
 def _move_from_fullest(
     new: int, current: Mapping[Partition, Replicas], load: Counter[int], leads: Counter[int], wants_to_lead: bool
 ) -> tuple[Partition, int] | None:
-    """A partition without a replica on `new`, and the place in it of the broker that has the most to give."""
+    """Return a partition without a replica on `new`, and the position in it of the most loaded broker."""
     best: tuple[tuple[int, int, int], Partition, int] | None = None
     for partition, replicas in current.items():
         if new in replicas:
             continue
         for position, broker in enumerate(replicas):
-            # Moving between brokers that differ by one would only turn the difference round.
+            # Moving between brokers that differ by one would only reverse the difference.
             if load[broker] <= load[new] + 1:
                 continue
             fits = (position == 0) == wants_to_lead

@@ -1,8 +1,9 @@
 """`chronik start`: one node in the foreground.
 
-Composes the node, its HTTP server and the process around them: settings, allocator, loop, signals. Logs are JSON lines
-on standard error; one line on standard output says when the node is ready. SIGTERM and SIGINT stop it cleanly, a
-second one at once. A disk that does not answer keeps no process: threads that hang on it are left behind.
+Assembles the node, its HTTP server and the process around them: settings, allocator, loop, signals. Logs are JSON lines
+on standard error; one line on standard output reports that the node is ready. The first SIGTERM or SIGINT stops the
+node cleanly; a second one ends it at once. A disk that does not answer cannot keep the process alive: threads that hang
+on it are abandoned.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ FAILED = 1
 THREAD_PREFIX = "chronik"
 THREADS_LOOK_S = 0.01
 THREADS_END_S, STUCK_THREADS_END_S = 20.0, 1.0
-"""How long jobs that run when the node has stopped may go on; and how long if the disk is known not to answer."""
+"""How long running jobs may take to finish after the node has stopped; the second limit is for a stuck disk."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a node until it is told to stop."""
+    """Run a node until it receives a signal to stop."""
     exit_code = _main(arguments)
     if _threads():
-        # They hang in the kernel. The interpreter would wait for them before it ends.
+        # These threads hang in the kernel. The interpreter would wait for them before it exits.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
@@ -98,23 +99,24 @@ def _main(arguments: list[str]) -> int:
 
 
 def tune_process() -> None:
-    """Keeps freed memory and shortens the wait for the interpreter lock.
+    """Keep freed memory and shorten the wait for the interpreter lock.
 
-    glibc gives the heap's end back after each large buffer, and faults it in again for the next: that cost a node 2-3x.
-    A thread that finished a sync waits up to the switch interval for a busy loop: 5 ms unless told otherwise.
+    glibc returns the end of the heap to the system after each large buffer, and the next buffer faults it in again,
+    which slowed a node down 2-3x. A thread that has finished a sync waits up to the switch interval (5 ms by default)
+    for a busy event loop to yield.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with contextlib.suppress(OSError, AttributeError):  # no glibc here: nothing to tune
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to tune
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
 
 
 def settle_garbage_collector() -> None:
-    """What is there after the start stays: collections pass over it, and come seldom.
+    """Exclude the objects that exist after startup from garbage collection, and collect less often.
 
-    Requests make no reference cycles of their own, so that the collector has next to nothing to find; with its defaults
-    it cost a small produce request as much again as everything else.
+    Requests create no reference cycles, so the collector finds almost nothing. With the default thresholds it doubled
+    the cost of a small produce request.
     """
     gc.collect()
     gc.freeze()
@@ -122,13 +124,13 @@ def settle_garbage_collector() -> None:
 
 
 def run_loop(config: NodeConfig) -> int:
-    """The node on a fresh loop of the configured kind."""
+    """Run the node on a new event loop of the configured kind."""
     with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
         return runner.run(run_node(config))
 
 
 async def run_node(config: NodeConfig) -> int:
-    """Starts everything, waits for a signal, stops everything."""
+    """Start everything, wait for a signal, stop everything."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -171,7 +173,7 @@ async def run_node(config: NodeConfig) -> int:
     node = LocalNode(runtime)
     try:
         web = WebServer(create_app(node), http_socket)
-        await web.start()  # before recovery, which may take a while: /healthz says alive, /readyz says not yet
+        await web.start()  # before recovery, which may be slow: /healthz reports alive, /readyz not ready
         try:
             broker = await Broker.open(runtime, http=str(http))
             node.broker = broker
@@ -210,7 +212,7 @@ async def run_node(config: NodeConfig) -> int:
 
 
 async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
-    """Runs the start, which may wait for other nodes; False where the signal to stop came first and ended it."""
+    """Run `start`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
     starting = asyncio.create_task(start)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -224,7 +226,7 @@ async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool
 
 
 async def _until(stop: asyncio.Event, broker: Broker) -> Exception | None:
-    """Waits for the signal to stop, or for what the node cannot go on from."""
+    """Wait for a stop signal, or for a failure from which the node cannot continue."""
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(broker.failed())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +236,7 @@ async def _until(stop: asyncio.Event, broker: Broker) -> Exception | None:
 
 
 async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:
-    """Lets jobs that run come to their end, for a while; a second signal ends that too."""
+    """Let running jobs finish, for up to `patience_s`; a second signal ends this wait too."""
     executor.shutdown(wait=False)
     for _ in range(int(patience_s / THREADS_LOOK_S)):
         if not _threads():
@@ -243,7 +245,7 @@ async def _end_threads(executor: ThreadPoolExecutor, patience_s: float) -> None:
 
 
 def _threads() -> list[threading.Thread]:
-    """The node's threads that have not ended."""
+    """Return the node's threads that are still alive."""
     return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
 
 
@@ -252,7 +254,7 @@ def wall_ms() -> int:
 
 
 def _announce(config: NodeConfig, broker: Broker, http_socket: socket.socket) -> None:
-    """The line that people and scripts wait for."""
+    """Print the line that people and scripts wait for."""
     kafka = config.advertised_kafka(broker.server.port)
     http = config.http_endpoint._replace(port=http_socket.getsockname()[1])
     with contextlib.suppress(OSError):
@@ -270,7 +272,7 @@ def _bind_http(config: NodeConfig) -> socket.socket:
 
 
 def _startup_line(error: OSError, config: NodeConfig) -> str:
-    """What an OSError at start means to the person who started the node."""
+    """Explain an OSError at startup to the person who started the node."""
     if error.filename is None or error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         return _port_line(error, str(config.kafka_endpoint), "--listen", config.kafka_endpoint.host)
     return (

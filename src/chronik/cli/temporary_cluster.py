@@ -1,4 +1,4 @@
-"""A local cluster on free ports in a temporary folder, gone when done: for the demo and for tests."""
+"""A local cluster on free ports in a temporary folder, removed at the end: for the demo and for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORT_TRIES = 5
 
 
 class TemporaryCluster(LocalCluster):
-    """Use as a context: inside, all nodes serve; after it, neither process nor file is left."""
+    """A context manager: inside it all nodes serve; after it no process or file remains."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class TemporaryCluster(LocalCluster):
         self.remove()
 
     def remove(self) -> None:
-        """Kills what runs, and deletes the folder."""
+        """Kill running nodes, and delete the folder."""
         self.refresh()
         for node in self.running:
             self.kill(node.id)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_on_free_ports(self) -> None:
-        """On others where somebody took ours between the look and the start."""
+        """Start the nodes, and retry on other ports if another process took ours between the check and the start."""
         for attempt in range(PORT_TRIES):
             port = free_port(self._count)
             try:

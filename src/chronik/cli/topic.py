@@ -130,7 +130,7 @@ def _summary(topic: TopicLayout) -> dict[str, Any]:
 
 
 async def _describe(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Offsets are null for a partition without a leader: nobody can tell them."""
+    """Describe a topic. Offsets are null for a partition without a leader, since no broker can supply them."""
     topics = Topics(cluster)
     topic = await cluster.topic(name)
     led = [partition.partition for partition in topic.partitions if partition.leader >= 0]

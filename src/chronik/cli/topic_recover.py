@@ -1,7 +1,7 @@
-"""`chronik topic recover`: brings a partition without a leader back from one of its replicas, on any Kafka cluster.
+"""`chronik topic recover`: bring a partition without a leader back from one of its replicas, on any Kafka cluster.
 
-No replica is left that can prove that it has every committed record, so an operator has to choose one. The chosen node
-becomes the first of the replicas, and an unclean election takes the first replica that can lead.
+No remaining replica can prove that it has every committed record, so an operator has to choose one. The chosen node
+becomes the first of the replicas, and an unclean election picks the first replica that can lead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_LEADER = -1
 def recover_partition(
     topic: str, partition: int, node_id: int, *, accept_loss: bool, as_json: bool, bootstrap: str
 ) -> None:
-    """Shows what each replica has, and has `node_id` lead if the loss is accepted."""
+    """Show what each replica has, and make `node_id` the leader if the loss is accepted."""
     name = f"{topic}-{partition}"
     layout, logs = with_cluster(bootstrap, lambda cluster: _survey(cluster, topic, partition))
     view = _view(topic, partition, node_id, layout, logs)
@@ -69,7 +69,7 @@ async def _partition(cluster: Cluster, topic: str, partition: int, deadline: Dea
 
 
 def _check(name: str, node_id: int, layout: PartitionLayout, logs: Sequence[ReplicaLog]) -> ReplicaLog:
-    """The chosen replica's log; CliError where there is nothing to recover, or nothing to recover from."""
+    """Return the chosen replica's log; raise CliError if there is nothing to recover, or nothing to recover from."""
     if node_id not in layout.replicas:
         known = ", ".join(map(str, layout.replicas))
         raise CliError(f"node {node_id} has no replica of {name}: choose one of {known}")

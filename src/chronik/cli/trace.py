@@ -39,7 +39,7 @@ TRACE = "chronik.trace"
 INTERVAL_S = 0.3
 NODES_ASKED_EVERY_S = 5.0
 EVENTS_SHOWN_BEFORE = 10
-"""Of each node, of what happened before."""
+"""How many past events are shown for each node."""
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 
@@ -89,7 +89,7 @@ async def follow(
     show: Callable[[Trace], None],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Shows events in the order of their time as far as that is known; a node that is down is asked again later."""
+    """Show events sorted by time within each poll; a node that is down is polled again later."""
     addresses = await _addresses(bootstrap, topic)
     if not addresses:
         raise CliError("no node told its HTTP address: is this a Chronik cluster, and its HTTP within reach?")
@@ -125,7 +125,7 @@ async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
 
 
 async def _more_addresses(pages: dict[int, TracePages]) -> dict[int, str]:
-    """Nodes that joined since."""
+    """Return the addresses of all nodes, including nodes that joined since."""
     return await all_http_addresses({node: page.address for node, page in pages.items() if page.answers})
 
 
@@ -138,7 +138,7 @@ def _print_line(event: Trace) -> None:
 
 
 def line_of(event: Trace) -> str:
-    """`12:00:01.250 node 1 orders-0 fetch-served ...`: the same columns for each kind, then what it is about."""
+    """Return `12:00:01.250 node 1 orders-0 fetch-served ...`: common columns first, then the details of the kind."""
     at = datetime.fromtimestamp(event.time_ms / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     return f"{at} node {event.node} {event.topic}-{event.partition} {event.kind:<20} {_about(event)}".rstrip()
 

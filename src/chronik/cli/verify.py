@@ -1,4 +1,4 @@
-"""`chronik verify`: the experiment that an earlier system lost 12-24 % of 5,000 records in, on any Kafka cluster."""
+"""`chronik verify`: the experiment in which an earlier system lost 12-24 % of 5,000 records, on any Kafka cluster."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def verify(
 
 
 def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
-    """Every combination, even after one has failed: what fails together tells more than the first failure."""
+    """Run every combination even after a failure: the pattern of failures is more useful than the first one."""
     experiments = combinations(base)
     runs: list[dict[str, Any]] = []
     for index, experiment in enumerate(experiments):

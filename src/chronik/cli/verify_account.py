@@ -1,15 +1,15 @@
-"""The account of one experiment: what became of each record. No clock and no client in here, so it can be tested.
+"""The account of one experiment: the outcome of each record. Uses no clock and no client, so that it is easy to test.
 
-Record i is produced to partition i modulo their number. What is counted:
+Record i is produced to partition i modulo the number of partitions. The counters:
 
-- `acked`: the client reported success. Under acks=0 no broker confirms anything: it is then the records that the client
-  handed to the network, and "missing" means sent and never read, not a broken promise.
-- `missing`: acked and not read. `failed`: the client reported an error, or nothing at all; whether such a record was
-  stored is open, so reading it is no fault and not reading it is none either.
-- `duplicates`: deliveries of a record beyond its first, whether the log holds it twice or one offset came twice.
+- `acked`: the client reported success. Under acks=0 no broker confirms anything: `acked` is then the records that the
+  client handed to the network, and `missing` means sent but never read, not a broken promise.
+- `missing`: acked but not read. `failed`: the client reported an error, or nothing at all. Such a record may or may not
+  be stored, so neither reading it nor missing it is a fault.
+- `duplicates`: deliveries of a record beyond its first, whether the log holds it twice or one offset was read twice.
 - `out_of_order`: first deliveries after a record that was produced later to the same partition, or from an offset that
-  is not above all before.
-- `unexpected`: deliveries of what was never produced, or to another partition.
+  is not above all earlier offsets.
+- `unexpected`: deliveries of records that were never produced, or from the wrong partition.
 - `gaps`: offsets between the first and the last read of a partition that were not read.
 """
 
@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from typing import Any
 
 SEEDS_RATE = 100 * 4391 / 5000
-"""The success rate of the experiment's first recorded run, which a partial success must better."""
+"""The success rate of the experiment's first recorded run; a partial success must exceed it."""
 PASS, PARTIAL, FAIL = "PASS", "PARTIAL", "FAIL"
 
 
 class PartitionDeliveries:
-    """What was read of one partition, in the order of delivery."""
+    """The deliveries of one partition, in order."""
 
     __slots__ = ("highest_number", "highest_offset", "offsets", "out_of_order")
 
@@ -52,7 +52,7 @@ class PartitionDeliveries:
 
 
 class Account:
-    """All records of one run. A byte for each record, so that a million of them cost little."""
+    """All records of one run. Each record takes one byte per flag, so that a million records cost little memory."""
 
     def __init__(self, messages: int, partitions: int) -> None:
         self.messages = messages
@@ -68,7 +68,7 @@ class Account:
         self._partitions = [PartitionDeliveries() for _ in range(partitions)]
         self._next_offsets = [0] * partitions
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def sent(self) -> None:
         self.produced += 1
@@ -84,14 +84,14 @@ class Account:
         self.first_error = self.first_error or reason
 
     def give_up_waiting(self) -> None:
-        """The client was asked to finish and has said nothing of some records: they count as failed."""
+        """Count as failed the records that the client did not report on before it finished."""
         silent = self.produced - self.acked - self.failed
         if silent > 0:
             self.failed += silent
             self.first_error = self.first_error or "the client gave no report in time"
 
     def delivered(self, partition: int, offset: int, number: int | None) -> None:
-        """One record was read; `number` is None where it is none of ours."""
+        """Account for one record that was read; `number` is None for a record that the experiment did not produce."""
         self._next_offsets[partition] = max(self._next_offsets[partition], offset + 1)
         if number is None or not 0 <= number < self.messages or number % len(self._partitions) != partition:
             self.unexpected += 1
@@ -104,7 +104,7 @@ class Account:
             self.duplicates += 1
         self._partitions[partition].add(offset, number, is_first)
 
-    # -- what came of it -----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     @property
     def missing(self) -> int:
@@ -120,7 +120,7 @@ class Account:
 
     @property
     def success_rate(self) -> float:
-        """Percent of the records that were read at least once; rounded down, since only all of them are 100."""
+        """Percent of the records that were read at least once, rounded down so that only all of them give 100."""
         if not self.messages:
             return 100.0
         return math.floor(100_000 * sum(self._seen) / self.messages) / 1000
@@ -133,17 +133,17 @@ class Account:
         return PARTIAL if self.success_rate > SEEDS_RATE else FAIL
 
     def next_offset(self, partition: int) -> int:
-        """The offset after the highest that was read; 0 where nothing was."""
+        """Return the offset after the highest that was read, or 0 if nothing was read."""
         return self._next_offsets[partition]
 
     def incomplete(self) -> frozenset[int]:
-        """Partitions that acked records are missing from."""
+        """Return the partitions that acked records are missing from."""
         count = len(self._partitions)
         unseen = (number for number in range(self.messages) if self._acked[number] and not self._seen[number])
         return frozenset(number % count for number in unseen)
 
     def complaint(self) -> str | None:
-        """What is wrong, in a line."""
+        """Return what is wrong, in one line."""
         wrong = {
             "never handed to the client": self.messages - self.produced,
             "not acknowledged": self.failed,
@@ -184,6 +184,6 @@ class Account:
 
     @property
     def imbalance(self) -> int:
-        """The largest partition's messages less the smallest one's."""
+        """The message count of the largest partition minus that of the smallest."""
         counts = [len(partition.offsets) for partition in self._partitions]
         return max(counts) - min(counts)

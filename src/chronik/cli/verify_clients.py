@@ -1,7 +1,7 @@
 """The clients that `chronik verify` drives: kafka-python and confluent-kafka, as applications use them.
 
-Settings are the clients' own defaults except for what the experiment names (acks, bootstrap, records per poll), so that
-what is verified is what people run. Idempotence is on where acks=all allows it.
+Settings are the clients' own defaults except for those of the experiment (acks, bootstrap, records per poll), so that
+verification covers what people run. Idempotence is on with acks=all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLIENTS = ("kafka-python", "confluent")
 
 
 class Report(NamedTuple):
-    """The client's word on one record; offset -1 where no broker gave one (acks=0)."""
+    """The client's delivery report for one record; offset -1 if the broker gave none (acks=0)."""
 
     number: int
     error: str | None
@@ -39,7 +39,7 @@ class Read(NamedTuple):
 
 
 class Sender(Protocol):
-    """A producer for one topic. Reports may come on a thread of the client's."""
+    """A producer for one topic. The client may deliver reports on its own thread."""
 
     def send(self, number: int, partition: int, key: bytes, value: bytes) -> None: ...
 
@@ -93,10 +93,10 @@ class KafkaPythonSender:
         future.add_errback(self._failed, number)
 
     def serve_reports(self) -> None:
-        """The client's own thread does."""
+        """Do nothing: the client's own thread serves reports."""
 
     def flush(self) -> None:
-        with contextlib.suppress(self._error):  # what was not delivered in time is reported by itself or not at all
+        with contextlib.suppress(self._error):  # on a timeout, each late record gets its own report, or none
             self._producer.flush(timeout=DELIVERY_TIMEOUT_S)
 
     def close(self) -> None:
@@ -194,7 +194,8 @@ class ConfluentReader:
         self._consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in starts.items()])
 
     def poll(self, timeout_s: float) -> Sequence[Read]:
-        # `consume` waits until it has as many as asked for: the first one is waited for, the others are there or not.
+        # `consume` waits for the full number of records. So wait for the first record only, and take the others if
+        # available.
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -206,7 +207,7 @@ class ConfluentReader:
 
 
 def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:
-    """librdkafka connects when it pleases; a wrong address must show before the first record."""
+    """Connect now: librdkafka connects lazily, and a wrong address must show before the first record."""
     from confluent_kafka import KafkaException
 
     with _reaching(bootstrap, KafkaException):
@@ -222,7 +223,7 @@ def _reaching(bootstrap: str, failure: type[Exception]) -> Iterator[None]:
 
 
 def _silence_kafka_python() -> None:
-    """It logs each lost connection, which without handlers lands on standard error, where we promise one line."""
+    """Silence its log: it logs each lost connection to standard error, where we promise a single line."""
     logger = logging.getLogger("kafka")
     logger.propagate = False
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""What `chronik verify` prints for people, and the comparison with the runs that this experiment comes from."""
+"""What `chronik verify` prints for people, and the comparison with the earlier runs of this experiment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chronik.cli.output import print_table
 from chronik.cli.verify_account import FAIL, PARTIAL, PASS
 
 BASELINE = {"acks": "1", "bootstrap_from": "one", "timeout_s": 60.0, "max_poll_records": 500, "partition_count": 3}
-"""How the earlier system was measured: kafka-python, 5,000 records, 3 partitions, one bootstrap address."""
+"""The setup of the earlier measurements: kafka-python, 5,000 records, 3 partitions, one bootstrap address."""
 EARLIER_RUNS = (
     ("v2.2.7: watermark synced every 5 s", 4391),
     ("v2.2.7.1: synced every 0.5 to 5 s by lag", 3941),
@@ -32,7 +32,7 @@ PARTITION_COLUMNS = (
 
 
 def comparison(success_rate: float) -> list[dict[str, Any]]:
-    """The earlier runs, and by how many percentage points this one is ahead of each."""
+    """Return the earlier runs, with this run's lead over each in percentage points."""
     rows = []
     for name, consumed in EARLIER_RUNS:
         rate = round(100 * consumed / EARLIER_MESSAGES, 1)
@@ -49,7 +49,7 @@ def comparison(success_rate: float) -> list[dict[str, Any]]:
 
 
 def matrix_figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All runs, their sums, and the run that was set up as the earlier ones beside those."""
+    """Return all runs, their totals, and a comparison of the earlier runs with the runs that use the same setup."""
     verdicts = {run["verdict"] for run in runs}
     like_the_earlier = [run for run in runs if all(_setting(run, name) == value for name, value in BASELINE.items())]
     lowest = min(run["success_rate"] for run in runs)

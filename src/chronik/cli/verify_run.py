@@ -1,4 +1,4 @@
-"""One run of the experiment: a topic, records into it as fast as they go, all of them out again, the account."""
+"""One run of the experiment: create a topic, produce records at full speed, read them all, account for each record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACKED_MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is run."""
+    """The parameters of an experiment."""
 
     messages: int = 5000
     partitions: int = 3
@@ -39,19 +39,19 @@ class Experiment:
     bootstrap_from: str = "one"
     client: str = "kafka-python"
     timeout_s: float = 60.0
-    """How long no record may come before reading is given up."""
+    """How long the reader waits without receiving a record before it gives up."""
     max_poll_records: int = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The topic of a run, as the cluster made it."""
+    """The topic of a run, as the cluster created it."""
 
     topic: str
     bootstrap: str
-    """What the clients are told."""
+    """The bootstrap addresses that the clients receive."""
     brokers: str
-    """All of them, to ask when one is down."""
+    """The addresses of all brokers, for requests while one broker is down."""
     leaders: dict[int, int]
     starts: dict[int, int] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Prepared:
 def run(
     experiment: Experiment, bootstrap: str, *, topic: str | None = None, ledger: str | None = None
 ) -> dict[str, Any]:
-    """Runs it once; the figures. A topic of its own is deleted afterwards, unless a ledger refers to it."""
+    """Run the experiment once and return its figures. Delete the run's own topic, unless a ledger refers to it."""
     name = topic or f"verify-{time.time_ns():x}-{os.getpid()}"
     with_cluster(bootstrap, lambda cluster: _make(cluster, name, experiment.partitions))
     try:
@@ -137,7 +137,7 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
 
 
 def record(number: int) -> tuple[bytes, bytes]:
-    """Key and value of record `number`."""
+    """Return the key and value of record `number`."""
     return str(number).encode(), f"Message {number}".encode()
 
 
@@ -155,7 +155,7 @@ def _produce(sender: Sender, experiment: Experiment, account: Account) -> None:
 
 
 def _consume(reader: Reader, experiment: Experiment, account: Account, prepared: Prepared) -> Timeline:
-    """Reads until everything acknowledged was read and no partition has more, or nothing came for the timeout."""
+    """Read until all acknowledged records are read and no partition has more, or no record comes for the timeout."""
     started_s = last_s = time.monotonic()
     timeline = Timeline(experiment.partitions, started_s)
     now_s = started_s
@@ -177,7 +177,7 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
 
 
 def _at_the_end(account: Account, prepared: Prepared) -> bool:
-    """Whether nothing is left to read: a second copy of a record would lie behind all that was expected."""
+    """Return whether every partition was read to its end: a duplicate would come after the last expected record."""
     ends = end_offsets(prepared.brokers, prepared.topic)
     if ends is None:
         return False
@@ -186,9 +186,10 @@ def _at_the_end(account: Account, prepared: Prepared) -> bool:
 
 
 def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
-    """The end of each partition as a reader may see it; None where that cannot be had now.
+    """Return the end offset of each partition as a consumer sees it, or None if it is unavailable now.
 
-    Not asked of the client under test: after a change of leader, kafka-python 3.0 asks the old one for half a minute.
+    This bypasses the client under test: after a leader change, kafka-python 3.0 queries the old leader for half a
+    minute.
     """
     try:
         ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), END_OFFSETS_TIMEOUT_S)
@@ -198,14 +199,14 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
 
 
 def number_of(read: Read) -> int | None:
-    """The number of one of our records; None for any other."""
+    """Return the number of a record of this experiment; None for any other record."""
     return int(read.key) if read.key is not None and read.key.isdigit() else None
 
 
 def figures(
     experiment: Experiment, prepared: Prepared, account: Account, timeline: Timeline, produce_s: float
 ) -> dict[str, Any]:
-    """What `--json` prints of one run."""
+    """Return what `--json` prints for one run."""
     return {
         "verdict": account.verdict,
         "produced": account.produced,

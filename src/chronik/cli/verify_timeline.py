@@ -1,7 +1,7 @@
 """When records arrived: stalls by partition, empty polls, the slowest fetch, and the rate of the first burst.
 
-A stall is a time of 5 s or more in which a partition gave nothing while it still had records to give. Partitions that
-stall together (both ends within a second) are one stall.
+A stall is a period of 5 s or more in which a partition delivered nothing although it had records left. Partitions that
+stall together (both ends within a second) count as one stall.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TOGETHER_S = 1.0
 
 
 class Stall(NamedTuple):
-    """Times are seconds since consumption started."""
+    """A period without records; times are seconds since consumption started."""
 
     at_s: float
     seconds: float
@@ -29,7 +29,7 @@ class Stall(NamedTuple):
 
 
 class Timeline:
-    """The polls of one consumer, in their order. Times come from one clock that never falls."""
+    """The polls of one consumer, in order. Times come from a monotonic clock."""
 
     def __init__(self, partitions: int, started_s: float) -> None:
         self.empty_polls = 0
@@ -42,7 +42,7 @@ class Timeline:
         self._records = 0
 
     def polled(self, began_s: float, ended_s: float, partitions: Collection[int], records: int) -> None:
-        """One poll returned `records` records, from `partitions`."""
+        """Note that one poll returned `records` records from `partitions`."""
         if not records:
             self.empty_polls += 1
             return
@@ -54,7 +54,7 @@ class Timeline:
             self._last_arrival_s[partition] = ended_s
 
     def end(self, ended_s: float, incomplete: Iterable[int]) -> None:
-        """Consumption is over; partitions that still had records to give have stalled since their last one."""
+        """End consumption; partitions with records left have stalled since their last record."""
         self.seconds = ended_s - self._started_s
         for partition in incomplete:
             self._note_gap(partition, ended_s)
@@ -73,7 +73,7 @@ class Timeline:
         return together
 
     def burst_rate(self) -> float:
-        """Records per second from the start to the last one before the first stall."""
+        """Return the records per second from the start to the last record before the first stall."""
         stalls = self.stalls()
         until_s = self._started_s + stalls[0].at_s if stalls else float("inf")
         burst = [arrival for arrival in self._arrivals if arrival[0] <= until_s]

@@ -1,1 +1,1 @@
-"""What stands beside the rooms: the simulator that runs the real node code on virtual time, and clusters for tests."""
+"""Test support: the simulator that runs the real node code on virtual time, and clusters for tests."""

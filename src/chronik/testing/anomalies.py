@@ -1,4 +1,4 @@
-"""The kinds of anomaly that a history may show; `chronik.testing.history` says what each means."""
+"""The kinds of anomaly that a history may show; `chronik.testing.history` defines each of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS: Final = (
 
 
 class Place(NamedTuple):
-    """Where a record stands."""
+    """The position of a record."""
 
     partition: str
     offset: int
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that must not happen, in words, with the operations (numbers in the history) that show it."""
+    """One violation, in words, with the operations (numbers in the history) that show it."""
 
     kind: str
     partition: str | None

@@ -1,4 +1,4 @@
-"""A real cluster for somebody's tests: real processes on free ports in a folder of their own, gone when done."""
+"""A real cluster for tests: real processes on free ports in their own folder, removed at the end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ POLL_INTERVAL_S = 0.05
 
 
 class TestCluster:
-    """A running cluster. `bootstrap` names all nodes; nodes are numbered from 1.
+    """A running cluster. `bootstrap` lists all nodes; nodes are numbered from 1.
 
-    What a test does to the nodes and makes in the cluster is undone by `heal` and `tidy`.
+    `heal` and `tidy` undo what a test does to the nodes and creates in the cluster.
     """
 
-    __test__ = False  # pytest: this is no test
+    __test__ = False  # pytest: this is not a test
 
     def __init__(self, nodes: int = 3) -> None:
         self._cluster = TemporaryCluster(
@@ -52,20 +52,20 @@ class TestCluster:
     ) -> None:
         self._cluster.remove()
 
-    # -- what a test asks ----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
-        """All nodes' addresses, as clients take them: `HOST:PORT,HOST:PORT,...`."""
+        """All nodes' addresses in the format for clients: `HOST:PORT,HOST:PORT,...`."""
         return self._cluster.bootstrap
 
     @property
     def nodes(self) -> list[LocalNode]:
-        """The nodes in order of their number; each has `id`, `bootstrap`, `http` and `log_path`."""
+        """The nodes ordered by number; each has `id`, `bootstrap`, `http` and `log_path`."""
         return self._cluster.nodes
 
     def topic(self, partitions: int = 3, replication_factor: int | None = None, **configs: str) -> str:
-        """Makes a topic of a name that was not used before, and returns it; configs take `_` for each dot."""
+        """Create a topic with an unused name, and return the name; configs use `_` for each dot."""
         self._topics += 1
         name = f"topic-{self._topics}"
         settings = {key.replace("_", "."): value for key, value in configs.items()}
@@ -73,7 +73,7 @@ class TestCluster:
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The number of the node that leads a partition now; waits until one does."""
+        """Return the number of the node that leads a partition now; wait until there is a leader."""
 
         async def ask(cluster: Cluster) -> int:
             return (await cluster.leaders(topic, frozenset({partition})))[partition]
@@ -82,36 +82,36 @@ class TestCluster:
 
     @property
     def controller(self) -> int | None:
-        """The number of the controller, as the node with the newest metadata knows it."""
+        """The number of the controller, according to the node with the newest metadata."""
         view = self._cluster.view()
         return None if view is None else view["controller"]
 
-    # -- what a test does to the nodes ---------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._cluster.kill(node)
 
     def stop(self, node: int) -> None:
-        """A clean stop."""
+        """Stop a node cleanly."""
         self._cluster.stop(node)
 
     def start(self, node: int) -> None:
-        """Starts a node that was killed or stopped; returns when it serves, if enough nodes run for that."""
+        """Start a node that was killed or stopped; wait until it serves, if enough nodes run for that."""
         self._cluster.start(node)
 
     def pause(self, node: int) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self._cluster.pause(node)
 
     def resume(self, node: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._cluster.resume(node)
 
     # -- between tests -------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Brings back every node, and waits until every partition has all its replicas in sync."""
+        """Bring back every node, and wait until every partition has all its replicas in sync."""
         for node in self._cluster.nodes:
             if node.process.state == "paused":
                 self._cluster.resume(node.id)
@@ -123,7 +123,7 @@ class TestCluster:
             time.sleep(POLL_INTERVAL_S)
 
     def tidy(self) -> None:
-        """Deletes all topics and groups, so that the next test finds none."""
+        """Delete all topics and groups, so that the next test starts with none."""
 
         async def delete(cluster: Cluster) -> None:
             for name, topic in sorted((await cluster.layout()).topics.items()):
@@ -143,7 +143,7 @@ class TestCluster:
 
 
 async def _unless_gone(deletion: Awaitable[None]) -> None:
-    """What a test deleted itself is fine, and so is a group whose members have not left yet."""
+    """Tolerate deletions that the test made itself, and groups whose members have not left yet."""
     gone = (ErrorCode.unknown_topic_or_partition, ErrorCode.group_id_not_found, ErrorCode.non_empty_group)
     try:
         await deletion

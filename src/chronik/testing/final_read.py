@@ -1,7 +1,7 @@
-"""What a history must come to when nothing is sent any more: one consumer reads everything, and nobody is behind.
+"""What a history must show when no more records are sent: one consumer reads everything, and no consumer lags.
 
-The final reader begins at each partition's log start (the positions of its assignment) and reads to the end. Records
-below that start were deleted by right; every other record that any consumer was ever given must be there.
+The final reader starts at each partition's log start (the positions of its assignment) and reads to the end. Records
+below that start were deleted legitimately; every other record that any consumer ever received must still exist.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FinalRead:
         self._starts: dict[str, int] = {}
         self._read: set[tuple[Place, str]] = set()
         self._polled: dict[tuple[Place, str], int] = {}
-        """Each record that another consumer was given, and the first operation that did so."""
+        """Each record that another consumer received, and the first operation that shows it."""
         self._next: dict[tuple[str, str], tuple[int, int]] = {}
-        """By consumer or group, and partition: the offset to read next, and the operation that says so."""
+        """By consumer or group, and partition: the offset to read next, and the operation that shows it."""
 
     def take(self, number: int, operation: Operation) -> None:
         match operation:
@@ -40,7 +40,7 @@ class FinalRead:
             case Committed(group=group, offsets=offsets):
                 for partition, offset in offsets.items():
                     key = f"group {group}", partition
-                    # The answer to an older commit may come after that to a newer one.
+                    # The response to an older commit may arrive after the response to a newer one.
                     if offset > self._next.get(key, (-1, number))[0]:
                         self._next[key] = (offset, number)
             case Polled(consumer=consumer, records=records):
@@ -53,7 +53,7 @@ class FinalRead:
                             self._next[consumer, partition] = (offset + 1, number)
 
     def anomalies(self, ends: Mapping[str, int]) -> Iterator[Anomaly]:
-        """`ends` are the known ends of the partitions."""
+        """Yield the anomalies; `ends` are the known end offsets of the partitions."""
         if not self._starts:
             raise HistoryError(f"{self._final} was never assigned anything: nobody read everything at the end")
         for (place, value), number in self._polled.items():

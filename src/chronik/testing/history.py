@@ -1,28 +1,28 @@
-"""Judges a recorded history by the anomalies that Jepsen's tests of Kafka look for.
+"""Checks a recorded history for the anomalies that Jepsen's tests of Kafka look for.
 
-The log of each partition is put together from all that anybody saw of it: the offsets of acknowledgements and of polled
-records. Against it stand:
+The log of each partition is reconstructed from all observations: the offsets of acknowledgements and of polled records.
+The anomalies are:
 
-    lost-write                  acknowledged, never polled, although somebody polled beyond its offset
-    unseen                      acknowledged, never polled, and nobody polled beyond it (yet)
+    lost-write                  acknowledged, never polled, although a consumer polled beyond its offset
+    unseen                      acknowledged, never polled, and no consumer polled beyond it (yet)
     duplicate                   one value at two places
     inconsistent-offsets        one offset, two values
-    nonmonotonic-send           a producer's later send stands before its earlier one
-    int-poll-skip               inside one poll, records between two neighbours are left out
+    nonmonotonic-send           a producer's later send has a lower offset than its earlier one
+    int-poll-skip               inside one poll, records between two neighbours are missing
     external-poll-skip          the same between a consumer's position and its next poll
-    int-nonmonotonic-poll       inside one poll, a record stands behind one of a higher or the same offset
+    int-nonmonotonic-poll       inside one poll, a record comes after one of a higher or the same offset
     external-nonmonotonic-poll  the same between a consumer's position and its next poll
-    unknown-value               a record that nobody sent (content was changed)
+    unknown-value               a record that no producer sent (its content was changed)
     aborted-read                a record whose send had certainly failed
     ownership-overlap           two members of a group own a partition at the same time (see `ownership`)
 
-and, where a consumer reads everything at the end (see `final_read`):
+and, if a consumer reads everything at the end (see `final_read`):
 
     vanished                    polled once, not below the log start, and not found by the final reader
-    lag-at-end                  a consumer's position, or what a group committed last, is not the end
+    lag-at-end                  a consumer's position, or a group's last committed offset, is not the end
 
-and the worst real-time lag: how long a consumer, at a poll, had not been given what was known to be there.
-Pure: a history in, a report out.
+The report also has the worst real-time lag: how long, at a poll, a consumer had not received a record that was known to
+exist. Pure: a history in, a report out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Report:
         return not self.anomalies
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind, zero included."""
+        """Return the number of anomalies of each kind, including zeros."""
         return {kind: len(self.anomalies.get(kind, ())) for kind in KINDS}
 
     def __str__(self) -> str:
@@ -83,13 +83,12 @@ def check(
     session_s: float | None = None,
     final: str | None = None,
 ) -> Report:
-    """The report on a history.
+    """Return the report on a history.
 
-    `dense` says that the topics have a record at every offset (no transactions, no compaction), so that an offset which
-    was passed over is a skip, even where nobody ever saw what stands there. `rereaders` are consumers that go back to
-    old records on purpose: how far behind they are is not measured, all else counts for them too. `session_s` is the
-    time, with some slack, after which a member of a group gives up without an answer. `final` reads everything at the
-    end.
+    `dense` means that the topics have a record at every offset (no transactions, no compaction), so that a skipped
+    offset is an anomaly even if no client ever saw its record. `rereaders` are consumers that return to old records on
+    purpose: their lag is not measured, but all other checks apply. `session_s` is the time, with some slack, after
+    which a group member gives up without an answer. `final` reads everything at the end.
     """
     facts = Facts()
     for number, operation in enumerate(operations):
@@ -121,5 +120,5 @@ def check(
 
 
 def merge(histories: Iterable[Iterable[Operation]]) -> list[Operation]:
-    """Histories that were recorded side by side with one clock, as one. Equal times keep the order given."""
+    """Merge histories that were recorded side by side with one clock. Equal times keep the given order."""
     return sorted((operation for history in histories for operation in history), key=lambda operation: operation.at_s)

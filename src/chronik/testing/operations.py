@@ -1,14 +1,14 @@
-"""What clients did and saw, operation by operation: the history that `chronik.testing.history` judges.
+"""What clients did and saw, operation by operation: the history that `chronik.testing.history` checks.
 
-A history is a sequence of operations in real-time order: an operation stands where it ended, an invocation where it
-began. Values are unique: each is sent once. On disk it is JSON Lines, one operation each, named by its `op`:
+A history is a sequence of operations in real-time order: an operation is placed at its end, an invocation at its start.
+Values are unique: each is sent once. On disk a history is JSON Lines, one operation per line, named by its `op`:
 
     {"op":"send","at_s":0.1,"producer":"p1","value":"p1/0","partition":"t-0"}
     {"op":"send-ok","at_s":0.2,"producer":"p1","value":"p1/0","partition":"t-0","offset":0}
     {"op":"send-fail",...}      it was certainly not appended
-    {"op":"send-info",...}      nobody knows whether it was appended
+    {"op":"send-info",...}      it may or may not have been appended
     {"op":"assign","at_s":0.1,"consumer":"c1","positions":{"t-0":0,"t-1":null}}
-    {"op":"assign",...,"group":"g1"}      the same by a group; a revocation is an assignment of what is left
+    {"op":"assign",...,"group":"g1"}      the same by a group; a revocation assigns the remaining partitions
     {"op":"poll","at_s":0.3,"invoked_s":0.2,"consumer":"c1","records":[["t-0",0,"p1/0"]]}
     {"op":"commit-ok","at_s":0.4,"invoked_s":0.3,"consumer":"c1","group":"g1","offsets":{"t-0":1}}
 """
@@ -22,7 +22,7 @@ import msgspec
 
 
 class SendInvoked(msgspec.Struct, frozen=True, tag_field="op", tag="send", omit_defaults=True):
-    """A producer was handed a value. `partition` is None where the client chooses it."""
+    """A producer was given a value to send. `partition` is None if the client chooses it."""
 
     at_s: float
     producer: str
@@ -31,7 +31,7 @@ class SendInvoked(msgspec.Struct, frozen=True, tag_field="op", tag="send", omit_
 
 
 class SendAcknowledged(msgspec.Struct, frozen=True, tag_field="op", tag="send-ok", omit_defaults=True):
-    """The producer was told that the value is stored. `offset` is None where the client was not told (acks=0)."""
+    """The producer received an acknowledgement for the value. `offset` is None if it carries none (acks=0)."""
 
     at_s: float
     producer: str
@@ -50,7 +50,7 @@ class SendFailed(msgspec.Struct, frozen=True, tag_field="op", tag="send-fail", o
 
 
 class SendUnknown(msgspec.Struct, frozen=True, tag_field="op", tag="send-info", omit_defaults=True):
-    """The producer gave up; the value may be stored or not."""
+    """The producer gave up; the value may or may not be stored."""
 
     at_s: float
     producer: str
@@ -59,10 +59,10 @@ class SendUnknown(msgspec.Struct, frozen=True, tag_field="op", tag="send-info", 
 
 
 class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign", omit_defaults=True):
-    """From here on the consumer reads these partitions and no others, by its own choice or by its group's.
+    """From here on the consumer reads only these partitions, by its own choice or by its group's.
 
-    A position is the offset that it must read next. None means on from where it was, and anywhere for a partition that
-    it did not have before. `group` is None where the consumer chose for itself.
+    A position is the offset that it must read next. None means to continue from the previous position, or anywhere for
+    a newly assigned partition. `group` is None if the consumer assigned the partitions itself.
     """
 
     at_s: float
@@ -72,7 +72,7 @@ class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign", omit_d
 
 
 class Polled(msgspec.Struct, frozen=True, tag_field="op", tag="poll"):
-    """One poll, asked at `invoked_s` and answered at `at_s`, with what it gave: (partition, offset, value)."""
+    """One poll, invoked at `invoked_s` and answered at `at_s`, with its records: (partition, offset, value)."""
 
     at_s: float
     invoked_s: float
@@ -97,17 +97,17 @@ _DECODER: msgspec.json.Decoder[Operation] = msgspec.json.Decoder(Operation)
 
 
 class HistoryError(Exception):
-    """A history that cannot be judged: it does not parse, or contradicts what a history is."""
+    """A history that cannot be checked: it does not parse, or it violates the rules of a history."""
 
 
 def to_lines(operations: Iterable[Operation]) -> Iterator[bytes]:
-    """Each operation as a line of JSON, with its newline."""
+    """Yield each operation as a line of JSON, with its newline."""
     for operation in operations:
         yield _ENCODER.encode(operation) + b"\n"
 
 
 def from_lines(lines: Iterable[bytes | str]) -> Iterator[Operation]:
-    """The operations of JSON lines; empty lines are passed over."""
+    """Yield the operations of JSON lines; skip empty lines."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:

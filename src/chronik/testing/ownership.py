@@ -1,12 +1,12 @@
 """Follows the members of groups through a history: a partition never has two owners at the same time.
 
 A member owns a partition from its assignment until an assignment without it. Recorded terms may overlap in a healthy
-cluster: a member that was cut off learns late that its group went on without it. Two proofs remain:
+cluster: a member that was cut off learns late that its group continued without it. Two cases prove an overlap:
 
 - A commit of a later generation was acknowledged, and after that a commit of the earlier owner. An acknowledgement
-  shows that the member's generation was the current one between request and answer, so the order is certain.
-- The earlier owner is given records more than a session after such a commit. A member whose heartbeats fail or get no
-  answer gives up within its session, so some coordinator still answers them.
+  shows that the member's generation was the current one between request and response, so the order is certain.
+- The earlier owner receives records more than a session after such a commit. A member whose heartbeats fail or get no
+  response gives up within its session, so some coordinator still answers its heartbeats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chronik.testing.operations import Assigned, Committed, Operation, Polled
 
 @dataclass(slots=True)
 class Term:
-    """A member's ownership of one partition, and the first proof that another member had it later."""
+    """A member's ownership of one partition, and the first proof that another member owned it later."""
 
     since_s: float
     assigned: int
@@ -30,7 +30,7 @@ class Term:
 
 
 class OwnershipWalk:
-    """Takes the operations in order. `session_s` is how long a member may go on without an answer, with some slack."""
+    """Takes the operations in order. `session_s` is how long a member may continue without a response, plus slack."""
 
     def __init__(self, session_s: float | None) -> None:
         self._session_s = session_s
@@ -59,7 +59,7 @@ class OwnershipWalk:
                     self._claim(number, group, partition, consumer, invoked_s - self._session_s, how)
 
     def _claim(self, number: int, group: str, partition: str, consumer: str, at_s: float, how: str) -> None:
-        """The member acts as the owner; at `at_s` it should have known that it is not."""
+        """Report an overlap if the member acts as the owner although its term ended before `at_s`."""
         term = self._terms.get((group, partition), {}).get(consumer)
         if term is None or term.ended_s is None or term.is_reported or at_s <= term.ended_s:
             return
@@ -71,7 +71,7 @@ class OwnershipWalk:
         self.anomalies.append(Anomaly(OWNERSHIP_OVERLAP, partition, told, (term.assigned, term.ended, number)))
 
     def _supersede(self, number: int, commit: Committed, partition: str) -> None:
-        """Whoever was assigned the partition before the request of this commit has lost it by its answer."""
+        """End, at this commit's response, the terms of other members that were assigned before its request."""
         terms = self._terms.get((commit.group, partition), {})
         if commit.consumer not in terms:
             return

@@ -1,4 +1,4 @@
-"""Puts the partitions of a history together from all that anybody saw of them, and finds what cannot be."""
+"""Reconstructs the partitions of a history from all observations, and finds contradictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from chronik.testing.polls import Timeline
 
 @dataclass(slots=True)
 class Sent:
-    """One value on its way: `outcome` is None while nobody knows."""
+    """One value that was sent; `outcome` is None while it is unknown."""
 
     producer: str
     invoked: int
@@ -41,7 +41,7 @@ class Sent:
 
 
 class Facts:
-    """All that the operations say about sends and places, without regard to who read what in which order."""
+    """All facts in the operations about sends and offsets, regardless of which consumer read what in which order."""
 
     def __init__(self) -> None:
         self.sends: dict[str, Sent] = {}
@@ -77,7 +77,7 @@ class Facts:
                 self.polled_records += len(records)
 
     def known_offsets(self) -> dict[str, list[int]]:
-        """The offsets of each partition at which somebody ever saw a record, in order."""
+        """Return the sorted offsets of each partition at which any client saw a record."""
         known: dict[str, list[int]] = {}
         for partition, offset in self._values_at:
             known.setdefault(partition, []).append(offset)
@@ -130,7 +130,7 @@ class Facts:
                 yield Anomaly(INCONSISTENT_OFFSETS, place.partition, told, tuple(sorted(values.values())))
 
     def _out_of_order(self) -> Iterator[Anomaly]:
-        """In the order of invocation: a producer that keeps its order keeps that of its retries too."""
+        """Check in the order of invocation: a producer that preserves order also preserves it across retries."""
         furthest: dict[tuple[str, str], tuple[int, str]] = {}
         for value, sent in self.sends.items():
             places = self._places_of.get(value)

@@ -6,8 +6,8 @@
         chronik_cluster.kill(chronik_cluster.leader(topic))
         producer.send(topic, b"still there").get(timeout=10)
 
-The processes start once for a run of pytest; each test finds all nodes up, no topics and no groups. Nothing is left
-behind, however the run ends.
+The processes start once for a run of pytest; each test starts with all nodes up, no topics and no groups. Nothing is
+left behind, however the run ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def _chronik_processes(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    # Imported when it is used: the plugin is loaded in every run of pytest where chronik is installed.
+    # Imported on first use: pytest loads the plugin in every run in which chronik is installed.
     from chronik.testing.cluster import TestCluster
 
     with TestCluster(_wanted_nodes(request.config.getini("chronik_nodes"))) as cluster:
@@ -47,7 +47,7 @@ def _wanted_nodes(setting: str) -> int:
 @pytest.fixture
 def chronik_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
     """A real cluster: `.bootstrap`, `.nodes`, `.topic()`, `.leader(topic)`, `.kill(n)`, `.stop(n)`, `.pause(n)`, ..."""
-    _chronik_processes.heal()  # where the test before could not be cleaned up after
+    _chronik_processes.heal()  # in case the cleanup after the previous test failed
     yield _chronik_processes
     _chronik_processes.heal()
     _chronik_processes.tidy()

@@ -1,4 +1,4 @@
-"""Follows consumers through a history: what a poll left out or gave again, and how far behind they were."""
+"""Follows consumers through a history: which records a poll skipped or repeated, and how far consumers lagged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chronik.testing.operations import Assigned, Operation, Polled
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """At its poll, operation `operation`, the consumer had not been given a record known for so long."""
+    """At its poll, operation `operation`, the consumer had not received a record that was known for `seconds`."""
 
     seconds: float
     consumer: str
@@ -31,7 +31,7 @@ class Lag:
 
 @dataclass(slots=True)
 class Timeline:
-    """Since when a partition was known to reach how far: both lists rise together."""
+    """How far a partition was known to reach, and since when: both lists rise together."""
 
     ends: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -42,22 +42,22 @@ class Timeline:
             self.times_s.append(at_s)
 
     def known_since_s(self, offset: int) -> float | None:
-        """When it became known that there is a record at or behind `offset`."""
+        """Return when a record at or after `offset` became known."""
         index = bisect_right(self.ends, offset)
         return self.times_s[index] if index < len(self.ends) else None
 
 
 class Position(NamedTuple):
-    """How far a consumer is: the last offset that is behind it, and the operation that says so."""
+    """A consumer's position: the last offset that it has passed, and the operation that shows it."""
 
     offset: int
     operation: int
 
 
 class PollWalk:
-    """Follows each consumer through its polls. `known` are the offsets that hold a record, as far as anybody knows.
+    """Follows each consumer through its polls. `known` are the offsets at which any client saw a record.
 
-    `rereaders` are behind on purpose: their lag says nothing.
+    `rereaders` lag on purpose, so their lag is ignored.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PollWalk:
             self.anomalies.append(Anomaly(kind, partition, told, operations))
 
     def _between(self, partition: str, after: int, before: int) -> int:
-        """How many records are known to stand between two offsets."""
+        """Return how many records are known to exist between two offsets."""
         if self._dense:
             return before - after - 1
         known = self._known[partition]

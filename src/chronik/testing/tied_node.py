@@ -1,7 +1,7 @@
-"""`chronik start` in a process that ends with the one that started it, however that one ends.
+"""`chronik start` in a process that ends when its parent ends, however the parent ends.
 
-For nodes that belong to a test run: a run that is killed has no chance to stop them. Linux tells a process of its
-parent's death; elsewhere this is plain `chronik start`.
+For nodes that belong to a test run: a run that is killed has no chance to stop them. Linux notifies a process of its
+parent's death; on other systems this is plain `chronik start`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 TIED_TO = "CHRONIK_TIED_TO"
-"""The variable that names the parent."""
+"""The variable that holds the parent's process id."""
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:
-        return 1  # it died before the line above
+        return 1  # the parent died before the prctl call
     from chronik.cli import main as chronik
 
     return chronik()

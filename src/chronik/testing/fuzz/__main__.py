@@ -1,6 +1,7 @@
 """`python -m chronik.testing.fuzz`: fuzz every request type, replay a finding, or damage the files of a data folder.
 
-Exit code 0: no promise was broken; 1: one was, told on standard output with the file and the command that replay it.
+Exit code 0: no promise was broken. Exit code 1: standard output names the broken promise, the file and the replay
+command.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _replay(path: Path) -> int:
 
 
 def _reach(corpus: Path) -> int:
-    """Which share of each room the inputs of a corpus reach."""
+    """Print the share of each package's lines that the inputs of a corpus reach."""
     from chronik.testing.fuzz.coverage import ROOMS, Lines, shares
     from chronik.testing.fuzz.fuzzer import Fuzzer
 

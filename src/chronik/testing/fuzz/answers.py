@@ -1,4 +1,4 @@
-"""The oracle of one connection: what the node sent is well-formed, in order, and answers what was asked."""
+"""The oracle of one connection: the node's responses are well-formed, in order, and match the requests."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _REPLIES = {
 
 
 class Unsound(Exception):
-    """What came back is no answer to what was sent."""
+    """The bytes that came back do not answer the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One whole frame that was sent. `header` is None where it cannot be read."""
+    """One whole frame that was sent. `header` is None if it cannot be parsed."""
 
     frame: memoryview
     header: RequestHeader | None
 
     @property
     def is_unanswered_by_design(self) -> bool:
-        """Whether it gets no answer where all is well: acks=0, and Raft's messages."""
+        """Whether it gets no response by design: acks=0, and Raft's messages."""
         if self.header is None:
             return False
         if self.header.api_key == InternalKey.RAFT:
@@ -62,7 +62,7 @@ class Asked:
             return None
 
     def wait_s(self) -> float | None:
-        """How long the request itself allows its answer to take; None where it says nothing of that."""
+        """Return how long the request allows its response to take; None if it has no such field."""
         header = self.header
         if header is None:
             return None
@@ -79,7 +79,7 @@ class Asked:
 
 
 def asked_in(stream: bytes, frame_bytes_max: int) -> Iterator[Asked]:
-    """The whole frames of a stream, up to the first size that ends the connection."""
+    """Yield the whole frames of a stream, up to the first size that ends the connection."""
     view = memoryview(stream)
     at = 0
     while at + 4 <= len(view):
@@ -96,7 +96,7 @@ def asked_in(stream: bytes, frame_bytes_max: int) -> Iterator[Asked]:
 
 
 def answers_in(written: bytes) -> Iterator[memoryview]:
-    """The frames that the node sent, without their sizes."""
+    """Yield the frames that the node sent, without their sizes."""
     view = memoryview(written)
     at = 0
     while at < len(view):
@@ -110,7 +110,7 @@ def answers_in(written: bytes) -> Iterator[memoryview]:
 
 
 def check_answer(asked: Asked, answer: memoryview) -> None:
-    """Raises `Unsound` where the bytes are no answer to this request."""
+    """Raise `Unsound` if the bytes do not answer this request."""
     header = asked.header
     if header is None:
         raise Unsound("an answer to a request whose header cannot be read")

@@ -1,4 +1,4 @@
-"""A run of the coverage-guided fuzzer: its worker in a process of its own, progress on the way, figures at the end."""
+"""A run of the coverage-guided fuzzer: a worker in its own process, progress during the run, figures at the end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MEMORY_MB = 4096
 SAY_EVERY_S = 10.0
 TAIL_LINES = 40
 _STATUS = re.compile(r"^#(\d+)\s+(\w+)\s+cov: (\d+) ft: (\d+) corp: (\d+)/(\S+)")
-"""libFuzzer's line: inputs, why it speaks, edges reached, features, inputs kept and their size."""
+"""libFuzzer's status line: inputs, the reason for the line, edges reached, features, inputs kept and their size."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run. `edges` are the branches of instrumented code that were taken."""
+    """The result of a run. `edges` are the branches of instrumented code that were taken."""
 
     inputs: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Result:
     kept: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
     kinds: list[list[int]] = field(default_factory=list)
-    """API key, version, and how many requests of it were sent."""
+    """API key, version, and the number of requests sent."""
     broken: str | None = None
 
     def summary(self) -> str:
@@ -52,10 +52,10 @@ def campaign(
     seconds: float | None = None,
     say: Callable[[str], object] = print,
 ) -> Result:
-    """Run so many inputs, or for so long.
+    """Run this many inputs, or for this long.
 
-    `corpus` keeps what reached new code, and is begun with where it has some; `finding` is the file for what breaks a
-    promise.
+    `corpus` keeps inputs that reached new code, and the run starts from its existing inputs. `finding` is the file for
+    inputs that break a promise.
     """
     corpus.mkdir(parents=True, exist_ok=True)
     finding.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def _take(result: Result, told: str, tail: list[str]) -> None:
     try:
         figures: dict[str, Any] = json.loads(told.splitlines()[-1])
     except (IndexError, ValueError):
-        # The process itself ended: by a fault in compiled code, its memory, or a mistake of the fuzzer.
+        # The process itself ended: because of a fault in compiled code, its memory limit, or a bug in the fuzzer.
         result.broken = "\n".join(["the fuzzing process ended by itself:", *tail])
         return
     result.inputs, result.sessions = figures["inputs"], figures["sessions"]

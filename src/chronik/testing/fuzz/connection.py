@@ -1,4 +1,4 @@
-"""One connection without a network: the protocol that a listener makes, fed with bytes, and what it writes."""
+"""One connection without a network: the protocol that a listener creates, its input bytes, and what it writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CLIENT = ("10.0.9.9", 40_000)
 
 
 class FuzzTransport(asyncio.Transport):
-    """The transport of one connection. Gives what it was given in pieces, as fast as the protocol takes them.
+    """The transport of one connection. Delivers its data in pieces, as fast as the protocol accepts them.
 
-    `is_lost` once the protocol was told so; `was_aborted` where the node wanted no byte more of it.
+    `is_lost` is set once the protocol was notified of the loss, `was_closed` once the node has closed the connection.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class FuzzTransport(asyncio.Transport):
         self.written = bytearray()
         self.is_lost = False
         self.was_closed = False
-        """Whether the node ended it, be it after its answer to the end of input."""
+        """Whether the node closed the connection, including in response to the end of input."""
         self._loop = loop
         self._factory = factory
         self._data = data
@@ -46,21 +46,21 @@ class FuzzTransport(asyncio.Transport):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more happens by itself: all was read and answered, or the connection is over."""
+        """Whether nothing more happens by itself: all input was read and answered, or the connection has ended."""
         if self.is_lost:
             return True
         all_read = self._at >= len(self._data) and (self.end_was_seen or not self._ends_at_once)
         return hasattr(self, "protocol") and all_read and self._is_reading and not self.protocol.has_unanswered
 
     def send(self, data: bytes) -> None:
-        """More of the same connection."""
+        """Send more data on the same connection."""
         self._data = data
         self._at = 0
         self._piece_bytes = len(data)
         self._loop.call_soon_threadsafe(self._schedule)
 
     def lose(self) -> None:
-        """The client goes away without a word."""
+        """Disconnect the client abruptly."""
         self._loop.call_soon_threadsafe(self._lose, ConnectionResetError("the client went away"))
 
     def _open(self) -> None:
@@ -97,7 +97,7 @@ class FuzzTransport(asyncio.Transport):
             self.is_lost = True
             self.protocol.connection_lost(error)
 
-    # -- asyncio's side ------------------------------------------------------------------------------------------------
+    # -- asyncio.Transport ---------------------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         if not self.is_lost and not self.was_closed:
@@ -125,7 +125,7 @@ class FuzzTransport(asyncio.Transport):
         return self._is_reading
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Whatever is written is taken at once."""
+        """Ignore the limits: every write is accepted at once."""
 
     def get_write_buffer_size(self) -> int:
         return 0

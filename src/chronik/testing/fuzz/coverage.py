@@ -1,4 +1,4 @@
-"""Which lines of the rooms the kept inputs reach: a run of each of them under a line tracer, beside the fuzzing."""
+"""Which lines of the packages the kept inputs reach: each input runs under a line tracer, apart from the fuzzing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Lines:
 
 
 def shares(seen: Mapping[str, Iterable[int]], packages: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Of each package: lines in functions that ran, and all of them. Lines of an import are no function's."""
+    """Return for each package the function lines that ran, and all function lines. Import-time lines are excluded."""
     found: dict[str, tuple[int, int]] = {}
     for package in packages:
         reached = total = 0
@@ -68,7 +68,7 @@ def _function_lines(package: str) -> Iterator[tuple[str, set[int]]]:
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
-    """Functions, however deep; a class's body runs with the import."""
+    """Yield all functions, including nested ones; a class body runs at import time and is excluded."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_flags & 0x02:

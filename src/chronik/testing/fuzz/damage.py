@@ -1,4 +1,4 @@
-"""Ways to spoil bytes: what a broken client, a broken disk or somebody with bad intentions would send."""
+"""Ways to corrupt bytes: what a broken client, a broken disk or an attacker would send."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ VARINTS = (
     b"\xff" * 11,
     b"\x80" * 4 + b"\x00",
 )
-"""The largest counts that varints can say, some beyond that, and a zero that takes five bytes."""
+"""The largest counts that varints can encode, some beyond that, and a zero that takes five bytes."""
 FRAME_SIZES = (0, 1, 7, 8, -1, -(2**31), 2**31 - 1, 101 * 1024 * 1024, 300_000)
 BATCH_FIELDS = ((21, ">h"), (23, ">i"), (27, ">q"), (35, ">q"), (43, ">q"), (51, ">h"), (53, ">i"), (57, ">i"))
-"""Everything in a batch's header that its CRC covers."""
+"""All fields in a batch's header that its CRC covers."""
 EXTREMES = (0, 1 << 63 - 1, -1, -(1 << 63), (1 << 63) - 1, 1 << 32, 5 << 60, 1_700_000_000_000 << 16)
 LENGTH_AT, CRC_AT, CRC_START, ATTRIBUTES_AT = 8, 17, 21, 21
 BOMB_BYTES = 48 * 1024 * 1024
-"""What a bomb becomes: far more than any input holds, far less than would hurt where it is decompressed once."""
+"""The decompressed size of a bomb: far more than any input holds, but harmless if it is decompressed once."""
 
 
 def damage(random: Random, data: bytearray, first: int = 0) -> None:
-    """One kind of damage somewhere from `first` on."""
+    """Apply one kind of damage at a position from `first` on."""
     first = min(first, len(data) - 1) if data else 0
     at = random.randrange(first, len(data)) if len(data) > first else 0
     kind = random.randrange(9)
@@ -59,7 +59,7 @@ def damage(random: Random, data: bytearray, first: int = 0) -> None:
     elif kind == 7:
         data[at:at] = data[at : at + random.randrange(1, 33)]
     else:
-        # Where an empty set of tagged fields may stand.
+        # A zero byte may be an empty set of tagged fields.
         zero = data.find(0, at)
         if zero >= 0:
             data[zero : zero + 1] = tags(random)
@@ -68,7 +68,7 @@ def damage(random: Random, data: bytearray, first: int = 0) -> None:
 
 
 def tags(random: Random) -> bytes:
-    """Tagged fields: known and unknown numbers, out of order, too many, or longer than what follows."""
+    """Return tagged fields: known and unknown numbers, out of order, too many, or longer than the remaining bytes."""
     count = random.choice((1, 2, 3, 50))
     fields = b"".join(
         uvarint(random.choice((0, 1, 2, 7, 10_000, 2**31))) + uvarint(len(data)) + data
@@ -79,7 +79,7 @@ def tags(random: Random) -> bytes:
 
 
 def signed_mutant(random: Random, good: bytes) -> bytes:
-    """A batch that is damaged behind its CRC and signed anew, so that only its content can give it away."""
+    """Return a batch damaged in the range that its CRC covers, with a new valid CRC: only its content is wrong."""
     data = bytearray(good)
     for _ in range(random.choice((1, 1, 2, 3))):
         at, layout = random.choice(BATCH_FIELDS)
@@ -98,27 +98,27 @@ def signed_mutant(random: Random, good: bytes) -> bytes:
 
 
 def signed(data: bytearray) -> bytes:
-    """The batch with a true length and CRC."""
+    """Return the batch with a correct length and CRC."""
     struct.pack_into(">i", data, LENGTH_AT, len(data) - 12)
     struct.pack_into(">I", data, CRC_AT, crc32c(bytes(data[CRC_START:])))
     return bytes(data)
 
 
 def odd_records(random: Random) -> bytes | None:
-    """What a Produce request may carry in the place of one good batch."""
+    """Return what a Produce request may carry instead of one good batch."""
     kind = random.randrange(9)
     good = valid_batch(random.randrange(CODECS))
     if kind == 0:
         return None
     if kind == 1:
-        # Bad CRC, or a bad header that it does not cover.
+        # A bad CRC, or a bad header field that the CRC does not cover.
         spoilt = bytearray(good)
         spoilt[random.randrange(HEADER_BYTES)] ^= 1 << random.randrange(8)
         return bytes(spoilt)
     if kind == 2:
         return b"".join(signed_mutant(random, good) for _ in range(random.choice((2, 3, 20))))
     if kind == 3:
-        # A batch inside of another's records, as old clients nested message sets.
+        # A batch inside another batch's records, as old clients nested message sets.
         outer = bytearray(good[:HEADER_BYTES] + good * random.choice((1, 2)))
         return signed(outer)
     if kind == 4:
@@ -138,7 +138,7 @@ def odd_records(random: Random) -> bytes | None:
 
 @cache
 def bombs() -> tuple[tuple[int, bytes], ...]:
-    """Codec and a block that becomes `BOMB_BYTES`, or says that it would."""
+    """Return codecs with a block that decompresses to `BOMB_BYTES`, or claims to."""
     zeros = bytes(BOMB_BYTES)
     lying = uvarint((1 << 32) - 1) + b"\x00" * 20
     return (

@@ -1,8 +1,8 @@
-"""A finding: the inputs of one session up to the one that broke a promise. Its file is text, and replays.
+"""A finding: the inputs of one session up to the one that broke a promise, as a text file for replay.
 
 # what was broken, one line each
 seed 17
-input <hex>      one line for each input, in their order
+input <hex>      one line for each input, in order
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chronik.testing.fuzz.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was broken, and what leads there."""
+    """The broken promise, and the inputs that lead to it."""
 
     broken: str
     seed: int
@@ -47,7 +47,7 @@ class Finding:
 
 
 def replay(seed: int, inputs: tuple[bytes, ...]) -> str | None:
-    """What these inputs break on a fresh node, its crash and start at the end included; None where all is well."""
+    """Return what these inputs break on a fresh node, including its crash and restart at the end; None if nothing."""
     try:
         session = Session(seed, Counter(), Counter())
     except Broken as broken:
@@ -64,7 +64,7 @@ def replay(seed: int, inputs: tuple[bytes, ...]) -> str | None:
 
 
 def shortest(found: Finding) -> Finding:
-    """The last input alone, or the last few, where those suffice; otherwise all of them."""
+    """Return the last input alone, or the last few, if those are enough; otherwise all inputs."""
     for count in (1, 2, 4, 16, 64):
         if count >= len(found.inputs):
             break
@@ -75,7 +75,7 @@ def shortest(found: Finding) -> Finding:
 
 
 def let_go(session: Session) -> None:
-    """Ends the corpses of a session here: what they raise while they are freed is nobody's business."""
+    """Free a session's dead objects now, and ignore the exceptions that they raise while they are freed."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:

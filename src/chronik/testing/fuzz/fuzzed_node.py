@@ -1,7 +1,7 @@
-"""The node that is fuzzed: the real broker on a simulated machine, without a network in between.
+"""The node that is fuzzed: the real broker on a simulated machine, without a network.
 
-Virtual time makes a wait of minutes free, and everything that happens follows from the seed and the inputs, so that a
-finding replays.
+Virtual time makes a wait of minutes free. Everything that happens follows from the seed and the inputs, so that a
+finding can be replayed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Broken(Exception):
 
 
 class WatchedNode(SimNode):
-    """Counts what is logged. A line with a traceback is an exception that nobody expected."""
+    """Counts log events. A line with a traceback is an unexpected exception."""
 
     def __init__(self, host: Host, config: NodeConfig) -> None:
         super().__init__(host, config)
@@ -59,7 +59,7 @@ class WatchedNode(SimNode):
 
 
 class FuzzedNode:
-    """One node with the topic that inputs speak of, and another whose records must stay, whatever comes."""
+    """One node with a topic that inputs refer to, and another topic whose records must survive any input."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
@@ -80,7 +80,7 @@ class FuzzedNode:
         )
         self.node = WatchedNode(self._host, config)
         self.kept: list[bytes] = []
-        """What the healthy client wrote and was told that it is safe; its place is its offset."""
+        """The acknowledged records of the healthy client; a record's index is its offset."""
         self.start()
         for topic in (FUZZED_TOPIC, KEPT_TOPIC):
             self._create(topic)
@@ -97,7 +97,7 @@ class FuzzedNode:
         topic = self.broker.image.topics.get(name)
         return None if topic is None else topic.id
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.node.start()
@@ -105,14 +105,14 @@ class FuzzedNode:
             raise Broken(f"the node does not become ready:\n{self._last_lines()}")
 
     def crash(self) -> None:
-        """The plug is pulled; all that was acknowledged is on the disk."""
+        """Cut the power; every acknowledged record is on the disk."""
         self.node.power_off()
 
     def bury(self) -> None:
         self._host.bury()
 
     def until(self, is_over: Callable[[], bool], within_s: float) -> bool:
-        """Let things happen; raises where a promise was broken meanwhile."""
+        """Run until `is_over` or the timeout; raise if a promise was broken meanwhile."""
         reached = self.world.run(self.world.now + within_s, is_over)
         if self.world.violation is not None:
             raise Broken(self.world.violation)
@@ -126,7 +126,7 @@ class FuzzedNode:
     def connect(
         self, data: bytes, *, internal: bool = False, proven: bool = True, piece_bytes: int = 0, ends: bool = False
     ) -> FuzzTransport:
-        """A connection that sends `data`; to the nodes' own listener after the handshake, unless told otherwise."""
+        """Open a connection that sends `data`; with `internal` and `proven`, after the inter-node handshake."""
         listener = self._network.listener(ADDRESS, INTERNAL_PORT if internal else KAFKA_PORT)
         process = self._host.process
         if listener is None or process is None:
@@ -144,7 +144,7 @@ class FuzzedNode:
         return FuzzTransport(process.loop, listener.factory, data, piece_bytes=piece_bytes, ends_at_once=ends)
 
     def _answer(self, transport: FuzzTransport) -> bytes:
-        """The body of the one answer that a peer waits for."""
+        """Return the body of the one response that a peer waits for."""
         if not self.until(lambda: transport.is_settled, CALL_S_MAX) or not transport.written:
             raise Broken("a peer's handshake is not answered")
         answer = bytes(transport.written[8:])
@@ -152,7 +152,7 @@ class FuzzedNode:
         return answer
 
     def call(self, key: int, version: int, body: bytes) -> memoryview:
-        """A healthy client's request: it must be answered."""
+        """Send a healthy client's request, which must be answered."""
         request = frames.write_request(key, version, 1, CLIENT_ID, body)
         transport = self.connect(request)
         if not self.until(lambda: transport.is_settled, CALL_S_MAX):
@@ -166,7 +166,7 @@ class FuzzedNode:
     # -- the healthy client --------------------------------------------------------------------------------------------
 
     def keep_one(self) -> None:
-        """Writes one record more; it counts from its acknowledgement on."""
+        """Produce one more record; it must survive once it is acknowledged."""
         value = b"kept-%d" % len(self.kept)
         records = encode_batch([(None, value, (), self._host.clock.wall_ms())])
         topic = ProduceTopic(KEPT_TOPIC, None, [(0, memoryview(records))])
@@ -178,7 +178,7 @@ class FuzzedNode:
         self.kept.append(value)
 
     def check_kept(self, first: int = 0) -> None:
-        """Every record from `first` on is where it was acknowledged."""
+        """Check that every record from `first` on is at the offset at which it was acknowledged."""
         found = [
             (record.offset, record.value)
             for start, data in self._batches(KEPT_TOPIC, first)
@@ -189,14 +189,14 @@ class FuzzedNode:
             raise Broken(f"of {len(self.kept)} acknowledged records {len(found)} are there from {first} on")
 
     def check_fuzzed(self) -> None:
-        """Whatever the node took of all those batches, it hands out whole and with its true CRC."""
+        """Check that every batch that the node accepted from the inputs is served whole and with a correct CRC."""
         start = self.broker.partition(FUZZED_TOPIC, 0)
         if start is not None:
             for _ in self._batches(FUZZED_TOPIC, start.log_start_offset):
                 pass
 
     def _batches(self, topic: str, offset: int) -> list[tuple[int, memoryview]]:
-        """Each batch from `offset` on as its place in a block, and the block. Its CRC was checked."""
+        """Return each batch from `offset` on as its position in a block, and the block. Its CRC was checked."""
         batches: list[tuple[int, memoryview]] = []
         while True:
             wanted = FetchTopic(topic, None, [FetchPartition(0, -1, offset, -1, -1, FETCH_BYTES)])

@@ -1,4 +1,4 @@
-"""Runs inputs on node after node, whoever chooses them, and keeps the figures."""
+"""Runs inputs on one node after another, from any source, and collects the figures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chronik.testing.fuzz.session import Session
 
 
 class Fuzzer:
-    """One run. Every session has the same seed, so that topic ids in kept inputs stay true."""
+    """One run. Every session has the same seed, so that topic ids in kept inputs stay valid."""
 
     def __init__(self, seed: int, by_engine: Mutate | None = None) -> None:
-        # Sessions leave large cycles behind; they are collected between two of them, and not in the middle of one.
+        # Sessions leave large reference cycles behind; collect them between sessions, not during one.
         gc.disable()
         self.seed = seed
         self.inputs = 0
@@ -34,11 +34,11 @@ class Fuzzer:
             on_controller, {key: highest for key, (_, highest) in versions.items()}, topic_id
         )
         self._mutator = Mutator(self.samples, self.internal_samples, topic_id, by_engine)
-        # What is there by now stays: collections pass over it.
+        # Exclude all current objects from garbage collection.
         gc.freeze()
 
     def first_inputs(self) -> list[bytes]:
-        """The valid requests: what mutation begins with."""
+        """Return the valid requests, from which mutation starts."""
 
         def inputs(samples: list[Sample], how: int) -> list[bytes]:
             return [bytes((how,)) + sample.frame for sample in samples]
@@ -49,7 +49,7 @@ class Fuzzer:
         return self._mutator.mutate(data, random)
 
     def run(self, data: bytes) -> Finding | None:
-        """One input, on a fresh node where the last one is used up; what it broke, with all that leads there."""
+        """Run one input; start a fresh node if this one is used up. Return what it broke, with the session's inputs."""
         self.inputs += 1
         try:
             self.session.run(data)
@@ -61,7 +61,7 @@ class Fuzzer:
         return None
 
     def finish(self) -> Finding | None:
-        """The last session's crash."""
+        """End the last session with its crash."""
         try:
             self.session.end()
             let_go(self.session)
@@ -73,7 +73,7 @@ class Fuzzer:
         return None
 
     def go_on(self) -> None:
-        """After a finding: with a fresh node."""
+        """Continue after a finding, on a fresh node."""
         self._next()
 
     def _found(self, broken: Broken) -> Finding:

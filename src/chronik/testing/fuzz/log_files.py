@@ -1,14 +1,14 @@
-"""Fuzzing of a log's files: spoilt in many ways, then opened, read, searched, written to and opened again.
+"""Fuzzing of a log's files: damage them in many ways, then open, read, search, append to and reopen the log.
 
 What must hold, whatever the damage:
-- Opening ends: with a log, or with an error that is meant for people (`KafkaError`, `OSError`), never with another.
-- What is read is what was written. A batch whose bytes differ must be one that its CRC gives away to the consumer. A
-  batch's offset is not under it: a wrong one is noticed where the log is scanned, and otherwise served as it is.
-- Where only files beside the batches were spoilt (indexes, snapshots, checkpoints), every record is there.
-- Otherwise every batch below the first spoilt byte is there, unless the log says that it is damaged.
-- Where durable batches are missing or bad, somebody is told: the report (`is_damaged`), a reader by an error, or a
-  consumer by the CRC. The one exception: files of the first segments that are gone look as if retention took them.
-- A log that takes appends keeps them.
+- Opening ends with a log, or with an error for people (`KafkaError`, `OSError`), never with another exception.
+- Reads return what was written. If a batch's bytes differ, its CRC must reveal that to the consumer. The CRC does not
+  cover a batch's offset: a scan of the log detects a wrong offset, otherwise the batch is served as it is.
+- If only files other than the batches are damaged (indexes, snapshots, checkpoints), every record is there.
+- Otherwise every batch below the first damaged byte is there, unless the log reports damage.
+- Missing or bad durable batches are reported: by the recovery report (`is_damaged`), by an error to the reader, or by
+  the CRC to a consumer. The one exception: missing files of the first segments look as if retention deleted them.
+- A log that accepts appends keeps them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIG = LogConfig(
     checkpoint_bytes=1500,
     retention_ms=-1,
 )
-"""Everything happens within a few records."""
+"""Small limits, so that everything happens within a few records."""
 BATCHES = 60
 READ_BYTES_MAX = 1 << 20
 
@@ -47,7 +47,7 @@ class BrokenLog(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A log as it was written. `batches` by base offset, each with its file and place."""
+    """A log as it was written. `batches` by base offset; `places` has the file and position of each."""
 
     folder: Path
     clean: bool
@@ -58,7 +58,7 @@ class Original:
 
 
 def write_original(folder: Path, *, clean: bool, deletes: bool = False) -> Original:
-    """A log of several segments, codecs, producers and leader epochs. Not `clean`: as a crash leaves it.
+    """Write a log of several segments, codecs, producers and leader epochs. Not `clean`: as a crash leaves it.
 
     `deletes`: DeleteRecords has moved its start into a segment.
     """
@@ -101,7 +101,7 @@ def write_original(folder: Path, *, clean: bool, deletes: bool = False) -> Origi
 
 
 class LogFuzzer:
-    """Spoils copies of a log and opens them. `outcomes` counts what became of them."""
+    """Damages copies of a log and opens them. `outcomes` counts the results."""
 
     def __init__(self, original: Original, scratch: Path) -> None:
         self._original = original
@@ -109,7 +109,7 @@ class LogFuzzer:
         self.outcomes: Counter[str] = Counter()
 
     def run(self, seed: int) -> None:
-        """One spoilt copy. Raises `BrokenLog` with what was done and what came of it."""
+        """Check one damaged copy. Raise `BrokenLog` with the damage and the result."""
         random = Random(seed)
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._original.folder, self._folder)
@@ -122,7 +122,7 @@ class LogFuzzer:
             raise BrokenLog(f"seed {seed} ({'; '.join(told)}): {broken}") from broken.__cause__
 
     def _check(self) -> None:
-        # Before opening, which mends what it can.
+        # Before opening, which repairs what it can.
         intact, gone = self._intact(), self._gone_from_the_start()
         log = self._opened(self._original.recovery_point, clean=self._original.clean)
         if log is None:
@@ -172,7 +172,7 @@ class LogFuzzer:
             if bytes(found)[CRC_START:] != batch[CRC_START:]:
                 raise BrokenLog(f"what was appended at {offset} is not there after the next start; {again.recovery}")
         except KafkaError:
-            # Damage before it in the same segment, and no index that leads past it: whoever reads is told.
+            # Damage precedes the record in the same segment, and no index leads past it: the reader gets an error.
             self.outcomes["appended behind damage"] += 1
         finally:
             again.close()
@@ -188,7 +188,7 @@ class LogFuzzer:
             raise BrokenLog(f"opening ends with {error!r}") from error
 
     def _read(self, log: Log, base: int) -> str:
-        """What becomes of a consumer that comes to the batch at `base`."""
+        """Return what happens to a consumer that reaches the batch at `base`."""
         if not log.log_start_offset <= base < log.log_end_offset:
             return "lost"
         try:
@@ -211,20 +211,20 @@ class LogFuzzer:
             return "lost"
         raise BrokenLog(f"the batch at {base} is not the one that was written there, and its CRC is right")
 
-    # -- what should be there ------------------------------------------------------------------------------------------
+    # -- expectations --------------------------------------------------------------------------------------------------
 
     def _first(self) -> int:
-        """The base offset of the first batch that was served before the damage."""
+        """Return the base offset of the first batch that was served before the damage."""
         return max(base for base in self._original.batches if base <= self._original.log_start_offset)
 
     def _gone_from_the_start(self) -> list[str]:
-        """The first segments, as far as their files are gone: just what retention leaves behind."""
+        """Return the first segments whose files are missing: retention leaves the same state."""
         names = sorted({name for name, _ in self._original.places.values()})
         here = next((at for at, name in enumerate(names) if (self._folder / name).exists()), len(names))
         return names[:here]
 
     def _intact(self) -> list[int]:
-        """The batches below the first byte of batches that differs; all of them where none does."""
+        """Return the batches below the first differing byte of batch data; all of them if no byte differs."""
         names = sorted({name for name, _ in self._original.places.values()})
         found: list[int] = []
         for name in names:
@@ -244,7 +244,7 @@ class LogFuzzer:
 
 
 def fuzz_logs(count: int, seed: int) -> Counter[str]:
-    """So many spoilt logs of each kind: after a crash, after a clean stop, after DeleteRecords."""
+    """Check `count` damaged logs of each kind: after a crash, after a clean stop, after DeleteRecords."""
     outcomes: Counter[str] = Counter()
     in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="chronik-fuzz-", dir=in_memory) as name:
@@ -271,7 +271,7 @@ def _sync(log: Log) -> None:
 
 
 def _expected(look: object) -> None:
-    """A search may find nothing, or say that the log is damaged."""
+    """Run a search, which may find nothing or report that the log is damaged."""
     assert callable(look)
     try:
         look()

@@ -1,6 +1,6 @@
 """The next input. An input is what one connection sends:
 
-how     1 byte   bit 0: on the nodes' own listener, after the handshake; bit 1: the end of input follows at once;
+how     1 byte   bit 0: on the inter-node listener, after the handshake; bit 1: the end of input follows at once;
                  bits 2-3: in pieces of 1, 7 or 4096 bytes rather than whole; bit 4: with bit 0, without a handshake
 frames  bytes    as on the wire: int32 size, request header, body; one after the other, or anything else
 """
@@ -23,14 +23,14 @@ FRAMES_MAX = 6
 ODD_KEPT = 4000
 LYING_SIZE_SHARE = 0.03
 HEADER_FIRST_BYTES = 8
-"""Key, version and correlation id are hit less often: most of those die at the door."""
+"""Key, version and correlation id are damaged less often: the node rejects most such frames immediately."""
 
 Mutate = Callable[[bytes, int], bytes]
-"""The engine's own mutator: the input and the most bytes that it may become."""
+"""The engine's own mutator: takes the input and the maximum size of the result."""
 
 
 def split(stream: bytes) -> list[bytes]:
-    """The frames of a stream without their sizes; what is left at the end counts as one."""
+    """Return the frames of a stream without their sizes; remaining bytes at the end become one frame."""
     frames: list[bytes] = []
     at = 0
     while at + 4 <= len(stream) and len(frames) < FRAMES_MAX:
@@ -46,21 +46,21 @@ def joined(frames: Sequence[bytes]) -> bytes:
 
 
 class Mutator:
-    """Knows the valid requests of both listeners, and the topic they speak of."""
+    """Has the valid requests of both listeners, and the topic that they refer to."""
 
     def __init__(
         self, samples: Sequence[Sample], internal: Sequence[Sample], topic_id: UUID, by_engine: Mutate | None = None
     ) -> None:
-        # By API and version, each equally likely, however many samples it has.
+        # Grouped by API and version, so that each is equally likely, however many samples it has.
         self._samples = _by_kind(samples)
         self._internal = _by_kind(internal)
         self._topic_id = topic_id
         self._by_engine = by_engine
         self._odd: list[bytes] = []
-        """Frames with odd values that were made before: making one costs more than running it."""
+        """Frames with odd values from earlier inputs: creating one costs more than running it."""
 
     def mutate(self, data: bytes, random: Random) -> bytes:
-        """Another input, made from one that the engine kept; or from none."""
+        """Return another input, derived from one that the engine kept or built from scratch."""
         how = data[0] & 0x1F if data else 0
         frames = split(data[1:])
         changes: tuple[int, ...] = (1, 1, 1, 2, 2, 3, 4)
@@ -87,7 +87,7 @@ class Mutator:
         return how, [self._sample(random, how) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]
 
     def _sample(self, random: Random, how: int) -> bytes:
-        """One frame: as it should be, or with odd values."""
+        """Return one frame, valid or with odd values."""
         sample = random.choice(random.choice(self._internal if how & INTERNAL else self._samples))
         if how & INTERNAL or random.random() < 0.3:
             return sample.frame[4:]
@@ -115,7 +115,7 @@ class Mutator:
         if kind == 2:
             return frames[:at] + frames[at + 1 :] if len(frames) > 1 else frames * 2
         if kind == 3:
-            # The same bytes as another version, or as another API.
+            # Send the same bytes as another version, or as another API.
             other = random.choice(random.choice(self._internal if how & INTERNAL else self._samples)).frame[4:8]
             keep = 2 if random.random() < 0.7 else 0
             return [*frames[:at], frames[at][:keep] + other[keep:4] + frames[at][4:], *frames[at + 1 :]]

@@ -1,8 +1,8 @@
-"""Fuzzing of the files beside the logs: the folder's own (whose it is, how far it was durable), and the Raft store.
+"""Fuzzing of the files other than logs: the data folder's own (its owner, its recovery points), and the Raft store.
 
 What must hold: opening ends with a result, or with the error that becomes one line for people. A log's records are
-never deleted because of a damaged file. The Raft store never gives out what was not stored: a term, a vote, an entry or
-a snapshot is one that was once written, or the store refuses.
+never deleted because of a damaged file. The Raft store returns only a term, a vote, an entry or a snapshot that was
+once written, or it refuses to load.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class BrokenFiles(Exception):
 
 
 def fuzz_folders(count: int, seed: int) -> Counter[str]:
-    """So many spoilt data folders."""
+    """Check `count` damaged data folders."""
     return _fuzz(count, seed, _write_folder, _open_folder)
 
 
 def fuzz_raft_stores(count: int, seed: int) -> Counter[str]:
-    """So many spoilt Raft stores, with and without a write-ahead log."""
+    """Check `count` damaged Raft stores, with and without a write-ahead log."""
     outcomes: Counter[str] = Counter()
     for is_closed in (True, False):
         history: list[StoredState] = []
@@ -123,7 +123,7 @@ def _refused(line: str) -> str:
 
 
 def _write_store(folder: Path, history: list[StoredState], is_closed: bool) -> None:
-    """Puts every state that the store ever had into `history`. Not closed, most of it is in the write-ahead log."""
+    """Add every state that the store ever had to `history`. Unless closed, most data is in the write-ahead log."""
     working = folder.parent / f"working-{is_closed}"
     working.mkdir()
     store = SqliteRaftStore(str(working / "metadata.db"), lambda: STORE_ID)

@@ -1,6 +1,6 @@
-"""Valid requests: one of every API and version that a node answers, made from the message layouts themselves.
+"""Valid requests: one of every API and version that a node answers, built from the message layouts themselves.
 
-An API that is added is fuzzed without a line here.
+A new API is fuzzed without a change to this module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PEER_STORE = uuid.UUID(int=2)
 PEER_ADDRESS = "10.0.0.2:5092"
 PEER_NONCE = bytes(NONCE_BYTES)
 
-# What a field must say so that a request reaches the code behind its checks; others get a small value of their type.
+# Values that let a request pass its checks; all other fields get a small value of their type.
 _VALUES: Mapping[str, Any] = {
     "topic": FUZZED_TOPIC,
     "topic_names": "no-such-topic",
@@ -85,13 +85,13 @@ _VALUES: Mapping[str, Any] = {
 }
 _NULL = ("transactional_id", "group_instance_id")
 _EMPTY = ((ApiKey.CREATE_TOPICS, "assignments"), (ApiKey.CREATE_PARTITIONS, "assignments"))
-# A name twice in one request is refused as such, before anything else is looked at.
+# The node rejects a request with a duplicate name before any other check.
 _UNREPEATED = (ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A valid request, its frame's size included."""
+    """A valid request, including the size of its frame."""
 
     key: int
     version: int
@@ -103,7 +103,7 @@ class Sample:
 
 
 def samples(apis: Mapping[int, tuple[int, int]], topic_id: uuid.UUID) -> list[Sample]:
-    """Valid requests in every version of `apis` (key: lowest and highest version answered)."""
+    """Return valid requests in every version of `apis` (key: lowest and highest version answered)."""
     found: list[Sample] = []
     for key, (lowest, highest) in apis.items():
         for version in range(max(lowest, known_versions(key)[0]), min(highest, known_versions(key)[-1]) + 1):
@@ -112,7 +112,7 @@ def samples(apis: Mapping[int, tuple[int, int]], topic_id: uuid.UUID) -> list[Sa
 
 
 def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], topic_id: uuid.UUID) -> list[Sample]:
-    """What nodes ask each other: every kind of call and Raft message, and each API that is passed to the controller."""
+    """Return requests between nodes: every kind of call and Raft message, and each API forwarded to the controller."""
     calls: Sequence[Any] = (
         CreateTopicCall("made-by-peer", 1, 1),
         AllocateProducerIdsCall(PEER_ID, 1000),
@@ -152,7 +152,7 @@ def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], t
 
 
 def hello(nonce: bytes = b"") -> Hello:
-    """What a peer says first, with a nonce, and again; it belongs to no cluster yet."""
+    """Return a peer's HELLO; only the first one has a nonce. The peer belongs to no cluster yet."""
     return Hello("", PEER_ID, PEER_STORE, 1, PEER_ADDRESS, nonce=nonce)
 
 
@@ -207,7 +207,7 @@ def _filled(key: int, structure: Structure, topic_id: uuid.UUID) -> dict[str, An
 
 
 def usual_value(field: Field, structure: str, topic_id: uuid.UUID) -> Any:
-    """What a sane client might say in this field."""
+    """Return what a sane client might send in this field."""
     if field.name == "name":
         return _name(structure)
     if field.name in _VALUES:

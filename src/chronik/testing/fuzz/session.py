@@ -1,13 +1,13 @@
-"""Inputs one after the other on one node, and what must be true of each and of the node all along.
+"""Inputs in sequence on one node, and what must hold for each input and for the node throughout.
 
-- An input is answered, each request by a well-formed response in its turn, or its connection is closed, which counts as
-  one refusal and is logged in one line.
-- No exception is unexpected: none reaches the loop, none is logged with a traceback.
-- Nothing hangs: an answer comes within a (virtual) second, or within the time that the request itself allows; and no
-  input takes seconds of the processor.
-- Memory: no input makes the process grow by more than what decompressing one batch may take.
-- A healthy client is served, and every record that it was told is safe is there: after the crash at the end too, which
-  also shows that no input left something behind that keeps the node from starting.
+- The node answers each request of an input with a well-formed response, in order; or it closes the connection, counts
+  one refusal and logs it in one line.
+- No exception is unexpected: none reaches the event loop, none is logged with a traceback.
+- Nothing hangs: a response arrives within a (virtual) second, or within the time that the request itself allows. No
+  input takes seconds of processor time.
+- Memory: no input makes the process grow by more than the decompression of one batch may take.
+- A healthy client is served, and every record that was acknowledged to it exists, also after the crash at the end. The
+  restart also shows that no input left state behind that keeps the node from starting.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ ANSWER_S = 1.0
 PATIENCE_S = 40.0
 SLACK_S = 5.0
 PATIENT_SHARE = 8
-"""One of so many that wait is waited for; the other clients go away, as clients do."""
+"""The session waits for one of this many slow inputs; otherwise the client disconnects, as real clients do."""
 PROCESSOR_S_MAX = 5.0
 HANG_S = 30
 GROWTH_BYTES_MAX = 300 * 1024 * 1024
-"""Twice what one batch may become: it is decompressed, and its records are taken out."""
+"""Twice the maximum decompressed size of one batch: it is decompressed, and its records are extracted."""
 PIECES_MAX = 100
 CHECK_EVERY = 50
 INPUTS_MAX = 3000
 DELETED_SHARE = 32
-"""One of so many inputs that delete the topic is sent: it ends the session, and a node's start is dear."""
+"""One of this many inputs that delete the topic is sent: it ends the session, and starting a node is expensive."""
 PARTITIONS_MAX = 60
 PARTITIONS_TAME_MAX = 8
-"""More of them in one request are valid and merely expensive, which says nothing about bad input."""
+"""Requests for more partitions are valid but expensive, and reveal nothing about bad input."""
 UNREADABLE = (MalformedRequest, ValueError, KeyError, IndexError, struct.error)
 
 
@@ -60,7 +60,7 @@ API_OF = {int(api.key): api for api in APIS}
 
 
 class Session:
-    """One node from its start to its crash. `outcomes` counts what became of the inputs, `kinds` what they asked."""
+    """One node from its start to its crash. `outcomes` counts the results of inputs, `kinds` the requests in them."""
 
     def __init__(self, seed: int, outcomes: Counter[str], kinds: Counter[tuple[int, int]]) -> None:
         self.seed = seed
@@ -72,7 +72,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether another node should go on: this one has seen much, or lost the topic that inputs speak of."""
+        """Whether to continue on another node: this one has run enough, or lost the topic that inputs refer to."""
         broker = self.fuzzed.broker
         return (
             len(self.inputs) >= INPUTS_MAX
@@ -82,7 +82,7 @@ class Session:
         )
 
     def run(self, data: bytes) -> None:
-        """One input. Raises `Broken` where a promise was broken."""
+        """Run one input. Raise `Broken` if it breaks a promise."""
         self.inputs.append(data)
         started_s, peak_bytes = perf_counter(), _peak_bytes()
         with _alarm():
@@ -96,7 +96,7 @@ class Session:
             raise Broken(f"an input of {len(data)} bytes took {grown_bytes / 1e6:.0f} MB")
 
     def end(self) -> None:
-        """Crash, start again, and look for everything that was acknowledged."""
+        """Crash, restart, and check for every acknowledged record."""
         with _alarm():
             self._check(whole=True)
             self.fuzzed.crash()
@@ -156,11 +156,11 @@ class Session:
             if missing and not refused and not (left and _may_close_silently(left, internal)):
                 raise Broken(f"no answer to {_describe(missing[0])}, and nothing said why")
         if not transport.is_lost:
-            # Gone before the next one comes, or what it still sets off would be counted there.
+            # Disconnect before the next input, which would otherwise be blamed for the late effects of this one.
             transport.lose()
             fuzzed.until(lambda: transport.is_lost, ANSWER_S)
         if internal and not fuzzed.node.is_ready:
-            # A peer is trusted: it may take the node out of the cluster.
+            # A peer is trusted: it may remove the node from the cluster.
             self._is_disturbed = True
 
     def _is_served(self, header: RequestHeader, internal: bool, unproven: bool) -> bool:
@@ -179,7 +179,7 @@ class Session:
         return FUZZED_TOPIC.encode() in named or self.fuzzed.fuzzed_id.bytes in named
 
     def _wait(self, transport: FuzzTransport, left: Sequence[Asked], chance: int) -> None:
-        """Something takes long: it must be something that may, and come to an end."""
+        """Check that a slow request is allowed to be slow, and that it ends."""
         first = next((each for each in left if not each.is_unanswered_by_design), None)
         if first is None:
             raise Broken("everything is answered, and still the connection is busy")
@@ -202,7 +202,7 @@ class Session:
 
 
 def _match(asked: Sequence[Asked], written: bytes, *, in_order: bool) -> list[Asked]:
-    """Gives each answer to its request; those that have none are left."""
+    """Match each response with its request; return the requests without a response."""
     left = list(asked)
     for answer in answers_in(written):
         if in_order:
@@ -225,7 +225,7 @@ def _match(asked: Sequence[Asked], written: bytes, *, in_order: bool) -> list[As
 
 
 def _may_close_silently(left: Sequence[Asked], internal: bool) -> bool:
-    """An acks=0 producer learns of an error by the end of its connection; a refused peer was told why in its answer."""
+    """Whether a close needs no log line: it reports an error to an acks=0 producer; a refused peer got a reason."""
     return internal or any(each.acks == 0 for each in left)
 
 
@@ -241,7 +241,7 @@ def _is_tame(asked: Asked, internal: bool) -> bool:
     key, version, body = header.api_key, header.api_version, bytes(asked.frame[header.body_at :])
     try:
         if internal and key == InternalKey.RAFT:
-            # Members keep to the protocol: what they say is believed. Only what does not parse is bad input.
+            # Members keep to the protocol, and the node trusts them. Only a message that does not parse is bad input.
             decode_message(body)
             return False
         if internal and key == InternalKey.ENVELOPE:
@@ -264,7 +264,7 @@ def _peak_bytes() -> int:
 
 @contextmanager
 def _alarm() -> Iterator[None]:
-    """Ends what would never end."""
+    """Interrupt a block that hangs."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Broken(f"still busy after {HANG_S} s")

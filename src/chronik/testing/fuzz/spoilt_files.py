@@ -1,4 +1,4 @@
-"""Ways to spoil the files of a folder: what a dying disk, a crash, a careless copy or a cat on the keyboard leave."""
+"""Ways to damage the files of a folder: what a failing disk, a crash, a careless copy or stray input leaves behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = ("flip", "flip", "flip", "byte", "cut", "garbage", "zeros", "more", "emp
 
 
 def spoil(random: Random, files: list[Path]) -> str:
-    """One kind of damage to one of the files, or to two; says what it did."""
+    """Apply one kind of damage to one or two of the files; return a description."""
     path = random.choice(files)
     kind = random.choice(KINDS)
     data = bytearray(path.read_bytes())

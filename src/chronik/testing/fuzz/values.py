@@ -1,4 +1,4 @@
-"""Requests of any layout with odd values: well-formed, so that they come past the codec, and absurd behind it."""
+"""Requests of any layout with odd values: well-formed, so that they pass the codec, but absurd in content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chronik.wire import messages
 from chronik.wire.schema import Field, Structure, load
 
 USUAL_SHARE = 0.6
-"""How often a field says what a sane client would: a request that is absurd all over dies at its first check."""
+"""How often a field has a sane value: a request with only absurd values fails at its first check."""
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "error_code": 16, "timedelta_i32": 32, "timedelta_i64": 64}
 BITS |= {"datetime_i64": 64}
@@ -53,7 +53,7 @@ BLOBS = (b"", b"\x00", b"bytes", b"\x00\x01\x00\x00\x00\x01\x00\x06fuzzed", b"\x
 
 
 def odd_request(random: Random, key: int, version: int, topic_id: UUID) -> bytes:
-    """The body of a request that can be read, whatever it may mean."""
+    """Return the body of a request that can be parsed, whatever its meaning."""
     return messages.write_request(key, version, _structure(random, load(key, version, "request"), topic_id))
 
 

@@ -1,8 +1,8 @@
-"""The process that fuzzes: atheris (libFuzzer) chooses inputs by the code that they reach, and this runs them.
+"""The process that fuzzes: atheris (libFuzzer) chooses inputs by the code that they reach, and this module runs them.
 
-Run by `campaign`, with its task as JSON in the first argument. It ends with one line of JSON on standard output; what
-libFuzzer prints goes to standard error. The rooms are instrumented as they are imported, so nothing of them is imported
-before; what stands beside them is not, or the simulator's own branches would count as news.
+`campaign` starts it, with its task as JSON in the first argument. It ends with one line of JSON on standard output;
+libFuzzer prints to standard error. The packages under test are instrumented as they are imported, so none of them is
+imported earlier. Other packages are not instrumented: new branches in the simulator would count as new coverage.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 INPUT_BYTES_MAX = 64 * 1024
 ROOMS = ("wire", "node", "groups", "metadata", "storage")
-"""What requests should reach all of."""
+"""The packages that requests should cover completely."""
 FOUND = 1
 
 
 class Worker:
-    """Counts inputs and ends the process when there were enough: libFuzzer itself never comes back."""
+    """Counts inputs and ends the process when there were enough: libFuzzer itself never returns."""
 
     def __init__(self, fuzzer: Fuzzer, inputs: int, seconds: float | None, finding: Path) -> None:
         self.fuzzer = fuzzer
@@ -68,7 +68,7 @@ class Worker:
             ),
             flush=True,
         )
-        # Not by an exception: libFuzzer would take it for a finding of its own.
+        # Not by an exception: libFuzzer would treat it as a finding of its own.
         os._exit(0 if broken is None else FOUND)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     with atheris.instrument_imports(include=["chronik"], exclude=_beside()):
         from chronik.testing.fuzz.fuzzer import Fuzzer
 
-        # Its first node too: the APIs' modules are imported then.
+        # Includes its first node: that imports the API modules.
         fuzzer = Fuzzer(task["seed"], by_engine=_mutated)
     worker = Worker(fuzzer, task["inputs"], task["seconds"], Path(task["finding"]))
     for number, data in enumerate(worker.fuzzer.first_inputs()):
@@ -98,12 +98,12 @@ def main() -> None:
 
 
 def _mutated(data: bytes, size_max: int) -> bytes:
-    # Looked up anew: atheris puts the real one there when it begins.
+    # Look it up at each call: atheris replaces it with the real function when fuzzing starts.
     return bytes(atheris.Mutate(data, size_max))
 
 
 def _beside() -> list[str]:
-    """The modules that are not under test, by name."""
+    """Return the names of the modules that are not under test."""
     source = Path(chronik.__file__).resolve().parent
     paths = [path.relative_to(source.parent).with_suffix("") for path in source.rglob("*.py")]
     names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
