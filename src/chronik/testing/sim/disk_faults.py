@@ -115,7 +115,7 @@ class DiskNemesis(ClusterNemesis):
             self._prepare(kind, victim)
 
     def _prepare(self, kind: str, node: SimNode) -> None:
-        """Often take another node down first, so that it lags; it restarts with the damaged node, before intact nodes."""
+        """Often take another node down first, so that it lags; it restarts with the damaged node, before the intact."""
         others = [each for each in self._nodes if each is not node and each.is_ready]
         lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
         store = self.wounds.files(node).copy_store()
@@ -282,7 +282,7 @@ class DiskNemesis(ClusterNemesis):
             node.kill()
 
     def _bring_up(self, node: SimNode, down: Sequence[SimNode], lagging: SimNode | None = None) -> None:
-        """Start all nodes that are down; often the damaged node first, with no more others than a majority needs, or last."""
+        """Start all nodes that are down: the damaged node last, or early with just enough others for a majority."""
         if lagging is not None:
             later_s = self._random.uniform(*WHOLE_LATER_S)
             for each in down:
