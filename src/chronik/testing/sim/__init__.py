@@ -9,7 +9,7 @@
     files         damages the files of a node that is down; wounds: which node's files may be damaged
     history       the oracle for clients: checks each response against all earlier ones
     ownership     the oracle for groups: one owner for each partition; availability: the oracle for a sick device
-    audit         the oracle inside the nodes: one leader for each term and epoch, replicas agree on committed records
+    audit         the oracle for node state: one leader for each term and epoch, replicas agree on committed records
     client        the base of all clients; producer, consumer, member, outsider, observer, keyed, churn, mover, resizer
     workload      all clients of a run
     faults        which faults occur, and when; cluster_faults: between nodes; disk_faults: files and devices;

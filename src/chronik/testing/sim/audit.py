@@ -1,4 +1,4 @@
-"""The oracle inside the nodes: invariants that no client can see and that must always hold.
+"""The oracle for node state: invariants that no client can see and that must always hold.
 
 - Each Raft term has at most one leader, and so has each leader epoch of a partition.
 - Below their watermarks, all replicas have the same batches forever.

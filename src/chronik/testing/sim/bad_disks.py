@@ -25,7 +25,7 @@ SICK_BUSY_S = 22.0
 RECOVERY_POINT_INTERVALS_MS = 250, 60_000
 """With the second interval recovery points stay old: the synced ends must prove what was durable."""
 FILES_PAUSE_S = 1.0
-"""A node's files can be damaged again only after it has recovered, which takes a while."""
+"""Another node's files can be damaged only after the damaged node has recovered, which takes a while."""
 
 
 class BadDisks(ThreeNodes):

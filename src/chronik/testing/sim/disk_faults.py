@@ -115,7 +115,7 @@ class DiskNemesis(ClusterNemesis):
             self._prepare(kind, victim)
 
     def _prepare(self, kind: str, node: SimNode) -> None:
-        """Often take another node down first, so that it lags; it restarts with the damaged node, before the intact."""
+        """Often take another node down first to make it lag; it restarts with the damaged node, before intact nodes."""
         others = [each for each in self._nodes if each is not node and each.is_ready]
         lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
         store = self.wounds.files(node).copy_store()

@@ -247,7 +247,7 @@ class Network:
             transport.vanish()
 
     def machine_back(self, host: Host) -> None:
-        """Reset peers with unacknowledged data in flight to the machine: they retransmit, and its kernel refuses."""
+        """Reset peers with unacknowledged data in flight: they retransmit, and the machine's kernel sends a reset."""
         for transport in list(self._transports):
             peer = transport.peer
             if peer is not None and peer.process.host is host and peer.is_gone and transport.in_flight_bytes:

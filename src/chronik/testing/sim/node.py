@@ -50,7 +50,7 @@ class SimNode:
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self.starts = 0
         self.copies: list[tuple[int, FolderNode]] = []
-        """Copies of its data folder, each with the value of `starts` at that time; only while it is the same member."""
+        """Copies of its data folder, each with `starts` at that time; kept while it stays the same member."""
         self.may_log: set[str] = set()
         """The events in `LOGGED_AS_FAULTS` that this node may log because its files were damaged."""
 

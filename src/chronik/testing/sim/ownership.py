@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chronik.testing.sim.world import World
 
 SESSION_SHARE = 0.9
-"""The share of a session that remains with the fastest coordinator's clock and the slowest member's clock allowed."""
+"""The share of a session left in the worst case: coordinator's clock as fast, member's as slow as allowed."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ NOT_NOW = (ErrorCode.invalid_replica_assignment, ErrorCode.invalid_request, Erro
 
 
 class SimResizer(SimClient):
-    """Resizes one cluster. At its end every node is a member again, and the topic has its first configuration."""
+    """Resizes one cluster. At its end every node is a member again, and the topic's configuration is restored."""
 
     def __init__(
         self,

@@ -130,7 +130,10 @@ class ThreeNodes(Scenario):
         ]
 
     def _come_into_sync(self) -> bool:
-        """Wait while replicas make progress: a slow disk with tiny segments takes long. No progress means stuck."""
+        """Wait for as long as replicas make progress; without progress they are stuck.
+
+        Catching up takes long on a slow disk with segments of a few records.
+        """
         before = -1
         while (held := self._records_held()) > before:
             before = held

@@ -111,7 +111,7 @@ class FileNode:
         apply(self.durable, Write(torn.at, torn.data[:length]))
         rest = min(len(torn.data) - length, GARBAGE_BYTES_MAX)
         if rest and random.random() < 0.5:
-            # The blocks were allocated but not written: they hold old bytes of the device.
+            # The blocks were allocated but not written: they hold whatever was on the device.
             garbage = random.randbytes(rest) if random.random() < 0.5 else bytes(rest)
             apply(self.durable, Write(torn.at + length, garbage))
 

@@ -1,4 +1,4 @@
-"""Tracks which node's files were damaged, and which may be: acknowledged records are safe with one intact ISR member.
+"""Tracks the damaged node: acknowledged records are guaranteed only while one in-sync replica is intact.
 
 One node at a time is `wounded`. It has recovered when it serves, is a voter again, is in sync for every partition that
 it has a replica of, and its files hold all their records. Until then no other node's files are damaged. A node's files
@@ -54,7 +54,7 @@ class Wounds:
         )
 
     def _newest_image(self) -> ClusterImage | None:
-        """Return the newest image of all running nodes: a leader acts by its own image."""
+        """Return the newest image of all running nodes: a leader acts on its own image."""
         images = [node.broker.image for node in self._nodes if node.takes_part and node.broker is not None]
         return max(images, key=lambda image: image.version, default=None)
 
