@@ -1,6 +1,6 @@
-"""`python -m chronik.testing.sim`: run one seed, or many on all cores, and say how to see a failure again.
+"""`python -m chronik.testing.sim`: run one seed, or many on all cores, and print how to replay a failure.
 
-Exit code 0: no violation; 1: a violation, told on standard output with the command that replays it.
+Exit code 0: no violation; 1: a violation, printed on standard output with the command that replays it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An idempotent producer of one batch at a time, for clients that have to know what is in the log."""
+"""An idempotent producer that sends one batch at a time, for clients that must know what is in the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACKS_ALL = -1
 
 
 class Appender:
-    """Appends to one partition. Invariant: what `append` returned for is in the log once, behind all before it."""
+    """Appends to one partition. Invariant: each acknowledged batch is in the log once, after all earlier batches."""
 
     def __init__(self, client: SimClient, topic: str, partition: int = 0) -> None:
         self._client = client
@@ -28,7 +28,7 @@ class Appender:
         self._next_sequence = 0
 
     async def append(self, records: Sequence[tuple[bytes | None, bytes | None]]) -> int:
-        """Sends the batch until it is acknowledged; its base offset."""
+        """Send the batch until it is acknowledged, and return its base offset."""
         client = self._client
         if self._producer_id < 0:
             await client.insist(self._init_producer_id)

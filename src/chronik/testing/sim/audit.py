@@ -1,13 +1,13 @@
-"""The oracle behind the scenes: what no client can see and must be so all the time.
+"""The oracle for node state: invariants that no client can see and that must always hold.
 
-- Each Raft term has one leader at most, and so has each leader epoch of a partition.
-- What one replica has below its watermark, every replica has there, for ever: the same batches.
-- Whoever leads by the newest epoch has all that was ever below a watermark.
+- Each Raft term has at most one leader, and so has each leader epoch of a partition.
+- Below their watermarks, all replicas have the same batches forever.
+- The leader of the newest epoch has every batch that was ever below a watermark.
 
-So for the topics of clients and for those of the cluster itself. Replicas compact in their own time: of a batch in a
-compacted topic only its offsets and its epoch are compared, if it is there.
+This applies to the topics of clients and to internal topics. Replicas compact at different times: in a compacted topic,
+only the offsets and the epoch of a batch are compared, if the replica has the batch.
 
-It looks at the nodes from outside every few milliseconds; nothing in the nodes depends on it.
+The auditor inspects the nodes from outside every few milliseconds; nothing in the nodes depends on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_BYTES = 1 << 20
 
 
 class CommittedLog:
-    """One partition: the batches that were below a watermark once.
+    """The batches of one partition that were ever below a watermark.
 
     Invariant: they have no gap from 0 to `end`, except in a compacted topic.
     """
@@ -39,7 +39,7 @@ class CommittedLog:
 
 
 class Auditor:
-    """Looks at the partitions of some topics, and at the Raft group."""
+    """Checks the partitions of some topics, and the Raft group."""
 
     def __init__(self, world: World, nodes: list[SimNode], topics: Container[str]) -> None:
         self._world = world
@@ -48,7 +48,7 @@ class Auditor:
         self._terms: dict[int, str] = {}
         self._logs: dict[tuple[str, int], CommittedLog] = {}
         self._checked: dict[tuple[object, str, int], int] = {}
-        """By process and partition: up to where its log was compared."""
+        """By process and partition: the offset up to which its log was compared."""
 
     def begin(self) -> None:
         self._look()
@@ -93,7 +93,7 @@ class Auditor:
             self._world.violated(f"{known[number]} and {name} both lead: {what} {number}")
 
     def _compare(self, node: SimNode, hosted: Partition, log: CommittedLog) -> None:
-        """From where the last look at this process's copy ended, up to its watermark."""
+        """Compare this process's replica from where the last comparison ended up to its watermark."""
         key = (node.host.process, hosted.topic, hosted.index)
         end = min(hosted.high_watermark, hosted.log_end_offset)
         position = self._checked.get(key, hosted.log_start_offset)

@@ -1,4 +1,4 @@
-"""The oracle of a sick device: one node whose disk fails or hangs does not keep the others from acknowledging."""
+"""The oracle for a sick device: one node whose disk fails or hangs does not stop acknowledgements by other nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from chronik.testing.sim.world import World
 
 LOOK_S = 0.5
 SILENCE_S_MAX = 12.0
-"""The promise is 10 s, for partitions that the sick node led: simulated clients look for a new leader less often."""
+"""Above the promised 10 s for partitions that the sick node led: simulated clients look for a leader less often."""
 
 
 class Availability:
-    """Looks from `begin` to `end`: each partition of the topic has an acknowledgement of acks=all now and then."""
+    """From `begin` to `end`, checks that each partition of the topic keeps acknowledging acks=all batches."""
 
     def __init__(self, world: World, history: History, topic: str) -> None:
         self._world = world

@@ -1,7 +1,7 @@
-"""Three nodes on bad disks: files of one node at a time are lost, cut, damaged or put back; devices fail or hang.
+"""Three nodes on bad disks: files of one node at a time are lost, cut, corrupted or rolled back; devices fail or hang.
 
-Each seed has one kind of trouble. The promise is that of `three_nodes`: as long as the files of one in-sync replica are
-whole nothing is lost, nobody has to help, and one sick device does not stop the others (`availability`).
+Each seed has one kind of trouble. The guarantees are those of `three_nodes`: while the files of one in-sync replica are
+intact, nothing is lost, no operator is needed, and one sick device does not stop other nodes (`availability`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FILES, STORES, SICK, WORSE = "files", "stores", "sick", "worse"
 TROUBLES = {FILES: 5, STORES: 1, SICK: 2, WORSE: 2}
 """Each kind of trouble and its weight."""
 BESIDE = ("kill", "kill_all", "power", "stop", "isolate", "transfer", "freeze")
-"""What happens beside hurt files and sick devices, a part of it in each seed."""
+"""Faults in addition to damaged files and sick devices; each seed draws some of them."""
 SICK_BUSY_S = 22.0
 RECOVERY_POINT_INTERVALS_MS = 250, 60_000
-"""With the second one no recovery point is ever new: the synced ends have to prove what was durable."""
+"""With the second interval recovery points stay old: the synced ends must prove what was durable."""
 FILES_PAUSE_S = 1.0
-"""A node can be hurt again when it is whole again, which takes a while."""
+"""Another node's files can be damaged only after the damaged node has recovered, which takes a while."""
 
 
 class BadDisks(ThreeNodes):

@@ -1,4 +1,4 @@
-"""Many seeds on many cores: each in a process of its own kind, which has no part in the result."""
+"""Run many seeds on many cores, in spawned processes whose state does not affect the result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from time import perf_counter
 from chronik.testing.sim.runner import run_seed
 
 AHEAD = 2
-"""Seeds that wait for each core, so that none is idle."""
+"""Seeds submitted for each core, so that no core is idle."""
 
 
 @dataclass(slots=True)
 class Campaign:
-    """What came of it. `failures` are whole reports, each with the command that replays it."""
+    """The result of a campaign. `failures` are whole reports, each with the command that replays it."""
 
     scenario: str
     first_seed: int
@@ -47,7 +47,7 @@ class _Outcome:
 
 
 def campaign(scenario: str, first_seed: int, *, seconds: float, jobs: int, failures_max: int = 1) -> Campaign:
-    """Run seed after seed for `seconds`, or until enough have failed."""
+    """Run consecutive seeds for `seconds`, or until `failures_max` have failed."""
     result = Campaign(scenario, first_seed)
     started_s = perf_counter()
     next_seed = first_seed

@@ -1,9 +1,9 @@
-"""A topic that is made, written, trimmed, deleted and made again: what was acknowledged of that is never taken back.
+"""A topic that is created, written, trimmed, deleted and created again: no acknowledged change is ever undone.
 
-- A topic whose creation was acknowledged exists, one whose deletion was acknowledged goes and does not come back.
-- A new topic has nothing of the one of the same name before it.
-- Records below an acknowledged DeleteRecords stay deleted; the others are there, unless retention took the oldest or a
-  DeleteRecords without an answer was carried out.
+- A topic exists once its creation is acknowledged; once its deletion is acknowledged, it goes and does not come back.
+- A new topic has no records of an earlier topic with the same name.
+- Records below an acknowledged DeleteRecords stay deleted. All other records exist, unless retention deleted the oldest
+  or an unanswered DeleteRecords took effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE_S = 60e-3
 
 
 class TopicChurn(SimClient):
-    """The only client of its topic, so that it knows what must be there."""
+    """The only client of its topic, so it knows which records must exist."""
 
     def __init__(
         self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], replication_factor: int
@@ -57,15 +57,15 @@ class TopicChurn(SimClient):
                 await self._read_all()
                 await asyncio.sleep(self.random.expovariate(1.0) * PAUSE_S)
             unanswered = await self._make(lambda topics: topics.delete(self._topic))
-            # A node that lags may still name it for a while.
+            # A node that lags may still list the topic for a while.
             while self._topic in (await self.insist(self.cluster.layout)).topics:
                 await self.pause()
             if unanswered:
-                # It names a topic, not which one: where it is still on its way, it would hit the next of that name.
+                # DeleteTopics names no topic id: a request still in flight would delete the next topic of that name.
                 self._topic = f"{TOPIC}-{self.topics_made}"
 
     async def _make(self, change: Callable[[Topics], Awaitable[None]]) -> int:
-        """A change of topics until it is so; one whose answer was lost finds its work done. How many answers were."""
+        """Retry a topic change until it is done, perhaps by an unanswered attempt. Return how many were unanswered."""
         unanswered = 0
 
         async def attempt() -> None:
@@ -136,7 +136,7 @@ class TopicChurn(SimClient):
                 position += 1
 
     async def _new_start(self, position: int) -> int:
-        """Where to go on reading: retention may have moved the start, or a DeleteRecords without an answer."""
+        """Return where to resume reading: retention or an unanswered DeleteRecords may have moved the log start."""
         listed = await self.insist(lambda: Topics(self.cluster).offsets(self._topic, EARLIEST))
         start = listed[0].offset
         may_be = self._perhaps_deleted_below if self._configs["retention.bytes"] == "-1" else len(self._values)

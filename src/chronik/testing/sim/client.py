@@ -1,4 +1,4 @@
-"""What the simulated clients share: finding the leader, a connection of their own, retrying as real clients do."""
+"""The base of all simulated clients: finding the leader, own connections, and retries as in real clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY_PAUSE_S = 0.1
 
 
 class SimClient:
-    """One application: works until it is asked to `finish`, and then until nothing is left to do; then `is_done`."""
+    """One application. After `finish` it completes its remaining work; then `is_done` is true."""
 
     def __init__(self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]]) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class SimClient:
         self.is_finishing = False
         self.is_done = False
         self.errors: dict[str, int] = {}
-        # Each begins with another node, or all would learn of leaders from the same one.
+        # Shuffled, so that clients do not all learn of leaders from the same node.
         self._bootstrap = bootstrap if len(bootstrap) == 1 else self.random.sample(bootstrap, len(bootstrap))
         self._cluster: Cluster | None = None
         self._asked: dict[tuple[str, int], Cluster] = {}
@@ -56,7 +56,7 @@ class SimClient:
         return self._cluster
 
     async def leader(self, topic: str, partition: int) -> Connection:
-        """A connection to the partition's leader, whatever that takes."""
+        """Return a connection to the partition's leader; retry until there is one."""
 
         async def find() -> Connection:
             deadline = Deadline(REQUEST_TIMEOUT_S)
@@ -66,7 +66,7 @@ class SimClient:
         return await self.insist(find)
 
     def _any_node(self) -> Cluster:
-        """Ask one node or another who leads: one that is behind may still name itself."""
+        """Return a random node to query for leaders: a node that lags may still name itself."""
         if len(self._bootstrap) == 1:
             return self.cluster
         address = self.random.choice(self._bootstrap)
@@ -75,7 +75,7 @@ class SimClient:
         return self._asked[address]
 
     async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works. A cluster that never recovers is found by the scenario's deadline."""
+        """Retry until the attempt succeeds. The scenario's deadline detects a cluster that never recovers."""
         while True:
             try:
                 return await attempt()
@@ -86,7 +86,7 @@ class SimClient:
                 await self.pause()
 
     async def drop_connections(self) -> None:
-        """Start over, as an application does that lost its patience."""
+        """Close all connections, as an impatient application does before it starts over."""
         asked, self._asked = self._asked, {}
         for cluster in asked.values():
             await cluster.close()

@@ -1,4 +1,4 @@
-"""A machine's own clocks: both run a little fast or slow, and start anywhere."""
+"""A machine's monotonic and wall clocks: both run slightly fast or slow, and start at any value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EPOCH_MS = 1_750_000_000_000
 
 @dataclass(slots=True)
 class Clock:
-    """Invariant: `monotonic_s` never goes back; `wall_ms` may be stepped."""
+    """Invariant: `monotonic_s` never goes backwards; `wall_ms` may jump."""
 
     world: World
     rate: float = 1.0
@@ -22,18 +22,18 @@ class Clock:
         return self.offset_s + self.world.now * self.rate
 
     def step_wall(self, step_ms: int) -> None:
-        """Somebody sets the wall clock."""
+        """Set the wall clock forward or back."""
         self.wall_offset_ms += step_ms
 
     def run_at(self, rate: float) -> None:
-        """From now on the clocks run faster or slower; neither jumps."""
+        """Change the rate of both clocks from now on; neither jumps."""
         gained_s = self.world.now * (self.rate - rate)
         self.offset_s += gained_s
         self.wall_offset_ms += round(gained_s * 1000)
         self.rate = rate
 
     def world_s(self, monotonic_s: float) -> float:
-        """When this clock will show `monotonic_s`."""
+        """Return the world time at which this clock shows `monotonic_s`."""
         return (monotonic_s - self.offset_s) / self.rate
 
     def wall_ms(self) -> int:

@@ -1,6 +1,6 @@
-"""The nemesis of a cluster: what can happen between nodes, and to those whose role matters.
+"""The nemesis of a cluster: faults between nodes, and faults aimed at nodes with a role.
 
-It prefers whoever leads: the controller, and the leader of a partition.
+It prefers leaders: the controller, and the leader of a partition.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ CLUSTER_FAULTS: Mapping[str, int] = {
     "jump": 1,
     "drift": 1,
 }
-"""Each fault and its weight, where the disk's word counts (`synced`)."""
+"""Each fault and its weight under `synced` durability."""
 CUTS = ("isolate", "part", "freeze")
 VOTES = ("coup", "transfer", "kill")
 LEADER_SHARE = 0.6
 SHORT_S_MAX = 1.0
 LONG_S = (2.2, 4.5)
-"""A session lasts 2 s: some pauses and cuts are shorter, some longer."""
+"""A broker session lasts 2 s: some pauses and cuts are shorter, some longer."""
 COUP_WAIT_S = 1.5
 ALONE_FROM_S = (0.5, 2.0)
 ALONE_S = (5.0, 7.0)
-"""Sessions of brokers and of members, one after the other, and an election are over by then."""
+"""Longer than a broker session, a member session and an election, one after the other."""
 WALL_JUMP_MS_MAX = 20 * 60 * 1000
 DRIFT_MAX = 0.05
-"""What the leases tolerate: two clocks differ by 10 % at most."""
+"""Leases tolerate this drift: the rates of two clocks differ by at most 10 %."""
 DRIFT_S_MAX = 5.0
 
 
 class ClusterNemesis(Nemesis):
-    """Invariant: only `mortal` ever loses what it wrote and did not sync, where that is given."""
+    """Invariant: if `mortal` is given, only that node ever loses unsynced writes."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class ClusterNemesis(Nemesis):
         mortal: SimNode | None = None,
     ) -> None:
         super().__init__(world, network, nodes, clients, faults, {**MOMENTS, **CLUSTER_MOMENTS})
-        # All kinds at once hide each other: a long cut shows nothing where something else dies meanwhile.
+        # Faults of all kinds at once mask each other: a long cut reveals nothing if another node dies meanwhile.
         some = tuple(self._random.sample(sorted(faults), self._random.randint(2, 5)))
         kinds = self._random.choice((tuple(faults), some, CUTS, CUTS, VOTES))
         self._faults = {kind: faults[kind] for kind in kinds}
         self._topic = topic
         self._mortal = mortal
 
-    # -- whom it strikes -----------------------------------------------------------------------------------------------
+    # -- victims -------------------------------------------------------------------------------------------------------
 
     def _victim(self) -> SimNode:
         if self._random.random() < LEADER_SHARE:
@@ -100,7 +100,7 @@ class ClusterNemesis(Nemesis):
         if self._may_lose(node):
             super()._sync_error(node)
 
-    # -- the faults ----------------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
         return {
@@ -118,24 +118,24 @@ class ClusterNemesis(Nemesis):
         }
 
     def _freeze(self, node: SimNode) -> None:
-        """A pause that may last longer than the session: others take over meanwhile."""
+        """Pause the node, perhaps for longer than its session, so that other nodes take over."""
         pause_s = self._duration_s()
         self._world.note(f"{node.host.name} is frozen for {pause_s:.3f} s")
         node.host.pause()
         self._world.after(pause_s, node.host.resume)
 
     def _isolate(self, node: SimNode) -> None:
-        """Cut off from the other nodes; clients still reach it."""
+        """Cut the node off from the other nodes; clients still reach it."""
         others = [other.host for other in self._nodes if other is not node]
         self._cut_links([(node.host, other) for other in others] + [(other, node.host) for other in others])
 
     def _deafen(self, node: SimNode) -> None:
-        """One link between two nodes carries nothing in one direction."""
+        """Cut one direction of the link between two nodes."""
         other = self._random.choice([each for each in self._nodes if each is not node])
         self._cut_links([(other.host, node.host)])
 
     def _part(self, node: SimNode) -> None:
-        """The leader of a partition and the controller do not hear each other; the third node hears both."""
+        """Cut a partition's leader and the controller off from each other; other nodes still reach both."""
         leaders = [each for each in self._nodes if self._leads_partition(each)]
         controllers = [each for each in self._nodes if each.is_ready and each.broker and each.broker.is_controller]
         leader = self._random.choice(leaders or [node])
@@ -161,7 +161,7 @@ class ClusterNemesis(Nemesis):
             self._power(node)
 
     def _transfer(self, _: SimNode) -> None:
-        """The controller hands its part to another node."""
+        """Make the controller transfer its Raft leadership to another node."""
         for node in self._nodes:
             broker, process = node.broker, node.host.process
             if node.is_ready and broker is not None and process is not None and broker.is_controller:
@@ -169,7 +169,7 @@ class ClusterNemesis(Nemesis):
                 process.loop.call_soon_threadsafe(broker.member.raft.transfer_leadership)
 
     def _coup(self, node: SimNode) -> None:
-        """At the next vote whoever it is for is cut off, and the other nodes are killed, so that they vote anew."""
+        """At the next vote, isolate the candidate and kill all other nodes, so that they vote again."""
         for voter in self._nodes:
             strike = Strike(ANSWERED, 1, partial(self._cut_off_candidate, voter), partial(_has_just_voted, voter))
             self._armed[voter.host] = strike
@@ -207,9 +207,9 @@ class ClusterNemesis(Nemesis):
 
 
 class LoneCut(ClusterNemesis):
-    """One node is cut off from the others, and from no client, until all it had has long been taken over.
+    """Cuts one node off from the other nodes, but not from clients, until others have long taken over its roles.
 
-    Nothing else happens: what it still answers shows. Most often it coordinates a group.
+    No other fault occurs, so its stale answers are visible. Most often the node coordinates a group.
     """
 
     def begin(self, until_s: float, pause_s: float) -> None:
@@ -224,7 +224,7 @@ class LoneCut(ClusterNemesis):
 
 
 def _has_just_voted(voter: SimNode) -> bool:
-    """Whether its answer was, or may have been, the vote that makes another node lead."""
+    """Return whether the voter's answer was, or may have been, the vote that elects another node."""
     broker = voter.broker
     if broker is None or not voter.takes_part:
         return False

@@ -1,4 +1,4 @@
-"""Consumers without a group: one follows the log's end and now and then goes back; one reads everything at the end."""
+"""Consumers without a group: one follows the log and sometimes rereads; one reads everything when the run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REREAD_SHARE = 0.02
 
 
 class SimConsumer(SimClient):
-    """Follows one partition."""
+    """Follows the end of one partition."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SimConsumer(SimClient):
 
 
 class FinalReader(SimConsumer):
-    """Reads the partition from its beginning to its end, when nothing is written any more."""
+    """Reads the partition from beginning to end, after all writes have stopped."""
 
     def __init__(
         self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], topic: str, partition: int
@@ -93,7 +93,7 @@ class FinalReader(SimConsumer):
                 continue
             if self.position == before:
                 self.world.violated(f"{self.partition.name} ends at {end_offset}, and nothing is read at {before}")
-        # Requests without an answer may still have come in meanwhile.
+        # Unanswered produce requests may have been appended meanwhile.
         self._compare(max(end_offset, self.position))
 
     async def _end_offset(self) -> int:
@@ -112,7 +112,7 @@ class FinalReader(SimConsumer):
 
 
 async def list_offset(connection: Connection, partition: PartitionHistory, timestamp: int) -> int:
-    """ListOffsets of one partition. Raises KafkaError and ClientError."""
+    """Send ListOffsets for one partition and return the offset. Raises KafkaError and ClientError."""
     wanted = {"partition_index": partition.name.partition, "current_leader_epoch": -1, "timestamp": timestamp}
     response = await connection.call(
         ApiKey.LIST_OFFSETS,

@@ -1,7 +1,7 @@
-"""A machine's disk, and the view of it that one process has: `storage.disk.Disk` over a simulated tree of files.
+"""A machine's disk, and one process's view of it: `storage.disk.Disk` over a simulated tree of files.
 
-Each operation takes time, may fail, and is a moment at which the process may die. A dead process gets `Crashed` from
-everything, so that what runs while it unwinds changes nothing.
+Each operation takes time, may fail, and is a crash point of the process. In a dead process every operation raises
+`Crashed`, so that code that runs while it unwinds changes nothing.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ WRITES = SYNCS | {
     "disk.rename",
     "disk.remove",
 }
-"""What a failing or hanging device refuses."""
+"""The operations that a failing or hanging device affects."""
 
 
 @dataclass(slots=True)
 class DiskSpeed:
-    """How a device behaves; drawn for each machine, made worse by faults."""
+    """The speed of a device; drawn for each machine, reduced by faults."""
 
     sync_s: float
-    """Mean time of a sync."""
+    """Mean duration of a sync."""
     cold_share: float
-    """How often what is read is not in the page cache."""
+    """The share of reads that miss the page cache."""
 
     @staticmethod
     def drawn(random: Random) -> DiskSpeed:
@@ -51,7 +51,7 @@ class DiskSpeed:
 
 
 class SimDisk:
-    """The device: its tree, its speed, and the faults it has now."""
+    """The device: its tree, its speed, and its current faults."""
 
     def __init__(self, host: Host, speed: DiskSpeed, random: Random) -> None:
         self.speed = speed
@@ -59,15 +59,15 @@ class SimDisk:
         self.slowness = 1.0
         self.root = FolderNode()
         self.capacity_bytes: int | None = None
-        """None: no bound."""
+        """None: unlimited."""
         self.sync_error_share = 0.0
         self.syncs_failed = 0
         self.is_failing = False
-        """Every write, and every sync, is answered with EIO."""
+        """Every write and every sync fails with EIO."""
         self.hangs_until_s = 0.0
-        """No job of a thread comes back before this time of the world."""
+        """No executor job does its work before this world time."""
         self.holds_up: frozenset[str] = frozenset()
-        """The operations that hold up the loop, too, while the device hangs."""
+        """The operations that block the loop as well while the device hangs."""
         self.locks: dict[FileNode, Process] = {}
         self._host = host
         self._hung: list[Callable[[], None]] = []
@@ -77,20 +77,20 @@ class SimDisk:
         return self.speed.sync_s * self.slowness
 
     def fill(self, left_bytes: int) -> None:
-        """Somebody else's data takes the room, but for this much."""
+        """Fill the device with other data until only `left_bytes` are free."""
         self.capacity_bytes = self.root.size_bytes() + left_bytes
 
     def make_room(self) -> None:
         self.capacity_bytes = None
 
     def lacks(self, more_bytes: int) -> int:
-        """How many of `more_bytes` do not fit."""
+        """Return how many of `more_bytes` do not fit."""
         if self.capacity_bytes is None or more_bytes <= 0:
             return 0
         return max(0, self.root.size_bytes() + more_bytes - self.capacity_bytes)
 
     def hang(self, seconds: float, holds_up: frozenset[str]) -> None:
-        """From now on and for this long no thread gets an answer from the device."""
+        """Block executor jobs for this long from now on."""
         self.hangs_until_s = self._host.world.now + seconds
         self.holds_up = holds_up
         self._host.world.after(seconds, self._answer_again)
@@ -100,7 +100,7 @@ class SimDisk:
             self.heal()
 
     def heal(self) -> None:
-        """The device is well: what hung goes on."""
+        """End failures and hangs; blocked jobs resume."""
         self.is_failing = False
         self.hangs_until_s = 0.0
         self.holds_up = frozenset()
@@ -131,10 +131,10 @@ class ProcessDisk:
         self.device = process.host.disk
         self._world = process.world
 
-    # -- what each operation does first --------------------------------------------------------------------------------
+    # -- common to all operations --------------------------------------------------------------------------------------
 
     def begin(self, operation: str, size_bytes: int = 0) -> None:
-        """Time passes; the process may die before the operation."""
+        """Charge the operation's time. The process may die here, before the operation."""
         self.process.check_alive()
         self._world.trace(operation, self.process.serial, size_bytes)
         self.process.charge((CALL_S + size_bytes * BYTE_S) * self.device.slowness)
@@ -221,7 +221,7 @@ class ProcessDisk:
         if target is folder:
             folder.change(old_name, new_name, node)
         else:
-            # A file system journals both folders in one transaction: no power loss leaves the name in neither.
+            # A file system journals both folders in one transaction: after a power loss, one of them has the name.
             target.change(None, new_name, node)
             target.sync()
             folder.change(old_name, None, None)

@@ -1,7 +1,7 @@
-"""The nemesis of disks: files that are lost, cut, damaged or put back from an old copy; devices that fail or hang.
+"""The nemesis of disks: files that are lost, cut, corrupted or restored from an old copy; devices that fail or hang.
 
-Files are hurt while their node is down, alone or with all others, and the hurt node comes back first, last or in
-between. `Wounds` says whose files may be hurt: one node's at a time.
+Files are damaged while their node is down, alone or with all other nodes. The damaged node restarts first, last or in
+between. `Wounds` decides which node's files may be damaged: one node's at a time.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ WOUNDS: Mapping[str, int] = {
     "lose_node": 5,
     "old_store": 5,
 }
-"""Faults that hurt the files of one node, and their weights."""
+"""Faults that damage the files of one node, and their weights."""
 ALL_SHARE = 0.6
-"""How often all other nodes go down with the one whose files are hurt."""
+"""How often all other nodes go down with the node whose files are damaged."""
 LATER_S = (0.5, 3.0)
-"""How much later than the first of them nodes start that went down together."""
+"""After nodes went down together, some of them start this much later than the first."""
 LAGGING_SHARE = 0.4
 LAGGING_S = (2.5, 4.0)
-"""Longer than a session: the others go on without a node that is down for so long."""
+"""Longer than a session: the other nodes continue without a node that is down for this long."""
 WHOLE_LATER_S = (2.0, 6.0)
 COPIES_KEPT = 3
 WOUND_AGAIN_S = 0.3
 WOUND_TRIES = 8
 WITHOUT_STORES_S = (2.0, 5.0)
 STORE_AGE_S = (0.3, 3.0)
-"""How old a copy of a Raft store is that is put back."""
+"""The age of a Raft store that is restored from a copy."""
 STORE_REFUSED_S = (2.0, 4.0)
-"""After this long somebody removes a store with which the node does not start, as the node says."""
+"""After this long an operator removes a store that the node refuses to start with, as its error advises."""
 SICK_FROM_S = (0.5, 2.0)
 SICK_S = 18.0
 
 
 class DiskNemesis(ClusterNemesis):
-    """Strikes as a `ClusterNemesis` does, with these faults among the others."""
+    """A `ClusterNemesis` with disk faults in addition."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class DiskNemesis(ClusterNemesis):
         self._faults = {kind: weights[kind] for kind in kinds}
         self.wounds = Wounds(world, nodes)
         self._stores: list[tuple[SimNode, FileNode]] = []
-        """The Raft stores that nodes have to do without."""
+        """The Raft stores that were taken from their nodes."""
         self._old_stores: list[SimNode] = []
-        """The nodes whose Raft stores are from a moment ago."""
+        """The nodes whose Raft stores were replaced by an older copy."""
         self._is_waiting = False
-        """Whether somebody's files are to be hurt as soon as that may be: nothing else happens until then."""
+        """Whether a file fault waits until it is allowed: no other fault is injected until then."""
 
     def _faults_by_name(self) -> dict[str, Callable[[SimNode], None]]:
         return {
@@ -90,14 +90,14 @@ class DiskNemesis(ClusterNemesis):
         super().end()
 
     def _strike(self) -> None:
-        # Whether nodes found a cluster without their stores shows only if they are left alone.
+        # Nodes without stores must not form a new cluster: that shows only if no fault disturbs them.
         if not self._stores and not self._is_waiting:
             super()._strike()
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _wound(self, kind: str, node: SimNode, tries: int = WOUND_TRIES) -> None:
-        """Hurts the files of this node, or of another that can be done without; waits a while for one of them."""
+        """Damage the files of this node, or of another that may be damaged; if there is none, retry for a while."""
         victim = None if self._is_over else self._one_to_hurt(kind, node)
         self._is_waiting = victim is None and tries > 0 and not self._is_over
         if victim is None:
@@ -105,7 +105,7 @@ class DiskNemesis(ClusterNemesis):
                 self.counts[kind] -= 1
                 return
             if kind == "roll_back" and node.is_ready and not node.copies:
-                self._kill(node)  # before its next start its folder is copied
+                self._kill(node)  # `_start` copies its folder before it runs again
             self._world.after(WOUND_AGAIN_S, self._wound, kind, node, tries - 1)
         elif kind == "roll_back":
             self._roll_back(victim)
@@ -115,7 +115,7 @@ class DiskNemesis(ClusterNemesis):
             self._prepare(kind, victim)
 
     def _prepare(self, kind: str, node: SimNode) -> None:
-        """Often another node goes down first and falls behind: it returns with the hurt one, before the whole one."""
+        """Often take another node down first to make it lag; it restarts with the damaged node, before intact nodes."""
         others = [each for each in self._nodes if each is not node and each.is_ready]
         lagging = self._random.choice(others) if others and self._random.random() < LAGGING_SHARE else None
         store = self.wounds.files(node).copy_store()
@@ -168,7 +168,7 @@ class DiskNemesis(ClusterNemesis):
         self._bring_up(node, down, lagging)
 
     def _roll_back(self, node: SimNode) -> None:
-        """To what it was before an earlier run of the node."""
+        """Restore the data folder as it was before an earlier run of the node."""
         down = self._take_down(node)
         self.wounds.files(node).put_back(self._random.choice(_older_copies(node)))
         self._world.note(f"{node.host.name} has its data folder from an earlier time")
@@ -176,9 +176,9 @@ class DiskNemesis(ClusterNemesis):
         self._bring_up(node, down)
 
     def _put_old_store(self, node: SimNode, lagging: SimNode | None, store: FileNode | None) -> None:
-        """The Raft store is what it was a moment ago, as if the end of its file had been lost.
+        """Replace the Raft store by a recent copy, as if the end of its file had been lost.
 
-        After a kill: then its node knows how far the store had come, and does not vote with it.
+        The node is killed first: after a kill it knows how far its store had come, and does not vote with an older one.
         """
         down = list(self._nodes) if lagging is not None or self._random.random() < ALL_SHARE else [node]
         for each in down:
@@ -201,9 +201,9 @@ class DiskNemesis(ClusterNemesis):
             node.start_when_down()
 
     def _others_remember(self, node: SimNode) -> bool:
-        """Whether the other voters durably know the newest term and all that is committed: the copy forgets both.
+        """Return whether the other voters durably have the newest term and all committed entries: the copy may not.
 
-        Without that, no node could tell what was agreed on: an old copy of a voter is a lost voter.
+        Otherwise no node would know what was committed: a voter that is rolled back is a lost voter.
         """
         if not all(each.takes_part for each in self._nodes):
             return False
@@ -220,7 +220,7 @@ class DiskNemesis(ClusterNemesis):
         super()._start(node)
 
     def _begin_anew(self, kind: str, node: SimNode) -> None:
-        """Its Raft store is lost, or all that it has: it joins the cluster as a new member."""
+        """Remove the node's Raft store, or all its files: it joins the cluster as a new member."""
         self._crash(node)
         if kind == "lose_store":
             self.wounds.files(node).take_store()
@@ -232,9 +232,9 @@ class DiskNemesis(ClusterNemesis):
         self._bring_up(node, [node])
 
     def _lose_all_stores(self, node: SimNode) -> None:
-        """Nodes start without their metadata; some seconds later somebody puts it back.
+        """Start all nodes without their metadata; some seconds later an operator restores it.
 
-        Only where each of them has logs: nodes that have nothing at all may well found a cluster.
+        Only if every node has logs: nodes without any data may rightly form a new cluster.
         """
         files = [self.wounds.files(each) for each in self._nodes]
         if self._stores or not self.wounds.is_healed() or not all(each.exposed() for each in files):
@@ -263,14 +263,14 @@ class DiskNemesis(ClusterNemesis):
             self._world.note("all nodes have their Raft stores again")
 
     def _take_down(self, node: SimNode) -> list[SimNode]:
-        """The node, and often all others with it."""
+        """Crash the node, and often all other nodes with it. Return the crashed nodes."""
         down = list(self._nodes) if self._random.random() < ALL_SHARE else [node]
         for each in down:
             self._crash(each)
         return down
 
     def _take_all_down(self) -> list[SimNode]:
-        """By a kill, after which the files tell how far they had come."""
+        """Kill all nodes: after a kill, the files show how far they had come."""
         for each in self._nodes:
             each.kill()
         return list(self._nodes)
@@ -282,7 +282,7 @@ class DiskNemesis(ClusterNemesis):
             node.kill()
 
     def _bring_up(self, node: SimNode, down: Sequence[SimNode], lagging: SimNode | None = None) -> None:
-        """All that are down; often the hurt node first, with no more of the others than a majority needs, or last."""
+        """Start all nodes that are down: the damaged node last, or early with just enough others for a majority."""
         if lagging is not None:
             later_s = self._random.uniform(*WHOLE_LATER_S)
             for each in down:
@@ -299,9 +299,9 @@ class DiskNemesis(ClusterNemesis):
     # -- devices -------------------------------------------------------------------------------------------------------
 
     def _fail_disk(self, node: SimNode) -> None:
-        """Every write fails; when the device is well again, the node is started anew if a sync had failed.
+        """Fail every write for a while; then restart the node if a sync failed.
 
-        A failed sync loses what the page cache had: where that counts as written, the device hangs instead.
+        A failed sync loses what is in the page cache. If the node may not lose that, the device hangs instead.
         """
         if not self._may_lose(node):
             self.counts["fail_disk"] -= 1
@@ -320,7 +320,7 @@ class DiskNemesis(ClusterNemesis):
             self._fault(self._random.choice(("kill", "stop")), node)()
 
     def _hang_disk(self, node: SimNode) -> None:
-        """No thread gets an answer; the page cache still takes what the loop writes, or does not, either."""
+        """Block executor jobs; in some runs, syncs or all writes in the loop block as well."""
         seconds = self._sick_s()
         holds_up = self._random.choice((frozenset[str](), SYNCS, WRITES))
         self._world.note(f"{node.host.name} has a disk that hangs for {seconds:.1f} s")
@@ -331,12 +331,12 @@ class DiskNemesis(ClusterNemesis):
 
 
 def _older_copies(node: SimNode) -> list[FolderNode]:
-    """Those that were made before its last start."""
+    """Return the copies that were made before the node's last start."""
     return [copy for starts, copy in node.copies if starts < node.starts]
 
 
 class SickDisk(DiskNemesis):
-    """One device fails or hangs, long enough to see that the cluster goes on without it; nothing else happens."""
+    """One device fails or hangs, long enough to show that the cluster continues without it; no other fault occurs."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The nemesis: what breaks, when, and how it is mended.
+"""The nemesis: which faults occur, when, and how they are repaired.
 
-Most crashes come at a moment that matters (a sync begins or is done, a segment arrives, a file was renamed) and not at
-just any time: that is where bugs are.
+Most crashes occur at a crash point (a sync begins or completes, a segment arrives, a file was renamed) and not at an
+arbitrary time: that is where bugs are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOMENTS: Mapping[str, int] = {
     "disk.removed": 1,
     "disk.truncate": 1,
 }
-"""Each moment and its weight."""
+"""Each crash point and its weight."""
 FAULTS: Mapping[str, int] = {
     "kill": 5,
     "power": 8,
@@ -48,7 +48,7 @@ FAULTS: Mapping[str, int] = {
 """Each fault and its weight."""
 
 CRASHES = ("kill", "power", "pause", "freeze", "kill_all", "power_all")
-"""Faults that may wait for a moment that matters."""
+"""Faults that may wait for a crash point."""
 MOMENT_SHARE = 0.75
 MOMENT_WAIT_S = 0.4
 SECOND_CRASH_SHARE = 0.4
@@ -58,17 +58,17 @@ SOON_S = 0.4
 
 @dataclass(slots=True)
 class Strike:
-    """A fault that waits for its moment."""
+    """A fault that waits for a crash point."""
 
     moment: str
     countdown: int
     carry_out: Callable[[], None]
     is_due: Callable[[], bool] = lambda: True
-    """Whether this is the moment, and not another of the same name."""
+    """Whether to strike here, or to wait for another crash point of the same name."""
 
 
 class Nemesis:
-    """Breaks and mends nodes and what is between them and their clients."""
+    """Breaks and repairs nodes, and the network between them and their clients."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Nemesis:
         self._is_over = False
 
     def begin(self, until_s: float, pause_s: float) -> None:
-        """Strike at random times, `pause_s` apart in the mean, until then."""
+        """Inject faults at random times, on average `pause_s` apart, until `until_s`."""
         for node in self._nodes:
             node.host.on_moment = self._on_moment
         now_s = self._world.now
@@ -102,7 +102,7 @@ class Nemesis:
             self._world.at(now_s, self._strike)
 
     def end(self) -> None:
-        """Mend everything, for good."""
+        """Repair everything and inject no more faults."""
         self._is_over = True
         self._armed.clear()
         for one in (*self._clients, *(node.host for node in self._nodes)):
@@ -115,12 +115,12 @@ class Nemesis:
             node.host.disk.slowness = 1.0
             node.host.resume()
             if node.host.disk.syncs_failed:
-                # A log whose sync failed waits for a restart, as an operator would do it.
+                # A log whose sync failed waits for an operator to restart the node.
                 node.kill()
             node.host.disk.sync_error_share = 0.0
             node.start_when_down()
 
-    # -- striking ------------------------------------------------------------------------------------------------------
+    # -- injection -----------------------------------------------------------------------------------------------------
 
     def _strike(self) -> None:
         if self._is_over:
@@ -181,7 +181,7 @@ class Nemesis:
             "silence": self._silence,
         }
 
-    # -- the faults ----------------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def _kill(self, node: SimNode) -> None:
         node.kill()
@@ -205,7 +205,7 @@ class Nemesis:
                 kind = self._random.choice(("kill", "power"))
                 self._arm(node, self._random.randint(1, 30), self._fault(kind, node))
             else:
-                # Soon after recovery, to show what that took for durable and did not make so.
+                # Soon after recovery, to expose data that recovery assumed durable but did not sync.
                 self._world.after(self._random.random() * SOON_S, self._fault("power", node))
 
     def _stop(self, node: SimNode) -> None:

@@ -1,4 +1,4 @@
-"""One fetch of one partition; and the same checked against the history on its way to whoever asked."""
+"""One fetch of one partition, plain or checked against the history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FETCH_SLACK_S = 0.6
 
 
 class Fetched(NamedTuple):
-    """What one fetch brought: whole batches from the one with the asked offset on."""
+    """The result of one fetch: records from the fetch offset on, decoded from whole batches."""
 
     records: list[Record]
     next_offset: int
@@ -30,7 +30,7 @@ class Fetched(NamedTuple):
 async def fetch_records(
     connection: Connection, topic: str, partition: int, position: int, *, max_bytes: int, max_wait_ms: int
 ) -> Fetched:
-    """Raises what the broker or the connection raised."""
+    """Fetch from `position`. Raises the broker's error as KafkaError, or ClientError."""
     wanted = FetchPartition(
         partition,
         current_leader_epoch=-1,
@@ -67,7 +67,7 @@ async def fetch_records(
 async def fetch(
     connection: Connection, history: PartitionHistory, position: int, reader: str, *, max_bytes: int, max_wait_ms: int
 ) -> int:
-    """Reads on from `position` and returns the position after it. Raises what the broker or the connection raised."""
+    """Fetch from `position`, check the result, and return the next position. Raises as `fetch_records` does."""
     known_end = history.end_seen
     fetched = await fetch_records(connection, *history.name, position, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
     history.end_shown(fetched.high_watermark, known_end, reader)

@@ -1,8 +1,7 @@
-"""The files of a node that does not run, in the hands of somebody else: removed, cut, damaged, put back from a copy.
+"""Damage to the files of a node that is down: removed, cut, corrupted, or restored from a copy.
 
-What is done here is durable at once. Only what was durable before is hurt, below the recovery point or the synced end
-that the node's files have for the log: what lies above them a crash may take as well, and nobody could tell the
-difference.
+Every change here is durable at once. Only durable records are damaged: those below the recovery point or the synced end
+in the node's files. A crash may also lose records above these offsets, and no node could tell the difference.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from chronik.wire.errors import KafkaError
 
 SEGMENT_SUFFIX = ".log"
 LENGTH_AT, LENGTH_END, MAGIC_AT = 8, 12, 16
-"""Of a batch: the length and all from the magic on are checked; base offset and leader epoch are not."""
+"""Of a batch, the length and everything from the magic on are verified; base offset and leader epoch are not."""
 
 
 class Batch(NamedTuple):
@@ -32,14 +31,14 @@ class Batch(NamedTuple):
 
 
 class Exposed(NamedTuple):
-    """A log with durable records: those below the recovery point `upto`."""
+    """A log with durable records: those below `upto`, its recovery point or synced end."""
 
     log: TopicPartition
     upto: int
 
 
 class NodeFiles:
-    """The data folder of one node. For times when the node is down; only `whole_end` may look while it runs."""
+    """The data folder of one node. Methods that change it require that the node is down."""
 
     def __init__(self, host: Host, path: str, node_id: int) -> None:
         self._device = host.disk
@@ -51,10 +50,10 @@ class NodeFiles:
     def exist(self) -> bool:
         return self._folder(self._device.root, self._path) is not None
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def exposed(self) -> list[Exposed]:
-        """The logs with records below a recovery point, in the order of their names."""
+        """Return the logs with durable records, sorted by name."""
         return [
             Exposed(log, point)
             for log, point in sorted(self._recovery_points().items())
@@ -62,9 +61,9 @@ class NodeFiles:
         ]
 
     def whole_end(self, log: TopicPartition) -> int | None:
-        """Up to which offset the log has every batch from its start on, with its content; None where one is bad.
+        """Return the offset up to which the log has every batch, intact, from its start on; None if one is bad.
 
-        Blind to gaps that compaction may have made.
+        In a compacted log, gaps are ignored.
         """
         folder = self._log(log) or FolderNode()
         end: int | None = None
@@ -89,7 +88,7 @@ class NodeFiles:
         return end or 0
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        """As the node would read them at its next start: from a copy, since opening a folder changes it."""
+        """Return the durable ends that the node would read at its start. Uses a copy: opening a folder changes it."""
         if not self.exist:
             return {}
         disk = _CopiedDisk(self._host)
@@ -117,7 +116,7 @@ class NodeFiles:
         return self._folder(self._device.root, f"{self._path}/{LOGS_NAME}/{log[0]}-{log[1]}")
 
     def _batches(self, log: TopicPartition) -> list[Batch]:
-        """In order, as far as the chain of batches goes in each segment."""
+        """Return the batches in order; each segment up to its first unreadable header."""
         folder = self._log(log) or FolderNode()
         return [
             Batch(name, at, header)
@@ -125,10 +124,10 @@ class NodeFiles:
             for at, header in _chain(memoryview(bytes(_file(folder, name).cached)))
         ]
 
-    # -- what can happen to it -----------------------------------------------------------------------------------------
+    # -- damage --------------------------------------------------------------------------------------------------------
 
     def remove_log(self, exposed: Exposed) -> str:
-        """The folder of one replica is gone: the repair that somebody made by hand, to the wrong one."""
+        """Remove the folder of one replica, as an operator might who repairs the wrong one by hand."""
         self._device.root.settle()
         logs = self._folder(self._device.root, f"{self._path}/{LOGS_NAME}")
         assert logs is not None
@@ -137,19 +136,19 @@ class NodeFiles:
         return "is removed"
 
     def shorten(self, exposed: Exposed, random: Random) -> str:
-        """A segment that ends before its time, between two batches or within one; or that is not there at all."""
+        """Cut a segment between two batches or within one, or remove it."""
         self._device.root.settle()
         log = self._log(exposed.log)
         assert log is not None
         batches = [batch for batch in self._batches(exposed.log) if batch.header.base_offset < exposed.upto]
         if _is_compacted(exposed.log):
-            # Gaps between batches are right there: only an end that comes too early can be told from them.
+            # A compacted log may have gaps between batches: only an end that is too early is detectable.
             last = _segments(log)[-1]
             batches = [batch for batch in batches if batch.segment == last]
             if not batches:
                 return self.damage(exposed, random)
         chosen = batches[-1] if random.random() < 0.5 else random.choice(batches)
-        # Without its first segment a log looks as retention leaves it: that is not promised.
+        # Without its first segment a log looks as retention leaves it: detection is not promised.
         may_go = chosen.segment != _segments(log)[0] or len(_segments(log)) == 1
         if random.random() < 0.2 and may_go and not _is_compacted(exposed.log):
             log.change(chosen.segment, None, None)
@@ -164,7 +163,7 @@ class NodeFiles:
         return f"has {chosen.segment} cut to {keep} bytes, in the batch at {chosen.header.base_offset}"
 
     def damage(self, exposed: Exposed, random: Random) -> str:
-        """Bits of a batch are not what was written."""
+        """Flip one bit of a batch."""
         self._device.root.settle()
         log = self._log(exposed.log)
         assert log is not None
@@ -184,7 +183,7 @@ class NodeFiles:
         return self._own().copy()
 
     def put_back(self, copy: FolderNode) -> None:
-        """The folder is what it was when the copy was made."""
+        """Restore the folder from the copy."""
         parent, _, name = self._path.rpartition("/")
         holder = self._folder(self._device.root, parent)
         assert holder is not None
@@ -192,7 +191,7 @@ class NodeFiles:
         self._device.root.settle()
 
     def wipe(self) -> None:
-        """Nothing is left: another disk."""
+        """Remove the whole folder, as a replaced disk does."""
         parent, _, name = self._path.rpartition("/")
         holder = self._folder(self._device.root, parent)
         if holder is not None:
@@ -200,7 +199,7 @@ class NodeFiles:
             self._device.root.settle()
 
     def take_store(self) -> FileNode | None:
-        """The Raft store is gone; returns it, for whoever finds it again."""
+        """Remove the Raft store and return it, so that it can be restored."""
         self._device.root.settle()
         own = self._own()
         store = own.names.get(STORE_NAME)
@@ -209,7 +208,7 @@ class NodeFiles:
         return store if isinstance(store, FileNode) else None
 
     def copy_store(self) -> FileNode | None:
-        """The Raft store as it is now, for somebody who puts it back later. The node may run."""
+        """Return a copy of the Raft store, to be restored later. The node may run."""
         store = self._own().names.get(STORE_NAME)
         if not isinstance(store, FileNode):
             return None
@@ -224,7 +223,7 @@ class NodeFiles:
 
 
 def _chain(data: memoryview) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches of a segment and where they are, until something else follows."""
+    """Yield the batches of a segment with their positions, up to the first bytes that are no batch."""
     at = 0
     while len(data) - at >= HEADER_BYTES and (header := read_batch_header(data, at)).magic == 2:
         if not HEADER_BYTES <= header.size_bytes <= len(data) - at:
@@ -244,12 +243,12 @@ def _file(log: FolderNode, name: str) -> FileNode:
 
 
 def _is_compacted(log: TopicPartition) -> bool:
-    """By name, as the workload makes its topics."""
+    """Return whether the log is compacted, by the topic names that the workload uses."""
     return log[0] in ("__consumer_offsets", "latest")
 
 
 class _CopiedDisk(ProcessDisk):
-    """A copy of a machine's files for somebody who is not of this world: no time passes, and nothing fails."""
+    """A copy of a machine's files for use outside the simulation: no time passes, and nothing fails."""
 
     def __init__(self, host: Host) -> None:
         self.device = _CopiedDevice(host.disk.root.copy())  # type: ignore[assignment]

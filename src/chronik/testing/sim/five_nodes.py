@@ -1,7 +1,7 @@
 """Five nodes, replication factor 3, uneven placement; nodes join, leave and are lost, disks are bad.
 
-The promises are those of `three_nodes` and `bad_disks`. In half of the seeds the fifth node joins a running cluster. An
-operator takes nodes out and lets them join anew, and changes min.insync.replicas while records flow.
+The guarantees are those of `three_nodes` and `bad_disks`. In half of the seeds the fifth node joins a running cluster.
+In some seeds an operator removes nodes and adds them again, and changes min.insync.replicas during writes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from chronik.testing.sim.workload import TOPIC, Workload, WorkloadSettings
 
 FOUNDERS_BEFORE_A_JOIN = 4
 PLACEMENT_WEIGHTS = (5.0, 4.0, 2.0, 1.0, 1.0)
-"""How likely a node is to get a replica, in an order of nodes that each seed draws."""
+"""The weight of each node in replica placement; each seed draws the order of the nodes."""
 JOINS_AFTER_S = (0.5, 3.0)
 SICK_SHARE = 0.3
 
 
 class FiveNodes(ThreeNodes):
-    """A cluster in which no two nodes need have the same partitions."""
+    """A cluster whose nodes may all have different partitions."""
 
     name: ClassVar[str] = "five-nodes"
     node_count: ClassVar[int] = 5
@@ -54,11 +54,11 @@ class FiveNodes(ThreeNodes):
         placed = [node for node in self._order if node <= self.founder_count]
         weights = PLACEMENT_WEIGHTS[: len(placed)]
         assignments = tuple(self._placed(placed, list(weights)) for _ in range(settings.partitions))
-        # Five nodes have more to say to each other than three.
+        # Five nodes exchange more messages than three: run fewer producers.
         return replace(settings, assignments=assignments, producers=settings.producers[:2])
 
     def _placed(self, nodes: list[int], weights: list[float]) -> tuple[int, ...]:
-        """Some nodes, each at most once, the heavier the likelier."""
+        """Draw distinct nodes for the replicas, by weight."""
         left = dict(zip(nodes, weights, strict=True))
         chosen: list[int] = []
         while len(chosen) < REPLICAS:

@@ -1,4 +1,4 @@
-"""Calls to a group's coordinator that several clients make: for committed offsets, and to commit some."""
+"""Group requests that several clients share: OffsetFetch and OffsetCommit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_GENERATION = -1
 async def committed_offsets(
     connection: Connection, group: str, topic: str, partitions: Sequence[int], *, require_stable: bool
 ) -> dict[int, int]:
-    """OffsetFetch: what this node says the group has committed, -1 for nothing. Raises KafkaError and ClientError."""
+    """Send OffsetFetch and return the committed offsets, -1 if there is none. Raises KafkaError and ClientError."""
     topics = [{"name": topic, "partition_indexes": list(partitions)}]
     values = {
         "group_id": group,
@@ -42,7 +42,7 @@ async def commit_offsets(
     generation: int = NO_GENERATION,
     member_id: str = "",
 ) -> None:
-    """OffsetCommit. Raises KafkaError and ClientError."""
+    """Send OffsetCommit. Raises KafkaError and ClientError."""
     partitions = [
         {
             "partition_index": partition,

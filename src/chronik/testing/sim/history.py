@@ -1,16 +1,16 @@
-"""The oracle: what clients were told, and what they may therefore never be told afterwards.
+"""The oracle for clients: all responses that clients received, and checks that no later response contradicts them.
 
-It runs with the clients: each answer is checked when it comes. Every record is unique and says who sent it, so that one
-place in one partition is the only right one for it.
+It runs with the clients and checks each response on arrival. Every record is unique and names its producer, so it has
+exactly one correct offset in one partition.
 
-- A record that was acknowledged at an offset, or read there, is there for ever, and nothing else is.
-- No record is in a partition twice, and none that nobody sent.
-- The records of one stream (an idempotent producer, or one connection of another) keep their order.
-- End offsets and watermarks never go back: an answer is compared with all that came before its request was sent.
-- A reader meets every offset from where it began, in order.
-- A group's committed offset never goes back, whatever node is asked, and no member starts behind what the group has
-  processed. A partition has one owner in each group (`ownership`).
-- A producer id is handed out once.
+- A record that was acknowledged or read at an offset stays there forever, and no other record is ever there.
+- No record is in a partition twice, and every record was sent by a producer.
+- The records of one stream (an idempotent producer, or one connection of another producer) keep their order.
+- End offsets and watermarks never go backwards: a response is compared with all that arrived before its request.
+- A reader gets every offset from its start on, in order.
+- A group's committed offset never goes backwards, whichever node answers, and no member skips offsets that the group
+  has not processed. A partition has one owner in each group (`ownership`).
+- A producer id is assigned once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TopicPartition(NamedTuple):
 
 
 class RecordName(NamedTuple):
-    """What a record's value says: its stream, and its number there."""
+    """The content of a record's value: its stream, and its number in the stream."""
 
     stream: str
     number: int
@@ -48,23 +48,23 @@ class RecordName(NamedTuple):
 
 
 class PartitionHistory:
-    """One partition, as all clients together know it."""
+    """One partition, as seen by all clients together."""
 
     def __init__(self, world: World, name: TopicPartition) -> None:
         self.name = name
         self.records: dict[int, RecordName] = {}
         self.offsets: dict[RecordName, int] = {}
         self.end_seen = 0
-        """The largest end of the log that a client was shown."""
+        """The largest end offset that a client received."""
         self.acknowledged_count = 0
         self.acknowledged_s = 0.0
-        """When something was acknowledged last."""
+        """When a batch was last acknowledged."""
         self._sent: set[RecordName] = set()
         self._numbers: dict[str, list[int]] = {}
         self._world = world
 
     def sending(self, name: RecordName) -> None:
-        """From here on the record may be in the log."""
+        """Note that the record may be in the log from now on."""
         self._sent.add(name)
 
     def acknowledged(self, names: list[RecordName], base_offset: int) -> None:
@@ -82,7 +82,7 @@ class PartitionHistory:
         self._place(offset, name, f"read by {reader}")
 
     def end_shown(self, end_offset: int, known_when_asked: int, reader: str) -> None:
-        """A client was told where the log ends for consumers."""
+        """Check the end offset for consumers (the high watermark) that a client received."""
         if end_offset < known_when_asked:
             self._violated(f"{reader} was shown the end {end_offset} after {known_when_asked} had been shown")
         self.end_seen = max(self.end_seen, end_offset)
@@ -94,7 +94,7 @@ class PartitionHistory:
         self._violated(f"{reader} got a damaged batch at offset {position}: {why}")
 
     def out_of_range(self, position: int, reader: str) -> None:
-        """No record is ever deleted here: a position that was right stays right."""
+        """Report a violation: no record is ever deleted here, so a valid position stays valid."""
         self._violated(f"{reader} was told that offset {position} does not exist")
 
     def _place(self, offset: int, name: RecordName, how: str) -> None:
@@ -126,14 +126,14 @@ class PartitionHistory:
 
 
 class GroupHistory:
-    """One group's position in one partition, as all clients together know it. What is committed only grows."""
+    """One group's position in one partition, as seen by all clients together. The committed offset only grows."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.committed = 0
-        """The largest offset that a client was told is committed: by the answer to a commit, or to a fetch."""
+        """The largest committed offset that a client knows of, from an OffsetCommit or OffsetFetch response."""
         self.processed_end = 0
-        """Every offset below has been processed by a member."""
+        """Members have processed every offset below this."""
         self.tried = 0
         self._world = world
 
@@ -141,11 +141,11 @@ class GroupHistory:
         self.tried = max(self.tried, offset)
 
     def commit_acknowledged(self, offset: int) -> None:
-        """A member that lost its place may hear of its last commit after its successor has committed more."""
+        """Note a commit. Its response may reach a replaced member after the successor has committed more."""
         self.committed = max(self.committed, offset)
 
     def fetched(self, offset: int, known_when_asked: int, client: str) -> None:
-        """A client was told where the group stands (-1: nowhere yet), by whatever node."""
+        """Check a committed offset that a client received from any node (-1: none yet)."""
         if max(offset, 0) < known_when_asked:
             self._world.violated(
                 f"{self.name}: {client} was told {offset} after {known_when_asked} had been told to be committed"
@@ -164,7 +164,7 @@ class GroupHistory:
 
 
 class History:
-    """Everything that clients were told in one run."""
+    """All that clients received in one run."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,8 +1,8 @@
 """A machine, and the processes that run on it one after the other.
 
 The machine has the clocks, the disk and the network address; these outlive every process. A process has a loop and
-threads. It ends by itself, by SIGKILL (the page cache stays, the kernel closes its sockets), or with the machine when
-the power fails (what was not synced is gone, and nobody is told).
+threads. It ends by itself, by SIGKILL (the page cache survives, the kernel closes its sockets), or by a power failure
+of the machine (unsynced data is lost, and peers are not notified).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WALL_OFFSET_MS_MAX = 400
 
 
 class Crashed(BaseException):
-    """The process is dead. Not an Exception: nothing may catch it and go on."""
+    """The process is dead. Not an Exception, so that no code catches it and continues."""
 
 
 class Process:
-    """One incarnation of a program. `is_alive` until it ends; `is_running` while it is alive and not stopped."""
+    """One incarnation of a program. `is_alive` until it ends; `is_running` while it is alive and not paused."""
 
     def __init__(self, host: Host, number: int, threads: int) -> None:
         self.host = host
@@ -47,7 +47,7 @@ class Process:
         return self.is_alive and not self.is_paused
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
-        """Start the program; what it raises ends the run."""
+        """Start the program. An exception that it raises is a violation and ends the simulation."""
         task = self.loop.create_task(main, name=f"{self.name}:main")
 
         def ended(_: object) -> None:
@@ -62,25 +62,25 @@ class Process:
             raise Crashed(self.name)
 
     def charge(self, seconds: float) -> None:
-        """What runs now in this process takes this long."""
+        """Add this much time to the code that runs now in this process."""
         if self.world.in_thread:
             self.executor.charge(seconds)
         else:
             self.loop.charge(seconds)
 
     def reached(self, moment: str) -> None:
-        """Its code comes to a moment that matters; the nemesis may strike here, and the code does not go on."""
+        """Pass a crash point. The nemesis may strike here; raise `Crashed` if the process is then dead."""
         self.check_alive()
         self.noticed(moment)
         self.check_alive()
 
     def noticed(self, moment: str) -> None:
-        """A moment that matters, seen from outside the process."""
+        """Pass a crash point outside the process's own code."""
         if self.host.on_moment is not None:
             self.host.on_moment(self.host, moment)
 
     def when_continued(self, call: Callable[[], None]) -> None:
-        """Call when a stopped process goes on; never, if it does not."""
+        """Call when the paused process resumes; never, if it ends instead."""
         if self.is_alive:
             self._held.append(call)
 
@@ -100,14 +100,14 @@ class Process:
             self.loop.continue_after_pause()
 
     def end(self) -> None:
-        """Its code never runs again."""
+        """End the process: its code never runs again."""
         self.is_alive = False
         self._held = []
         self.loop.die()
 
 
 class Host:
-    """A machine. Everything random about it is drawn when it is made."""
+    """A machine. Its random properties are drawn when it is created."""
 
     def __init__(self, world: World, network: Network, name: str, address: str) -> None:
         random = world.random(f"{name}:machine")
@@ -130,7 +130,7 @@ class Host:
         network.add(self)
 
     def start(self, program: Callable[[Process], Coroutine[Any, Any, None]], threads: int = 4) -> Process:
-        """Run a program on the machine, which has no other."""
+        """Start a program on the machine. No other program may be running."""
         assert self.is_powered and (self.process is None or not self.process.is_alive)
         process = Process(self, len(self._processes) + 1, threads)
         self._processes.append(process)
@@ -139,7 +139,7 @@ class Host:
         return process
 
     def kill(self) -> None:
-        """SIGKILL of the program, if one runs."""
+        """Send SIGKILL to the program, if one is running."""
         process = self.process
         if process is not None and process.is_alive:
             process.end()
@@ -147,7 +147,7 @@ class Host:
             self.disk.process_ended()
 
     def power_off(self) -> None:
-        """The plug is pulled: what is not durable is lost, and peers hear nothing."""
+        """Cut the power: data that is not durable is lost, and peers are not notified."""
         if self.process is not None:
             self.process.end()
         self.is_powered = False
@@ -169,7 +169,7 @@ class Host:
             self.process.resume()
 
     def bury(self) -> None:
-        """The run is over."""
+        """End all processes and close their coroutines when the run is over."""
         for process in self._processes:
             process.end()
         for process in self._processes:

@@ -1,7 +1,7 @@
-"""A compacted topic: of each key the last record that was acknowledged is there, whatever compaction and crashes do.
+"""A compacted topic: the last acknowledged record of each key survives compaction and crashes.
 
-One client writes versions of a few keys, in order and each once, and reads the whole log now and then. It also makes
-the groups' own topic compact as often, so that the groups' offsets go through the same.
+One client writes versions of a few keys, in order and each once, and sometimes reads the whole log. It also configures
+`__consumer_offsets` to compact as often, so that group offsets are tested in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_SHARE = 0.05
 
 
 class KeyedWriter(SimClient):
-    """Invariant: `_acknowledged` has for each key the version that must still be in the log, unless a newer one is."""
+    """Invariant: for each key, the log has the version in `_acknowledged` or a newer one."""
 
     def __init__(
         self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], replication_factor: int
@@ -68,7 +68,7 @@ class KeyedWriter(SimClient):
             await topics.alter_configs(OFFSETS_TOPIC, {name: CONFIGS[name] for name in list(CONFIGS)[1:]})
 
     async def _read_all(self) -> None:
-        """From the first record to the last that was acknowledged: versions grow, and each key's last one is there."""
+        """Read up to the last acknowledged record. Check that versions grow and that no key lost its last version."""
         expected, end_offset = dict(self._acknowledged), self._acknowledged_end
         found: dict[bytes, int] = {}
         position = previous = 0

@@ -1,7 +1,7 @@
 """An asyncio event loop on virtual time: one for each process.
 
-Callbacks run in the order in which they were scheduled, as asyncio promises. Chance is where a real machine has it: an
-iteration takes 2-60 microseconds and what the disk takes, timers fire a little late, and now and then much.
+Callbacks run in the order in which they were scheduled, as asyncio guarantees. Time varies as on a real machine: an
+iteration takes 2-60 microseconds plus its disk operations; timers fire slightly late, and sometimes very late.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CLOCK_RESOLUTION_S = 1e-9
 
 
 class SimTask(asyncio.Task[T]):
-    """A task whose place in a set follows from when it was made, not from its address.
+    """A task whose hash follows from its creation order, not from its address.
 
-    asyncio keeps tasks in sets (TaskGroup, wait) and walks through them.
+    asyncio keeps tasks in sets (TaskGroup, wait) and iterates over them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SimTask(asyncio.Task[T]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Runs the code of one process. Dead when the process is: then everything that is scheduled is dropped."""
+    """Runs the code of one process. When the process dies, everything that is scheduled is dropped."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -73,17 +73,17 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- running -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have an iteration soon: something is ready."""
+        """Schedule an iteration: something is ready."""
         if not self._is_scheduled and self.process.is_running:
             self._is_scheduled = True
             self.world.at(self._busy_until_s, self._iterate)
 
     def charge(self, seconds: float) -> None:
-        """What runs now takes this long, and the loop with it."""
+        """Add this much time to the current iteration."""
         self._charged_s += seconds
 
     def charge_until(self, world_s: float) -> None:
-        """What runs now takes until this time of the world, and the loop with it."""
+        """Extend the current iteration at least until this world time."""
         self._charged_s = max(self._charged_s, world_s - self.process.world.now)
 
     def _iterate(self) -> None:
@@ -152,12 +152,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._arm_timer()
 
     def die(self) -> None:
-        """No more of this: the process is dead."""
+        """Drop everything that is scheduled: the process is dead."""
         self._ready.clear()
         self._timers.clear()
 
     def bury(self) -> None:
-        """The run is over: end every coroutine that still hangs, so that the interpreter does not complain of them."""
+        """Close every pending coroutine when the run is over, so that the interpreter does not warn about it."""
         self.die()
         for task in self._tasks:
             if task.done():
@@ -169,7 +169,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     coroutine.close()
                     break
                 except BaseException:
-                    # It awaited on its way out, or touched what is dead: once more, from where it stands now.
+                    # It awaited during cleanup, or touched the dead process: try again from its new position.
                     continue
         self._tasks.clear()
 
@@ -218,7 +218,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio asks for this; cancelled timers are dropped when they come up."""
+        """Required by asyncio. Cancelled timers are dropped when they reach the top of the heap."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -254,7 +254,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.process.executor.start(future, func, args)
         return future
 
-    # -- the network ---------------------------------------------------------------------------------------------------
+    # -- network -------------------------------------------------------------------------------------------------------
 
     async def create_server(  # type: ignore[override]
         self,
@@ -281,7 +281,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         transport.attach(protocol)
         return transport, protocol
 
-    # -- what asyncio asks ---------------------------------------------------------------------------------------------
+    # -- asyncio interface ---------------------------------------------------------------------------------------------
 
     def get_debug(self) -> bool:
         return False
@@ -293,18 +293,18 @@ class SimLoop(asyncio.AbstractEventLoop):
         return not self.process.is_alive
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback raised: no node code may do that. What comes out of corpses does not count."""
+        """Report a violation: a callback of node code raised. Exceptions from dead processes are ignored."""
         error = context.get("exception")
         if not self.process.is_alive or (error is not None and not isinstance(error, Exception)):
             return
         if "never retrieved" in context.get("message", ""):
-            # Comes when the interpreter frees the future, which is not an event of this world.
+            # Reported when the interpreter frees the future, which is not a simulated event.
             return
         self.world.violated(f"{self.process.name}: {context.get('message')}: {error!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         fault = f"{self.process.name}: {what} is not allowed here"
-        # Noted as well as raised: whoever called may catch everything.
+        # Recorded as well as raised: the caller may catch every exception.
         self.world.violated(fault)
         raise SimulationFault(fault)
 

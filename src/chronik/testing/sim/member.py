@@ -1,7 +1,7 @@
-"""A member of a consumer group: joins, is given partitions, reads them, and commits what it has read.
+"""A member of a consumer group: joins, gets partitions assigned, reads them, and commits its positions.
 
-After a commit without an answer it joins again before it commits anything else: a commit that is still under way then
-belongs to an older generation and cannot undo a later one.
+After an unanswered commit it rejoins before it commits again: a commit that is still in flight then belongs to an older
+generation and cannot overwrite a later one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _EXPECTED = RETRIABLE | {
     ErrorCode.unknown_member_id,
     ErrorCode.member_id_required,
 }
-"""What a member may be told at any time; it then joins again."""
+"""Errors that a member may get at any time; it then rejoins."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
     session_ms: int
-    """Its rebalance timeout too, and four times the interval of its heartbeats."""
+    """Also its rebalance timeout, and four times its heartbeat interval."""
     commit_share: float
-    """How often it commits after a round of its partitions."""
+    """The share of rounds over its partitions after which it commits."""
     stay_s: float
-    """How long it stays in the group, in the mean, before it begins anew as somebody else."""
+    """Mean time that it stays in the group before it rejoins as a new member."""
 
     @staticmethod
     def drawn(random: Random) -> MemberSettings:
@@ -53,7 +53,7 @@ DEFAULT_SETTINGS = MemberSettings(session_ms=1500, commit_share=0.5, stay_s=1e9)
 
 
 class SimMember(SimClient):
-    """One member; reads whatever the group's leader gave it."""
+    """One member; reads the partitions that the group leader assigned to it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SimMember(SimClient):
         return await self.cluster.connection(node_id, deadline)
 
     async def _go(self, coordinator: Connection) -> None:
-        """Leaves with a word or without one, and comes back as somebody else."""
+        """Leave the group, with or without LeaveGroup, and come back as a new member."""
         if self.random.random() < 0.5:
             leaving = {"member_id": self._member_id, "group_instance_id": None, "reason": None}
             await self._call(coordinator, ApiKey.LEAVE_GROUP, {"group_id": self.group, "members": [leaving]})

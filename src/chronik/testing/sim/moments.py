@@ -1,6 +1,6 @@
-"""Moments in the node's code that matter for crashes, beyond those of disk, threads and network.
+"""Crash points in the node's code, in addition to those of disk, threads and network.
 
-Seen by wrapping the functions for as long as a run lasts: the node's code knows nothing of it.
+They wrap functions of the node for the duration of a run: the node's code does not know of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WRAPPED: tuple[tuple[type[Any], str, bool, str], ...] = (
     (RaftNode, "persisted", BEFORE, "raft.persisted"),
     (RaftService, "_persisted", not BEFORE, ANSWERED),
 )
-"""Each function, whether its moment comes before it or after it, and the moment's name.
+"""Each function, whether its crash point comes before or after it, and the crash point's name.
 
-partition.synced, raft.persisted: it is on the disk, and nobody has been told. partition.truncated: what another leader
-does not have is gone, and nothing was fetched in its place. isr.proposed: the leader counts with a change of which the
-controller has not heard. raft.answered: what was persisted has been told, a vote for example.
+partition.synced, raft.persisted: the data is durable, but not yet reported. partition.truncated: records that the new
+leader lacks are removed, and nothing was fetched in their place. isr.proposed: the leader relies on an ISR change that
+the controller has not received. raft.answered: persisted state was reported, for example a vote.
 """
 
 CLUSTER_MOMENTS = {name: 2 for *_, name in WRAPPED}
@@ -42,7 +42,7 @@ CLUSTER_MOMENTS = {name: 2 for *_, name in WRAPPED}
 
 @contextmanager
 def moments(world: World) -> Iterator[None]:
-    """Seen for as long as the block lasts."""
+    """Enable the crash points within the block."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _, _ in WRAPPED]
     for owner, name, is_before, moment in WRAPPED:
         setattr(owner, name, _wrapped(world, getattr(owner, name), is_before, moment))

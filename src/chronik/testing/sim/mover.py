@@ -1,4 +1,4 @@
-"""An administrator who moves leaders and replicas about: nothing may be lost by that, either."""
+"""An administrator who reassigns replicas and elects preferred leaders: this must not lose records."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NOT_NOW = (
     ErrorCode.eligible_leaders_not_available,
     ErrorCode.invalid_replica_assignment,
 )
-"""What the state of the cluster may speak against."""
+"""Errors that the current state of the cluster may cause."""
 
 
 class SimMover(SimClient):
-    """Changes the nodes, order and number of replicas, and has preferred ones lead. In the end there are enough."""
+    """Changes the nodes, order and number of replicas, and elects preferred leaders. Restores the number at its end."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The network between machines: links with latency that can be cut in one direction, listeners, and connections.
 
-Bytes travel as over TCP: in order, or not at all. What is sent into a cut link is held and arrives after the link is
-healed, as retransmission would have it. A machine without power hears nothing; when it is back, its kernel answers what
-belongs to no connection with a reset.
+Bytes arrive as over TCP: in order, or not at all. A cut link holds what is sent and delivers it after the link heals,
+as retransmission would. A machine without power receives nothing; when it is back, its kernel sends a reset for packets
+that belong to no connection.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Link:
     jitter_s: float
     is_cut: bool = False
     held: list[tuple[Callable[[], None], float]] = field(default_factory=list)
-    """What arrives after the link is healed, and what it may not overtake: a packet before it that was lost once."""
+    """Deliveries held until the link heals, each with its earliest time: it must not overtake a retransmission."""
     not_before_s: float = 0.0
-    """What was held arrives by then; nothing that was sent later overtakes it."""
+    """All held packets have arrived by this time; later packets do not overtake them."""
 
 
 class SimSocket:
-    """As much of a socket as a server shows."""
+    """The part of a socket that a server exposes."""
 
     def __init__(self, address: str, port: int) -> None:
         self._name = (address, port)
@@ -50,7 +50,7 @@ class SimSocket:
 
 
 class Listener(asyncio.AbstractServer):
-    """A bound port; refuses until `start_serving`."""
+    """A bound port; refuses connections until `start_serving`."""
 
     def __init__(
         self, network: Network, process: Process, factory: Callable[[], asyncio.BaseProtocol], port: int
@@ -82,7 +82,7 @@ class Listener(asyncio.AbstractServer):
         return
 
     def accept(self, transport: SimTransport) -> None:
-        """In the process's loop: the kernel has a new connection."""
+        """Accept a new connection from the kernel; runs in the process's loop."""
         if self._is_serving:
             transport.attach(self.factory())
         else:
@@ -90,7 +90,7 @@ class Listener(asyncio.AbstractServer):
 
 
 class Network:
-    """All machines and what connects them."""
+    """All machines, links, listeners and connections."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -116,12 +116,12 @@ class Network:
 
     def latency_s(self, source: Host, target: Host) -> float:
         link = self.link(source, target)
-        # Now and then a packet is lost and comes with its retransmission.
+        # Sometimes a packet is lost and arrives by retransmission.
         lost_s = 0.2 if self.random.random() < 0.0005 else 0.0
         return link.latency_s + self.random.random() * link.jitter_s + lost_s
 
     def carry(self, source: Host, target: Host, arrive: Callable[[], None], not_before_s: float = 0.0) -> float:
-        """Have `arrive` called after the link's latency; held while it is cut. Returns when, as far as is known."""
+        """Call `arrive` after the link's latency; hold it while the link is cut. Return the earliest arrival time."""
         link = self.link(source, target)
         if link.is_cut or link.held:
             link.held.append((arrive, not_before_s))
@@ -146,7 +146,7 @@ class Network:
         if link.is_cut:
             return
         held, link.held = link.held, []
-        # One by one in their order; what is sent meanwhile comes behind them.
+        # Deliver held packets one by one in order; packets sent meanwhile arrive after them.
         for number, (arrive, not_before_s) in enumerate(held):
             soonest_s = self.world.now + link.latency_s + number * 1e-6
             link.not_before_s = max(link.not_before_s, not_before_s, soonest_s)
@@ -165,7 +165,7 @@ class Network:
         return listener
 
     def listener(self, address: str, port: int) -> Listener | None:
-        """Who takes connections there now."""
+        """Return the listener that accepts connections at this address, if any."""
         found = self._listeners.get((address, port))
         return found if found is not None and found.is_serving() else None
 
@@ -179,7 +179,7 @@ class Network:
         return self._next_port
 
     async def connect(self, process: Process, address: str, port: int) -> SimTransport:
-        """A connection from the process to an address, without a protocol yet. Raises what connect(2) would."""
+        """Connect the process to an address and return the transport, without a protocol. Raises as connect(2) does."""
         target = self._hosts.get(address)
         if target is None:
             raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
@@ -222,7 +222,7 @@ class Network:
         finally:
             timeout.cancel()
 
-    # -- what ends connections -----------------------------------------------------------------------------------------
+    # -- closing connections -------------------------------------------------------------------------------------------
 
     def opened(self, transport: SimTransport) -> None:
         self._transports[transport] = None
@@ -231,7 +231,7 @@ class Network:
         self._transports.pop(transport, None)
 
     def process_ended(self, process: Process) -> None:
-        """The kernel closes what the dead process had open."""
+        """Close the dead process's sockets, as the kernel does."""
         for key, listener in list(self._listeners.items()):
             if listener.process is process:
                 del self._listeners[key]
@@ -239,7 +239,7 @@ class Network:
             transport.close_socket()
 
     def machine_lost(self, host: Host) -> None:
-        """No power: its ends of connections are gone without a word."""
+        """Drop the connections of a machine that lost power, without notice to its peers."""
         for key, listener in list(self._listeners.items()):
             if listener.process.host is host:
                 del self._listeners[key]
@@ -247,14 +247,14 @@ class Network:
             transport.vanish()
 
     def machine_back(self, host: Host) -> None:
-        """Whoever has something unacknowledged under way to it sends again, and is answered with a reset."""
+        """Reset peers with unacknowledged data in flight: they retransmit, and the machine's kernel sends a reset."""
         for transport in list(self._transports):
             peer = transport.peer
             if peer is not None and peer.process.host is host and peer.is_gone and transport.in_flight_bytes:
                 self.world.after(self.random.random() * RETRANSMIT_S_MAX, transport.arrived_reset)
 
     def reset_some(self, hosts: tuple[Host, ...], share: float) -> int:
-        """A middlebox forgets connections of these machines: each is reset at both ends."""
+        """Reset some connections of these machines at both ends, as a middlebox does that forgets them."""
         count = 0
         for transport in [each for each in self._transports if each.process.host in hosts]:
             if self.random.random() < share and not transport.is_gone:
@@ -265,7 +265,7 @@ class Network:
         return count
 
     def silence_some(self, hosts: tuple[Host, ...], share: float) -> int:
-        """Connections that stay open at both ends while nothing gets through any more."""
+        """Silence some connections: they stay open at both ends, but carry no more data."""
         count = 0
         for transport in [each for each in self._transports if each.process.host in hosts]:
             if self.random.random() < share and transport.peer is not None:

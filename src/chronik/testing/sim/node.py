@@ -1,4 +1,4 @@
-"""The real node on a simulated machine: started, killed, unplugged, stopped, and started again on what is left."""
+"""The real node on a simulated machine: started, killed, powered off, stopped, and restarted on the same disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chronik.testing.sim.tree import FolderNode
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CLUSTER_SECRET = "the-secret-of-every-simulated-cluster"
-"""A node without peers makes its own, on its disk."""
+"""A node without peers generates its own and keeps it on its disk."""
 LOG_LINES_KEPT = 200
 TRY_AGAIN_S = 0.2
 LOGGED_AS_FAULTS = (
@@ -36,11 +36,11 @@ LOGGED_AS_FAULTS = (
     "isr_proposal_failed",
     "heartbeat_failed",
 )
-"""Events that no node may log, whatever happens around it."""
+"""Events that no node may log under any fault."""
 
 
 class SimNode:
-    """One node of the cluster: its machine, its settings, and the broker that runs there now, if any."""
+    """One node of the cluster: its machine, its settings, and its running broker, if any."""
 
     def __init__(self, host: Host, config: NodeConfig) -> None:
         self.host = host
@@ -50,9 +50,9 @@ class SimNode:
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
         self.starts = 0
         self.copies: list[tuple[int, FolderNode]] = []
-        """Of its data folder, with the number of its starts when each was made: as long as it is the same member."""
+        """Copies of its data folder, each with `starts` at that time; kept while it stays the same member."""
         self.may_log: set[str] = set()
-        """Of `LOGGED_AS_FAULTS`, what is right for a node whose files were hurt."""
+        """The events in `LOGGED_AS_FAULTS` that this node may log because its files were damaged."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,11 +65,11 @@ class SimNode:
 
     @property
     def takes_part(self) -> bool:
-        """Whether its broker has come so far that it is a member of the Raft group."""
+        """Whether its broker is open and takes part in the Raft group."""
         return self.is_up and self.broker is not None
 
     def start(self) -> None:
-        """Start the program, unless it runs."""
+        """Start the program, unless it is running."""
         if self.is_up:
             return
         if not self.host.is_powered:
@@ -98,7 +98,7 @@ class SimNode:
         except (OSError, DataFolderError, StoreError, ConfigError, KafkaError) as error:
             if isinstance(error, KafkaError) and error.code is not ErrorCode.kafka_storage_error:
                 raise
-            # A program that cannot use its disk, or its folder, says so and exits; whoever started it tries again.
+            # A node that cannot use its disk or its folder reports that and exits; its supervisor starts it again.
             self.world.note(f"{self.host.name} cannot start: {error}")
             asyncio.get_running_loop().call_soon(self.host.kill)
             return
@@ -125,7 +125,7 @@ class SimNode:
         self.host.power_off()
 
     def stop(self) -> None:
-        """SIGTERM: a clean stop, if the node has come far enough for that; otherwise it just ends."""
+        """SIGTERM: a clean stop if the node is ready; otherwise the process just ends."""
         process, broker = self.host.process, self.broker
         if process is None or not process.is_running:
             return
@@ -141,14 +141,14 @@ class SimNode:
         asyncio.get_running_loop().call_soon(self.host.kill)
 
     def start_when_down(self) -> None:
-        """Start it as soon as it does not run, and look after it until it is ready."""
+        """Start the node whenever it is down, until it is ready."""
         if not self.is_ready:
             self.start()
             self.world.after(TRY_AGAIN_S, self.start_when_down)
 
 
 def node_config(node_id: int, host: Host, **settings: object) -> NodeConfig:
-    """Settings for a simulated node: everything happens more often than a real node would let it."""
+    """Return settings for a simulated node: periodic work runs more often than on a real node."""
     values: dict[str, object] = {
         "node_id": node_id,
         "data_dir": f"/data/node-{node_id}",

@@ -1,4 +1,4 @@
-"""A client that only asks where the logs begin and end, at any time: the answers may never go back."""
+"""A client that only queries the start and end offsets of logs: the answers must never go backwards."""
 
 from __future__ import annotations
 

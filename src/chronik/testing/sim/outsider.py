@@ -1,6 +1,6 @@
-"""Clients that belong to no group and have to do with its offsets: one commits by itself, one asks every node.
+"""Clients that use a group's offsets without being members: one commits offsets, one queries every node.
 
-Whatever node answers, and whenever: an offset that it calls committed is none that the group has left behind.
+Whichever node answers, and whenever: it never returns a committed offset older than one that the group knew before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAUSE_S = 50e-3
 
 
 class SimOutsider(SimClient):
-    """Asks one node or another what a group has committed, or first who coordinates it."""
+    """Fetches the committed offsets of a group from a random node, or from the coordinator that a random node names."""
 
     def __init__(
         self, name: str, world: World, history: History, bootstrap: list[tuple[str, int]], topic: str, partitions: int
@@ -48,7 +48,7 @@ class SimOutsider(SimClient):
             await cluster.close()
 
     async def look_at(self, group: str, connection: Connection) -> None:
-        """What the group has committed, as the node at the other end says it."""
+        """Fetch the group's committed offsets over this connection, and check them."""
         known = {each: self.history.group(group, self._topic, each).committed for each in self._partitions}
         require_stable = self.random.random() < 0.5
         found = await committed_offsets(connection, group, self._topic, self._partitions, require_stable=require_stable)
@@ -57,7 +57,7 @@ class SimOutsider(SimClient):
             self.history.group(group, self._topic, partition).fetched(offset, known[partition], self.name)
 
     async def _node(self) -> Connection:
-        """Any node, whatever it is to the group; or whom any node calls the coordinator."""
+        """Connect to any node, whatever its role in the group, or to the coordinator that any node names."""
         deadline = Deadline(REQUEST_TIMEOUT_S)
         address = self.random.choice(self._bootstrap)
         if address not in self._nodes:
@@ -70,7 +70,7 @@ class SimOutsider(SimClient):
 
 
 class FinalOutsider(SimOutsider):
-    """Asks each group's coordinator once, when nobody commits any more."""
+    """Queries each group's coordinator once, after all commits have stopped."""
 
     async def work(self) -> None:
         for group in self.history.group_names:
@@ -84,10 +84,10 @@ class FinalOutsider(SimOutsider):
 
 
 class SimLedger(SimClient):
-    """Commits larger and larger offsets to a group without members.
+    """Commits increasing offsets to a group without members.
 
-    A commit without an answer may still be under way and undo a later one: nothing fences it. The next commits then go
-    to another group.
+    An unanswered commit may still be in flight and overwrite a later one: nothing fences it. After one, commits go to a
+    new group.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SimLedger(SimClient):
                 await self.drop_connections()
                 await self.pause()
                 if isinstance(error, KafkaError) and error.code is ErrorCode.not_coordinator:
-                    continue  # it was surely not written
+                    continue  # the commit was certainly not written
                 return
             for history in histories:
                 history.commit_acknowledged(offset)

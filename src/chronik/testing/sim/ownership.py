@@ -1,10 +1,9 @@
-"""The oracle of groups: who owns which partitions, by what coordinators answered. Two owners at once are a violation.
+"""The oracle for groups: tracks partition owners by coordinators' responses. Two owners at once are a violation.
 
-- Once a member was told of generation g (its SyncGroup succeeded), no request of an older generation that is sent after
-  that may succeed: neither a heartbeat nor a commit nor a SyncGroup. Generations only grow, and one that a SyncGroup
-  told of is in the log.
-- A member counts on its assignment until a request fails or its session ends, counted from when it sent the last
-  SyncGroup or heartbeat that succeeded. Nobody else may be given one of its partitions before that.
+- Once a SyncGroup of generation g has succeeded, no heartbeat, commit or SyncGroup of an older generation that is sent
+  later may succeed. Generations only grow, and a generation that a SyncGroup returned is in the log.
+- A member owns its assignment until a request fails or its session ends. The session starts when the member sends the
+  last SyncGroup or heartbeat that succeeds. No other member may be assigned one of its partitions before that.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from chronik.testing.sim.world import World
 
 SESSION_SHARE = 0.9
-"""What is left of a session where the coordinator's clock runs as fast, and the member's as slow, as clocks may."""
+"""The share of a session left in the worst case: coordinator's clock as fast, member's as slow as allowed."""
 
 
 @dataclass(slots=True)
 class Belief:
-    """What a member takes for its own, until then."""
+    """The partitions that a member considers its own, and until when."""
 
     generation: int
     partitions: tuple[int, ...]
@@ -27,13 +26,13 @@ class Belief:
 
 
 class GroupOwnership:
-    """One group. Members report what they send and what they are told, in the order in which it happens."""
+    """One group. Members report their requests and the responses, in the order in which they happen."""
 
     def __init__(self, world: World, group: str) -> None:
         self._world = world
         self._group = group
         self._formed_s: dict[int, float] = {}
-        """By generation: when a member was first told of it."""
+        """By generation: when a member first received it."""
         self._beliefs: dict[str, Belief] = {}
 
     def synced(self, member: str, generation: int, partitions: list[int], sent_s: float, session_s: float) -> None:
@@ -57,7 +56,7 @@ class GroupOwnership:
             belief.until_s = max(belief.until_s, sent_s + session_s * SESSION_SHARE)
 
     def answered(self, member: str, generation: int, sent_s: float, what: str) -> None:
-        """A request of this generation succeeded."""
+        """Check that a successful request of this generation was not sent after a newer one began."""
         for newer, formed_s in self._formed_s.items():
             if newer > generation and formed_s < sent_s:
                 self._world.violated(
@@ -66,5 +65,5 @@ class GroupOwnership:
                 )
 
     def lost(self, member: str) -> None:
-        """The member owns nothing from here on: a request of its failed, or it joins anew."""
+        """Note that the member owns nothing from now on: one of its requests failed, or it leaves."""
         self._beliefs.pop(member, None)

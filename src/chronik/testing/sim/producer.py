@@ -1,7 +1,7 @@
-"""A producer: batches of unique records to every partition of a topic, pipelined, with any acks, idempotent or not.
+"""A producer: sends batches of unique records to every partition, pipelined, with any acks, idempotent or not.
 
-An idempotent one sends again, in order and with the same sequences, until all is acknowledged. Another one never sends
-a record twice: a batch without an answer may or may not be in the log, and the next ones begin a new stream.
+An idempotent producer resends batches in order with the same sequences until all are acknowledged. Any other producer
+never sends a record twice: an unanswered batch may or may not be in the log, and later batches start a new stream.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PRODUCE_TIMEOUT_MS = 700
 class ProducerSettings:
     acks: int
     is_promise: bool
-    """Whether an acknowledgement means that the records are there for ever: not with acks=1 and several replicas."""
+    """Whether acknowledged records must never be lost: not so with acks=1 and several replicas."""
     is_idempotent: bool
     in_flight_max: int
-    """Batches of one partition that wait for their answer: at most 5 for an idempotent producer."""
+    """Unanswered batches of one partition: at most 5 for an idempotent producer."""
     batch_records_max: int
     record_bytes_max: int
     pause_s: float
-    """Mean time between two batches of one partition."""
+    """Mean time between batches of one partition."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Batch:
 
 
 class SimProducer(SimClient):
-    """One producer; each partition has a lane of its own."""
+    """One producer, with one produce lane for each partition."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Lane:
             if self._unacknowledged or not self._producer.is_finishing:
                 await self._producer.pause()
 
-    # -- without answers -----------------------------------------------------------------------------------------------
+    # -- acks=0 --------------------------------------------------------------------------------------------------------
 
     async def _send_unanswered(self, connection: Connection) -> None:
         version = connection.version(ApiKey.PRODUCE, BY_NAME_AT_MOST)
@@ -126,10 +126,10 @@ class _Lane:
             connection.close()
             self._producer.failed(error)
 
-    # -- with answers --------------------------------------------------------------------------------------------------
+    # -- acks=1 and acks=all -------------------------------------------------------------------------------------------
 
     async def _send_and_wait(self, connection: Connection) -> None:
-        """Keep the pipeline full until something fails; then wait for all that is under way, and return."""
+        """Keep the pipeline full until a request fails; then wait for all requests in flight, and return."""
         version = connection.version(ApiKey.PRODUCE, BY_NAME_AT_MOST)
         in_flight: deque[tuple[Batch, asyncio.Future[memoryview]]] = deque()
         for batch in self._unacknowledged:
@@ -158,7 +158,7 @@ class _Lane:
                 self._unacknowledged.remove(batch)
 
     def _has_room(self) -> bool:
-        """Never more batches than that from the first one on that is not acknowledged, as real clients do it."""
+        """Limit the batches from the first unacknowledged one on to `in_flight_max`, as real clients do."""
         first = self._unacknowledged[0].number if self._unacknowledged else self._batches
         return self._batches - first < self._settings.in_flight_max
 
@@ -172,10 +172,10 @@ class _Lane:
 
     def _not_acknowledged(self, batch: Batch, error: BaseException) -> None:
         if not self._settings.is_idempotent:
-            # It may be in the log; sending it again could put it there twice.
+            # The batch may be in the log; resending it could append it twice.
             self._unacknowledged.remove(batch)
         if isinstance(error, KafkaError) and error.code not in RETRIABLE:
-            # OUT_OF_ORDER_SEQUENCE_NUMBER too, behind a batch that failed: a real client begins a new epoch then.
+            # Includes OUT_OF_ORDER_SEQUENCE_NUMBER after a failed batch: a real client would start a new epoch then.
             self._producer.world.violated(
                 f"{self._history.name}: {self._producer.name} got {error.code.name} ({error.message})"
             )
@@ -213,7 +213,7 @@ class _Lane:
         return write_produce_request(version, ProduceRequest(None, self._settings.acks, PRODUCE_TIMEOUT_MS, topics))
 
     async def _wait_a_little(self) -> None:
-        """Between batches: often not at all, so that some are sent back to back."""
+        """Sleep between batches, but often not at all, so that some are sent back to back."""
         pause_s = self._settings.pause_s
         if self._random.random() < 0.6:
             await asyncio.sleep(self._random.expovariate(1.0) * pause_s)

@@ -1,6 +1,6 @@
-"""A `RaftStore` on the simulated disk, so that term, vote and log follow the same crash rules as everything else.
+"""A `RaftStore` on the simulated disk, so that term, vote and log follow the same crash rules as all other files.
 
-raft.db     crc32c uint32 over what follows, then the msgpack of `raft.entries.StoredState`; replaced as a whole
+raft.db     crc32c uint32 of the bytes that follow, then `raft.entries.StoredState` as msgpack; replaced as a whole
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An operator who takes nodes out of the cluster and lets them join anew, and changes what topics ask for.
+"""An operator who removes nodes from the cluster and adds them again, and changes min.insync.replicas.
 
-Taking a node out is what `chronik cluster remove` does: its replicas move away, it is unregistered, then it is stopped
-and its disk wiped. Later it joins with an empty folder. Nothing may be lost by that, whatever else happens.
+Removal does what `chronik cluster remove` does: reassign the node's replicas, unregister the node, then stop it and
+wipe its disk. Later the node joins with an empty folder. This must not lose records, whatever else happens.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAUSE_S = 0.7
 LOOK_S = 0.1
 AWAY_S_MAX = 1.0
 NOT_NOW = (ErrorCode.invalid_replica_assignment, ErrorCode.invalid_request, ErrorCode.no_reassignment_in_progress)
-"""What the state of the cluster may speak against: another administrator moves replicas as well."""
+"""Errors that the current state of the cluster may cause: another administrator moves replicas as well."""
 
 
 class SimResizer(SimClient):
-    """Works on the nodes of one cluster. At its end every node is a member, and the topic is as it was."""
+    """Resizes one cluster. At its end every node is a member again, and the topic's configuration is restored."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SimResizer(SimClient):
         nodes: Sequence[SimNode],
         min_insync: Sequence[int],
     ) -> None:
-        """`min_insync` are the values that the topic's min.insync.replicas may take; the first is the one to keep."""
+        """`min_insync` lists the values for the topic's min.insync.replicas; the first one is set at the end."""
         super().__init__(name, world, history, bootstrap)
         self.removals = 0
         self._topic = topic
@@ -75,13 +75,13 @@ class SimResizer(SimClient):
         files.wipe()
         node.copies.clear()
         await asyncio.sleep(self.random.random() * AWAY_S_MAX)
-        node.kill()  # somebody may have started it, and it may have found out that it was removed
+        node.kill()  # the nemesis may have started it, and it may know that it was removed
         files.wipe()
         node.host.resume()
         node.start_when_down()
 
     async def _empty(self, node_id: int) -> bool:
-        """Whether all its replicas have moved away. Gives up when the run ends: then it stays."""
+        """Move all replicas off the node; return whether none is left. Give up when the run ends: the node stays."""
         staying = [other.config.node_id for other in self._nodes if other.config.node_id != node_id]
         while not self.is_finishing:
             targets = moves_from(node_id, await self.insist(self._replicas), staying)
@@ -106,7 +106,7 @@ class SimResizer(SimClient):
         }
 
     async def _unregister(self, node_id: int) -> bool:
-        """Whether it is out of the cluster; not while it was given a replica again meanwhile."""
+        """Unregister the node; return whether that succeeded. It fails if the node got a replica again meanwhile."""
         unregistered = False
 
         async def attempt() -> None:

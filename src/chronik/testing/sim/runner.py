@@ -1,4 +1,4 @@
-"""Running one seed: the same seed and scenario always lead to the same report."""
+"""Run one seed: the same seed and scenario always produce the same report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_SCENARIO = SingleNode.name
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run came to."""
+    """The result of a run."""
 
     seed: int
     scenario: str
@@ -41,7 +41,7 @@ class Report:
 
     @property
     def replay(self) -> str:
-        """The command that shows the same again."""
+        """The command that replays this run."""
         return f"python -m chronik.testing.sim --scenario {self.scenario} --seed {self.seed}"
 
     def summary(self) -> str:
@@ -54,7 +54,7 @@ class Report:
         )
 
     def failure(self) -> str:
-        """All that helps to understand a violation."""
+        """Return everything that helps to understand a violation."""
         lines = [
             self.summary(),
             f"violation: {self.violation}",
@@ -74,10 +74,10 @@ def run_seed(
     events_max: int | None = None,
     print_note: Callable[[str], None] | None = None,
 ) -> Report:
-    """Run a scenario from a seed. A violation is in the report; only a fault of the simulator itself is raised."""
+    """Run a scenario from a seed. The report holds any violation; only faults of the simulator itself are raised."""
     world = World(seed)
     world.print_note = print_note
-    # The collector runs finalizers at times that do not follow from the seed.
+    # The garbage collector runs finalizers at times that do not depend on the seed.
     was_enabled = gc.isenabled()
     gc.disable()
     started_s = perf_counter()
@@ -106,7 +106,7 @@ def run_seed(
 
 
 def _let_go(played: Scenario) -> None:
-    """End the corpses here: what they raise while they are freed is nobody's business."""
+    """End dead processes here, and ignore what their tasks raise while they are freed."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
     try:

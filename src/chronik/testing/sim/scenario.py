@@ -1,8 +1,8 @@
-"""What every scenario has: machines, nodes, clients, a nemesis, and the phases of a run.
+"""The base of all scenarios: machines, nodes, clients, a nemesis, and the phases of a run.
 
-1. The nodes start and the topic is made. 2. Clients work while the nemesis strikes, which it may do from the start.
-3. Everything is mended; producers have to get rid of what they have, and all clients to end. 4. The logs are read from
-beginning to end. 5. All nodes fail at once; after their start the same is read again.
+1. The nodes start and the topic is created. 2. Clients work while the nemesis injects faults; it may begin in phase 1.
+3. All faults are repaired; producers must deliver all that is pending, and all clients must end. 4. The logs are read
+from beginning to end. 5. All nodes fail at once; after they restart, the logs are read again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIENT_MACHINES = 2
 
 
 class Scenario:
-    """One run. A subclass makes the nodes and the workload's settings in `build`."""
+    """One run. A subclass creates the nodes, the workload and the nemesis in `build`."""
 
     name: ClassVar[str]
     busy_range_s: ClassVar[tuple[float, float]] = (1.5, 4.0)
@@ -41,7 +41,7 @@ class Scenario:
         ]
         self.nodes: list[SimNode] = []
         self.absent: list[SimNode] = []
-        """Nodes that are not there from the start; they join when they like, at the latest before all is mended."""
+        """Nodes that do not start at first; they join later, at the latest when all faults are repaired."""
         self.workload: Workload
         self.nemesis: Nemesis
         self.busy_s = self.random.uniform(*self.busy_range_s)
@@ -51,14 +51,14 @@ class Scenario:
         self.build()
 
     def build(self) -> None:
-        """Make `nodes`, `workload` and `nemesis`."""
+        """Create `nodes`, `workload` and `nemesis`."""
         raise NotImplementedError
 
     def check_at_rest(self) -> None:
-        """Look into the nodes when nobody writes: for what clients cannot see."""
+        """Check what clients cannot see, after all writes have stopped."""
 
     def fail(self, node: SimNode) -> None:
-        """What happens to each node at the end, to see what it has on its disk."""
+        """Fail a node at the end of the run, to check what is on its disk."""
         node.power_off()
 
     def run(self) -> None:
@@ -80,7 +80,7 @@ class Scenario:
         self.absent.clear()
         if not self._reaches(MENDED_S_MAX, self._all_ready, "all nodes are ready again"):
             return
-        # Operators are clients too, and may have stopped a node last.
+        # Operators are clients too, and may have stopped a node just before they ended.
         if not self._clients_end() or not self._reaches(START_S_MAX, self._all_ready, "all nodes are ready at the end"):
             return
         if not self._is_all_there("final"):
@@ -96,7 +96,7 @@ class Scenario:
             self._is_all_there("reboot")
 
     def bury(self) -> None:
-        """The run is over: let go of everything without a sound."""
+        """Release everything quietly when the run is over."""
         for host in (*self.client_hosts, *(node.host for node in self.nodes)):
             host.bury()
 

@@ -1,4 +1,4 @@
-"""One node, `synced`: whatever was acknowledged or shown survives every crash."""
+"""One node, `synced`: every record that was acknowledged or read survives every crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chronik.testing.sim.workload import Workload, WorkloadSettings
 
 
 class SingleNode(Scenario):
-    """A broker alone."""
+    """A single broker."""
 
     name: ClassVar[str] = "single-node"
 

@@ -1,8 +1,8 @@
 """The threads of a process: jobs that wait for a free thread, take virtual time, and touch files only.
 
-A job's work is done at one instant between its start and its end, and the loop hears of it at the end: a crash may come
-before the work, after it, or (at a disk operation) in its middle. Two jobs never mix, nor does a job with the loop.
-While the device hangs, no job gets to its work: each keeps its thread until the device answers again.
+A job does its work at one instant between its start and its end; the loop gets the result at the end. A crash may come
+before the work, after it, or (at a disk operation) within it. Jobs do not interleave with each other or with the loop.
+While the device hangs, no job does its work: each job occupies its thread until the device recovers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chronik.testing.sim.host import Process
 
 HANDOVER_S = 150e-6
-"""A thread is woken, and wakes the loop, within this time each."""
+"""The longest time to wake a thread, and also for the thread to wake the loop."""
 
 
 class Job(NamedTuple):
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
 
 class SimExecutor(Executor):
-    """Invariant: at most `threads` jobs have begun and not ended; the others wait in order."""
+    """Invariant: at most `threads` jobs have begun and not ended; other jobs wait in order."""
 
     def __init__(self, process: Process, threads: int) -> None:
         self._process = process
@@ -43,7 +43,7 @@ class SimExecutor(Executor):
         raise SimulationFault("threads are used by loop.run_in_executor only")
 
     def charge(self, seconds: float) -> None:
-        """The job that runs now takes this long."""
+        """Add this much time to the job that runs now."""
         self._charged_s += seconds
 
     def start(self, future: asyncio.Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -54,7 +54,7 @@ class SimExecutor(Executor):
     def _begin(self) -> None:
         while self._idle and self._waiting:
             self._idle -= 1
-            # The work happens somewhere between start and end: part of the device's time passes before it.
+            # The work happens between start and end: part of the device's time passes before it.
             before_s = self._random.random() * (HANDOVER_S + self._process.host.disk.sync_s)
             self._world.after(before_s, self._work, self._waiting.popleft())
 

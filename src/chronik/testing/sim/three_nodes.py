@@ -1,9 +1,9 @@
-"""Three nodes, replication factor 3: nothing that was acknowledged with acks=all, or shown, is ever lost.
+"""Three nodes, replication factor 3: no record that was acknowledged with acks=all, or read, is ever lost.
 
-Under `synced` every node may die at any time, all of them at once too. Under `replicated`, which counts what is in
+Under `synced` every node may die at any time, even all at once. Under `replicated`, which acknowledges records in
 memory, every process may be killed, but only one machine (a minority) loses power, and min.insync.replicas is 2.
 
-At the end all replicas of each partition must come into sync, and then have the same bytes.
+At the end all replicas of each partition must get in sync, and then have the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ThreeNodes(Scenario):
     name: ClassVar[str] = "three-nodes"
     node_count: ClassVar[int] = 3
     founder_count: int = 3
-    """The first nodes know each other by their settings; a further one knows them and joins."""
+    """The founders are configured as peers of each other; a later node is configured with the founders and joins."""
 
     busy_range_s: ClassVar[tuple[float, float]] = (3.0, 7.0)
     strike_pauses_s: ClassVar[tuple[float, ...]] = (0.4, 1.0, 2.0)
@@ -80,7 +80,7 @@ class ThreeNodes(Scenario):
         return self.world.random("lone-cut").random() < LONE_CUT_SHARE
 
     def draw_workload(self) -> WorkloadSettings:
-        # What one replica acknowledged alone does not outlive its machine's memory.
+        # Under `replicated`, records on a single replica are lost with its machine's memory.
         settings = WorkloadSettings.drawn(self.random, REPLICAS, min_insync_replicas=None if self.is_synced else 2)
         return settings.of_groups(self.random) if self.has_lone_cut else settings
 
@@ -98,7 +98,7 @@ class ThreeNodes(Scenario):
             node.kill()
 
     def check_at_rest(self) -> None:
-        """A node whose files were hurt is whole again; all replicas come into sync; then each has the same content."""
+        """Wait until a damaged node has recovered and all replicas are in sync; then compare their content."""
         if not self._wounds_heal() or not self._come_into_sync():
             return
         for topic, index in self._audited():
@@ -116,7 +116,7 @@ class ThreeNodes(Scenario):
         return self._reaches(WHOLE_S_MAX, wounds.is_healed, what, lambda: wounds.what_is_missing(wounded))
 
     def _audited(self) -> list[tuple[str, int]]:
-        """The partitions of the audited topics, as the newest image has them."""
+        """Return the partitions of the audited topics in the newest image."""
         images = [node.broker.image for node in self.nodes if node.takes_part and node.broker is not None]
         newest = max(images, key=lambda image: image.version, default=None)
         topics = [] if newest is None else [topic for name in AUDITED if (topic := newest.topic(name)) is not None]
@@ -130,7 +130,10 @@ class ThreeNodes(Scenario):
         ]
 
     def _come_into_sync(self) -> bool:
-        """One on a slow disk, in segments of a few records, takes its time; one that gets nowhere is stuck."""
+        """Wait for as long as replicas make progress; without progress they are stuck.
+
+        Catching up takes long on a slow disk with segments of a few records.
+        """
         before = -1
         while (held := self._records_held()) > before:
             before = held
@@ -167,7 +170,7 @@ class ThreeNodes(Scenario):
 
 
 def _batches(hosted: Partition) -> Iterator[memoryview]:
-    """All its batches: a read ends with a segment, and each replica has segments of its own."""
+    """Yield all batches. A read ends with its segment, and each replica has its own segment boundaries."""
     position, end = hosted.log_start_offset, hosted.log_end_offset
     while position < end:
         data = memoryview(bytes(hosted.log.read_job(position, 1 << 30, end)()))
@@ -182,14 +185,14 @@ def _content(hosted: Partition) -> bytes:
 
 
 def _is_same(one: Partition, other: Partition) -> bool:
-    """Byte for byte; where compaction may have been at work, by what it leaves at last."""
+    """Compare byte for byte; in a compacted topic, the last values of all keys are enough."""
     if _content(one) == _content(other):
         return True
     return one.log.config.cleanup_compact and _last_values(one) == _last_values(other)
 
 
 def _last_values(hosted: Partition) -> dict[bytes | None, tuple[int, bytes]]:
-    """Of each key the last record and its offset; deleted keys are gone at last."""
+    """Return each key's last value with its offset; keys whose last record is a tombstone are left out."""
     last: dict[bytes | None, tuple[int, bytes]] = {}
     for data in _batches(hosted):
         for at, _ in check_batches(data, len(data), from_producer=False):

@@ -1,8 +1,8 @@
 """One end of a simulated connection: an `asyncio.Transport` over a window of bytes in flight.
 
-What is written goes to the kernel while the window has room, and waits in the transport otherwise, as with asyncio and
-uvloop. Like uvloop's, it holds on to the buffers it was given: a buffer that changes before it is sent is a fault of
-whoever wrote it, and ends the run.
+Written data goes to the kernel while the window has room, and waits in the transport otherwise, as with asyncio and
+uvloop. Like uvloop's transport, it keeps references to the caller's buffers: if the caller changes a buffer before it
+is sent, that is a violation and ends the run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WINDOW_BYTES = 128 * 1024
 SEGMENT_BYTES_MAX = 64 * 1024
 HIGH_WATER_BYTES = 64 * 1024
 SHORT_SHARE = 0.1
-"""How often a segment or a read is shorter than it could be."""
+"""The share of segments and reads that are shorter than possible."""
 
 
 class SimTransport(asyncio.Transport):
-    """Invariant: `in_flight_bytes` is what was given to the kernel and not yet read at the other end."""
+    """Invariant: `in_flight_bytes` is what the kernel has taken and the other end has not yet read."""
 
     def __init__(self, network: Network, process: Process, local: tuple[str, int], remote: tuple[str, int]) -> None:
         super().__init__({"sockname": local, "peername": remote})
@@ -39,7 +39,7 @@ class SimTransport(asyncio.Transport):
         self.peer: SimTransport | None = None
         self.in_flight_bytes = 0
         self.is_gone = False
-        """The socket is closed: what arrives is answered with a reset."""
+        """The socket is closed: the kernel answers segments with a reset."""
         self.is_silenced = False
         self._loop = process.loop
         self._random = network.random
@@ -63,12 +63,12 @@ class SimTransport(asyncio.Transport):
         network.opened(self)
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Give the connection to its protocol, in an iteration of its loop."""
+        """Connect the transport to its protocol; runs in an iteration of its loop."""
         self._protocol = protocol
         protocol.connection_made(self)
         self._schedule_read()
 
-    # -- asyncio's side: reading ---------------------------------------------------------------------------------------
+    # -- asyncio interface: reading ------------------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
         self._is_reading = False
@@ -103,7 +103,7 @@ class SimTransport(asyncio.Transport):
                 self.close()
 
     def _deliver(self) -> None:
-        """One read(2): what is there, as far as the protocol has room, and sometimes less."""
+        """Do one read(2): deliver what is there, as far as the protocol has room, and sometimes less."""
         protocol = self._protocol
         is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
         data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
@@ -130,7 +130,7 @@ class SimTransport(asyncio.Transport):
             assert isinstance(protocol, asyncio.Protocol)
             protocol.data_received(read)
 
-    # -- asyncio's side: writing ---------------------------------------------------------------------------------------
+    # -- asyncio interface: writing ------------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         if self._eof_wanted:
@@ -171,7 +171,7 @@ class SimTransport(asyncio.Transport):
         return self._unsent_bytes
 
     def _send(self) -> None:
-        """Give the kernel as much as its window takes."""
+        """Pass as much to the kernel as the window allows."""
         while self._unsent and self.in_flight_bytes < WINDOW_BYTES:
             view, written = self._unsent[0]
             left = len(written) - self._unsent_at
@@ -190,7 +190,7 @@ class SimTransport(asyncio.Transport):
             self._carry_segment(segment)
 
     def _writable(self) -> None:
-        """In an iteration: the window has room again."""
+        """Resume writing after the window has room again; runs in an iteration."""
         if self._is_lost:
             return
         self._send()
@@ -204,7 +204,7 @@ class SimTransport(asyncio.Transport):
             if self._is_closing:
                 self._loop.call_soon(self._lose, None)
 
-    # -- asyncio's side: the end ---------------------------------------------------------------------------------------
+    # -- asyncio interface: closing ------------------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -239,7 +239,7 @@ class SimTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
-    # -- the kernel's side ---------------------------------------------------------------------------------------------
+    # -- kernel --------------------------------------------------------------------------------------------------------
 
     def _carry_segment(self, segment: bytes) -> None:
         peer = self.peer
@@ -283,13 +283,13 @@ class SimTransport(asyncio.Transport):
         if not self.is_gone and self._reset is None:
             self._reset = ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             if self._unsent:
-                # Who waits to send is told, whether or not it reads.
+                # A protocol that waits to send is notified, whether or not it reads.
                 self._loop.call_soon_threadsafe(self._lose, self._reset)
             else:
                 self._schedule_read()
 
     def acknowledged(self, size: int) -> None:
-        """The other end has read this much."""
+        """Free the window: the other end has read this much."""
         if self.is_gone:
             return
         self.in_flight_bytes -= size
@@ -297,7 +297,7 @@ class SimTransport(asyncio.Transport):
             self._loop.call_soon_threadsafe(self._writable)
 
     def close_socket(self) -> None:
-        """close(2): the peer reads to the end, or meets a reset if we left something unread."""
+        """close(2): the peer reads to the end, or gets a reset if this end left data unread."""
         if self.is_gone:
             return
         self.is_gone = True
@@ -308,6 +308,6 @@ class SimTransport(asyncio.Transport):
             self._send_end()
 
     def vanish(self) -> None:
-        """The machine is gone, and says nothing."""
+        """Close this end without notice to the peer: its machine lost power."""
         self.is_gone = True
         self.network.closed(self)

@@ -1,7 +1,7 @@
-"""Files and folders as a kernel keeps them: what everybody sees, and what would survive a power failure.
+"""Files and folders as a kernel keeps them: the content that processes see, and what survives a power failure.
 
-A file's content is durable after its sync; a name is durable after the sync of its folder. What was not synced may have
-been written back all the same, in part: a prefix of the changes with the next one torn, or any of the changed pages.
+A file's content is durable after its sync; a name is durable after the sync of its folder. The kernel may also have
+written back some unsynced changes: a prefix of them with the next one torn, or any of the changed pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Write(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Cut, or grown with zeros."""
+    """Truncate the file, or extend it with zeros."""
 
     size: int
 
@@ -52,7 +52,7 @@ class FileNode:
         self.durable = bytearray()
         self.pending: list[Change] = []
         self.is_in_doubt = False
-        """A sync failed: the kernel calls the pages clean, and they are not on the device."""
+        """A sync failed: the kernel marked the pages clean, but they are not on the device."""
 
     def change(self, change: Change) -> None:
         apply(self.cached, change)
@@ -64,23 +64,23 @@ class FileNode:
         self.pending.clear()
 
     def fail_sync(self) -> None:
-        """What waited counts as written from here on, and is not."""
+        """Drop the pending changes: the kernel now treats them as written, but they are not."""
         self.pending.clear()
         self.is_in_doubt = True
 
     def forget_doubtful(self) -> None:
-        """The kernel drops clean pages when it likes; at the latest here, the device's content shows."""
+        """Drop pages whose sync failed, as the kernel may do at any time: reads then return the device's content."""
         if self.is_in_doubt:
             self.cached = bytearray(self.durable)
             self.pending.clear()
             self.is_in_doubt = False
 
     def settle(self) -> None:
-        """The kernel has written everything back, as it does sooner or later."""
+        """Write everything back, as the kernel does eventually."""
         self.sync()
 
     def copy(self) -> FileNode:
-        """As somebody reads it who makes a copy; what that writes is durable."""
+        """Copy the content that a reader sees. The copy is durable."""
         copied = FileNode()
         copied.cached, copied.durable = bytearray(self.cached), bytearray(self.cached)
         return copied
@@ -111,12 +111,12 @@ class FileNode:
         apply(self.durable, Write(torn.at, torn.data[:length]))
         rest = min(len(torn.data) - length, GARBAGE_BYTES_MAX)
         if rest and random.random() < 0.5:
-            # The blocks were there and their content was not: whatever lay on the device.
+            # The blocks were allocated but not written: they hold whatever was on the device.
             garbage = random.randbytes(rest) if random.random() < 0.5 else bytes(rest)
             apply(self.durable, Write(torn.at + length, garbage))
 
     def _keep_pages(self, random: Random) -> None:
-        """Write-back has no order: of each page the old content or the new one."""
+        """Keep the old or the new content of each page: write-back has no order."""
         new, old = self.cached, self.durable
         kept = bytearray()
         for at in range(0, len(new), PAGE_BYTES):
@@ -129,7 +129,7 @@ class FileNode:
 
 
 class Rename(NamedTuple):
-    """One change of a folder: `old` goes, `new` comes with a node; either may be missing. Atomic."""
+    """An atomic change of a folder: remove `old`, add `new` with a node; either may be missing."""
 
     old: str | None
     new: str | None
@@ -157,7 +157,7 @@ class FolderNode:
         self.journal.clear()
 
     def settle(self) -> None:
-        """The kernel has written everything back, here and below."""
+        """Write everything back, in this folder and below."""
         self.sync()
         for name in sorted(self.names):
             self.names[name].settle()
@@ -169,7 +169,7 @@ class FolderNode:
         return copied
 
     def lose_power(self, random: Random) -> None:
-        """Folders are journaled in order: a prefix of the changes survives. Then the same for what is in them."""
+        """Keep a prefix of the changes, since folders are journaled in order. Then do the same for all entries."""
         kept = random.randint(0, len(self.journal)) if self.journal else 0
         for rename in self.journal[:kept]:
             _rename(self.durable, rename)
@@ -183,7 +183,7 @@ class FolderNode:
             self.names[name].forget_doubtful()
 
     def size_bytes(self) -> int:
-        """Of all files below."""
+        """Return the total size of all files below."""
         return sum(
             node.size_bytes() if isinstance(node, FolderNode) else len(node.cached) for node in self.names.values()
         )

@@ -1,7 +1,7 @@
-"""Traps for what node code may not do: look at the real clock, draw from the real dice, start threads, open sockets.
+"""Traps for what node code may not do: read the real clock, use real randomness, start threads, open sockets.
 
-While a run lasts, these functions raise when they are called from simulated code; everybody else gets the real ones,
-other threads of the process among them: those of a client that a test before left open, for example.
+During a run, these functions raise when simulated code calls them. All other code gets the real functions, including
+other threads of the process: for example those of a client that an earlier test left open.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TRAPPED: tuple[tuple[Any, str], ...] = (
 
 @contextmanager
 def tripwires(world: World) -> Iterator[None]:
-    """Armed for as long as the block lasts."""
+    """Arm the traps within the block."""
     originals = [(owner, name, getattr(owner, name)) for owner, name in TRAPPED if hasattr(owner, name)]
     thread = threading.get_ident()
     for owner, name, original in originals:

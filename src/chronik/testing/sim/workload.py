@@ -1,4 +1,4 @@
-"""The clients of a run: drawn from the seed, all of one topic, on machines of their own."""
+"""The clients of a run: drawn from the seed, most of them on one topic, on their own machines."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class WorkloadSettings:
     producers: tuple[ProducerSettings, ...]
     members: tuple[MemberSettings, ...]
     has_outsiders: bool
-    """Whether some commit beside the group, and ask every node what is committed."""
+    """Whether clients outside the group commit offsets and query every node for committed offsets."""
     has_keyed_topic: bool
     has_churned_topic: bool
     has_mover: bool
     assignments: tuple[tuple[int, ...], ...] = ()
-    """The replicas of each partition of the topic; empty where the cluster places them."""
+    """The replicas of each partition of the topic; empty if the cluster places them."""
 
     @staticmethod
     def drawn(random: Random, replication_factor: int, min_insync_replicas: int | None = None) -> WorkloadSettings:
@@ -66,7 +66,7 @@ class WorkloadSettings:
         )
 
     def of_groups(self, random: Random) -> WorkloadSettings:
-        """The same with little of anything but groups: for runs that last long."""
+        """Return the same settings with group members and little else, for long runs."""
         return replace(
             self.unhurried(),
             members=tuple(MemberSettings.drawn(random) for _ in range(random.randint(2, 4))),
@@ -74,7 +74,7 @@ class WorkloadSettings:
         )
 
     def unhurried(self) -> WorkloadSettings:
-        """The same with one producer, which has time: for runs that last long."""
+        """Return the same settings with one slow producer, for long runs."""
         producer = replace(self.producers[0], pause_s=0.4)
         return replace(self, producers=(producer,), has_keyed_topic=False, has_churned_topic=False, has_mover=False)
 
@@ -93,7 +93,7 @@ def _producer(random: Random, is_idempotent: bool, is_alone: bool) -> ProducerSe
 
 
 class TopicMaker(SimClient):
-    """Creates the topic, whatever that takes."""
+    """Creates the topic; retries until it exists."""
 
     def __init__(
         self, world: World, history: History, bootstrap: list[tuple[str, int]], settings: WorkloadSettings
@@ -118,7 +118,7 @@ class TopicMaker(SimClient):
                 raise
 
     async def _place(self) -> None:
-        """With each replica where the settings have it."""
+        """Create the topic with the replica assignments of the settings."""
         settings = self._settings
         topic = {
             "name": TOPIC,
@@ -135,7 +135,7 @@ class TopicMaker(SimClient):
         response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=REQUEST_TIMEOUT_S)
         code = ErrorCode(response.topics[0].error_code)
         if code is not ErrorCode.none:
-            # Placed on a broker that is not registered yet: it soon is.
+            # An assigned broker is not registered yet: retry.
             is_early = code is ErrorCode.invalid_replica_assignment
             raise KafkaError(ErrorCode.leader_not_available if is_early else code, f"topic {TOPIC}")
 
@@ -152,7 +152,7 @@ class Workload:
         settings: WorkloadSettings,
         operators: Sequence[SimClient] = (),
     ) -> None:
-        """`operators` are started with the other clients, whatever they do."""
+        """`operators` are additional clients, started with all others."""
         self.settings = settings
         self.history = history
         self.hosts = hosts
@@ -221,4 +221,4 @@ class Workload:
 
 
 async def _idle(process: Process) -> None:
-    """A client machine's program: its clients are started one by one."""
+    """The main program of a client machine; its clients are started separately."""

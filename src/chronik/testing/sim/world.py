@@ -1,4 +1,4 @@
-"""The simulated world: one heap of events, the virtual clock, randomness by purpose, a hash of all that happened."""
+"""The simulated world: one heap of events, the virtual clock, a random stream per purpose, a hash of all events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ENTRY = Struct("<dIqq")
 
 
 class SimulationFault(Exception):
-    """The simulation itself cannot go on: a rule that node code must keep was broken, or nothing moves any more."""
+    """The simulation cannot continue: simulated code used something that is forbidden or not simulated."""
 
 
 class World:
-    """Events happen one at a time in the order of their virtual time, then of their scheduling.
+    """Runs events one at a time, ordered by virtual time, then by when they were scheduled.
 
-    Invariant: everything that happens follows from `seed`; `trace_hash` tells two runs apart that differ anywhere.
+    Invariant: everything that happens follows from `seed`; two runs that differ anywhere have different `trace_hash`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -33,10 +33,10 @@ class World:
         self.now = 0.0
         self.events = 0
         self.running: Process | None = None
-        """Whose code runs right now: in an iteration of its loop, or in one of its threads."""
+        """The process whose code runs now, in an iteration of its loop or in one of its threads."""
         self.in_thread = False
         self.violation: str | None = None
-        """The first thing that went wrong; the run ends there."""
+        """The first violation; it ends the run."""
         self.notes: deque[str] = deque(maxlen=NOTES_KEPT)
         self.print_note: Callable[[str], None] | None = None
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -48,7 +48,7 @@ class World:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def at(self, when_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call at a virtual time, or now if that is over."""
+        """Schedule a call at a virtual time, or now if that time has passed."""
         self._scheduled += 1
         heapq.heappush(self._heap, (max(when_s, self.now), self._scheduled, call, args))
 
@@ -56,7 +56,7 @@ class World:
         self.at(self.now + delay_s, call, *args)
 
     def run(self, until_s: float, is_over: Callable[[], bool] | None = None, events_max: int | None = None) -> bool:
-        """Let things happen until `is_over`, or until the time; tells whether it is over. Stops at a violation."""
+        """Run events until `is_over` or `until_s`; return whether `is_over`. Stop at a violation."""
         heap = self._heap
         while self.violation is None:
             if is_over is not None and is_over():
@@ -72,20 +72,20 @@ class World:
             call(*args)
         return False
 
-    # -- chance and identity -------------------------------------------------------------------------------------------
+    # -- randomness and identity ---------------------------------------------------------------------------------------
 
     def random(self, purpose: str) -> Random:
-        """A stream of its own for each purpose: a draw more for one does not shift the others."""
+        """Return a separate stream for each purpose: an extra draw for one does not shift the others."""
         return Random(f"{self.seed}:{purpose}")
 
     def next_serial(self) -> int:
         self._serial += 1
         return self._serial
 
-    # -- what happened -------------------------------------------------------------------------------------------------
+    # -- trace and violations ------------------------------------------------------------------------------------------
 
     def trace(self, kind: str, number: int = 0, other: int = 0) -> None:
-        """Take an event into the hash. Only numbers that follow from the seed: no addresses, no hashes of objects."""
+        """Add an event to the hash. Pass only numbers that follow from the seed: no addresses, no object hashes."""
         known = self._kinds.get(kind)
         if known is None:
             known = self._kinds[kind] = zlib.crc32(kind.encode())
@@ -96,7 +96,7 @@ class World:
         return self._hash.hexdigest()
 
     def note(self, text: str) -> None:
-        """A line for the person who reads the report of a failure. Part of the hash too."""
+        """Add a line for the reader of a failure report. It is part of the hash too."""
         self.trace("note", zlib.crc32(text.encode()))
         line = f"{self.now:10.6f}  {text}"
         self.notes.append(line)
@@ -104,7 +104,7 @@ class World:
             self.print_note(line)
 
     def violated(self, what: str) -> None:
-        """A promise was broken: the run ends after this event."""
+        """Report a violated guarantee: the run ends after this event."""
         if self.violation is None:
             self.note(f"VIOLATION: {what}")
             self.violation = what

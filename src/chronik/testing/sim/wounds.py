@@ -1,8 +1,8 @@
-"""Whose files were hurt, and whose may be: what was acknowledged is promised while one in-sync replica is whole.
+"""Tracks the damaged node: acknowledged records are guaranteed only while one in-sync replica is intact.
 
-One node at a time is wounded. It is whole again when it serves, votes as it did before, is in sync with every partition
-that it has a replica of, and its files hold all of them. Nobody else's files are hurt before that, and a node's only
-while every partition on it has another replica that is in sync or eligible.
+One node at a time is `wounded`. It has recovered when it serves, is a voter again, is in sync for every partition that
+it has a replica of, and its files hold all their records. Until then no other node's files are damaged. A node's files
+are damaged only while every partition on it has another replica that is in the ISR or eligible.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Wounds:
     def files(self, node: SimNode) -> NodeFiles:
         return NodeFiles(node.host, node.config.data_folder, node.config.node_id)
 
-    # -- hurting -------------------------------------------------------------------------------------------------------
+    # -- damage --------------------------------------------------------------------------------------------------------
 
     def may_hurt(self, node: SimNode) -> bool:
-        """Whether the cluster can do without what this node has. It must run, so that its own word is heard."""
+        """Return whether the cluster can lose this node's files. The node must be ready, so that its image counts."""
         if self.wounded is node and node.is_ready:
             return self._others_suffice(node)
         return self.is_healed() and node.is_ready and self._others_suffice(node)
@@ -54,14 +54,14 @@ class Wounds:
         )
 
     def _newest_image(self) -> ClusterImage | None:
-        """Of those that nodes act by now: what a leader counts on is in its own."""
+        """Return the newest image of all running nodes: a leader acts on its own image."""
         images = [node.broker.image for node in self._nodes if node.takes_part and node.broker is not None]
         return max(images, key=lambda image: image.version, default=None)
 
-    # -- healing -------------------------------------------------------------------------------------------------------
+    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def is_healed(self) -> bool:
-        """Whether nobody is wounded any more. All files of a node are read for it, so not too often."""
+        """Return whether no node is wounded. This reads all files of a node, so it is done only every `LOOK_S`."""
         node = self.wounded
         if node is None:
             return True
@@ -76,7 +76,7 @@ class Wounds:
         return True
 
     def what_is_missing(self, node: SimNode) -> str:
-        """What still keeps the node from being whole; empty where nothing does."""
+        """Return why the node has not recovered yet; empty if it has."""
         image = self._newest_image()
         if image is None or not node.is_ready or node.broker is None:
             return f"{node.host.name} is not ready"
@@ -91,7 +91,7 @@ class Wounds:
         return ""
 
     def _votes(self, node_id: int) -> bool:
-        """By the word of whoever leads: a node that lost its store first follows as a learner."""
+        """Return whether the Raft leader has the node as a voter: a node that lost its store is a learner first."""
         for node in self._nodes:
             if node.is_ready and node.broker is not None and node.broker.member.raft.node.is_leader:
                 member = node.broker.member.raft.node.membership.member(node_id)
