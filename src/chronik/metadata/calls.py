@@ -56,8 +56,7 @@ class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
     """A partition that its leader should transfer to `to`: it stops appending, waits until `to` has every record, then
-    proposes it by an AlterIsrCall with `hand_over_to`. So no record is lost that only the leader acknowledged.
-    """
+    proposes it by an AlterIsrCall with `hand_over_to`. So no record is lost that only the leader acknowledged."""
 
     topic_id: UUID
     partition: int
