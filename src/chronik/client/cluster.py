@@ -144,7 +144,7 @@ class Cluster:
     # Connections.
 
     async def any_connection(self, deadline: Deadline) -> Connection:
-        """Return a connection to any broker: an open one, else via the bootstrap addresses, then other known brokers."""
+        """Return a connection to any broker: an open one, else a bootstrap address, else another known broker."""
         for task in self._connections.values():
             if task.done() and not task.cancelled() and task.exception() is None and not task.result().is_closed:
                 return task.result()

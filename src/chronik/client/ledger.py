@@ -181,7 +181,7 @@ class Ledger:
                 self.flush()
 
     def _write_pending(self) -> None:
-        """Write the buffered lines; requires the lock. After a write error, drop later lines: they would follow a gap."""
+        """Write the buffered lines; requires the lock. After a write error, drop later lines: they follow a gap."""
         if self._fault is not None:
             self._pending.clear()
         if not self._pending:

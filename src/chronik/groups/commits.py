@@ -134,8 +134,8 @@ class OffsetsWrite:
 def expire(group: Group, step: Step) -> None:
     """Remove offsets that were unused for the retention time, and the group once it has no offsets left.
 
-    In an empty group the time starts when the last member left, or at the commit if there never was a member. In a
-    group with members, only topics that no member subscribes to expire; the time starts at the commit.
+    In an empty group the time starts at the commit or when the last member left, whichever is later. In a group with
+    members, only offsets of topics that no member subscribes to expire; the time starts at the commit.
     """
     limit_ms = step.at.wall_ms - step.settings.offsets_retention_ms
     offsets = group.offsets

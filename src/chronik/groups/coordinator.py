@@ -148,7 +148,7 @@ class GroupCoordinator:
         step = self._step(at)
         error = self._check_group(request.group_id)
         if error is ErrorCode.coordinator_load_in_progress:
-            # If the requested generation is not in the log, it will be illegal: the member must join again.
+            # The state of an active rebalance is not in the log, so loading loses it: the member must join again.
             error = ErrorCode.rebalance_in_progress
         group = self._groups.get(request.group_id)
         if error is ErrorCode.none and group is None:

@@ -13,8 +13,8 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 class GroupSettings:
     """The settings of one coordinator.
 
-    `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. Kafka waits 3
-    s. Here it is 100 ms: a single consumer starts almost at once, and members started together still join together.
+    `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. It is 100 ms,
+    not 3 s as in Kafka: a single consumer starts almost at once, and members started together still join together.
     """
 
     session_timeout_ms_min: int = 6_000

@@ -13,7 +13,7 @@ Why an election is safe. Let S be the brokers in `isr` or `eligible` that have l
    those that report (`recoveries`). Otherwise the partition has no leader until an administrator accepts the loss.
 6. No leader replaces a serving leader that does not know yet. Either the old leader hands over (`calls.HandOver`), or
    the partition has no leader until the old one applies the change or its lease expires. If two leaders served at once,
-   clients would see the end offset go back. Only a hand-over keeps acks=1 records.
+   clients would see the end offset go back. Only a hand-over keeps records that the leader alone acknowledged (acks=1).
 
 A reassignment (KIP-455) also completes here: one change removes the old replicas once all new ones are in sync.
 """

@@ -82,7 +82,7 @@ def _elected(
     if partition.leader != NO_LEADER and partition.leader in brokers.serving:
         raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
     draft = Draft(partition)
-    # The administrator chose not to wait for the previous leader or for replicas with longer logs.
+    # The administrator chose not to wait for the previous leader or for replicas that may have longer logs.
     brokers = replace(brokers, unaware=frozenset())
     draft.unproven = ()
     draft.settle(brokers, replace(TopicRules.of(image, topic), is_unclean_allowed=False))

@@ -62,7 +62,7 @@ class Shutdowns:
         session: Session,
         now_ms: int,
     ) -> bool:
-        """Whether the broker may stop. Once this was true, its session is over."""
+        """Whether the broker may stop. A positive answer ends its session."""
         others = brokers.serving - {broker.id}
         if session.may_stop or broker.is_fenced or not others:
             return True

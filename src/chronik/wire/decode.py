@@ -26,7 +26,7 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Numbers: struct's format letter, and below a conversion.
+# struct's format letter for each kind of number; `_CONVERSIONS` has the conversions.
 _FORMATS: Final = {
     "bool": "?",
     "int8": "b",
