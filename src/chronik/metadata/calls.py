@@ -91,7 +91,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReportReplicasCall(msgspec.Struct, frozen=True, tag="report_replicas"):
-    """A broker reports replicas that lost records, or its log ends when those decide an election."""
+    """A broker reports replicas that lost records, or the end offsets of logs that decide an election."""
 
     broker_id: int
     broker_epoch: int

@@ -11,9 +11,10 @@ Why an election is safe. Let S be the brokers in `isr` or `eligible` that have l
 5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if S becomes empty. If the
    last brokers of S lost only their page cache, they become `unproven`: the controller elects the longest log among
    those that report (`recoveries`). Otherwise the partition has no leader until an administrator accepts the loss.
-6. No leader replaces a serving leader that does not know yet. Either the old leader hands over (`calls.HandOver`), or
-   the partition has no leader until the old one applies the change or its lease expires. If two leaders served at once,
-   clients would see the end offset go back. Only a hand-over keeps records that the leader alone acknowledged (acks=1).
+6. No new leader replaces a serving leader before that leader knows. Either the old leader hands over
+   (`calls.HandOver`), or the partition has no leader until the old one applies the change or its lease expires. If two
+   leaders served at once, clients would see the end offset go back. Only a hand-over keeps records that the leader
+   alone acknowledged (acks=1).
 
 A reassignment (KIP-455) also completes here: one change removes the old replicas once all new ones are in sync.
 """

@@ -46,9 +46,7 @@ class Session:
     may_stop: bool = False
     """The controller has allowed it to stop."""
     demotions: list[tuple[int, int]] = field(default_factory=list)
-    """(version, time) of the first and the last change that ended one of its leaderships and that it has not applied
-    yet.
-    """
+    """(version, time) of the first and the last change that ended a leadership of it and that it has not applied."""
 
     def demoted(self, version: int, now_ms: int) -> None:
         """Record that `version` ended a leadership of this broker, which the broker may not know yet."""

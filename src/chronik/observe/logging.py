@@ -22,7 +22,7 @@ LEVELS: Mapping[str, int] = {"debug": DEBUG, "info": INFO, "warning": WARNING, "
 
 
 class LogLevelError(ValueError):
-    """An invalid level or component; the message lists the valid ones."""
+    """An invalid level or component; the message says what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
