@@ -87,7 +87,7 @@ class ConfigDefinition:
         except ValueError:
             what = "number" if self.type is ConfigType.DOUBLE else "whole number"
             raise self._refused(text, f"it must be a {what}") from None
-        # Written so that NaN, for which every comparison is false, is refused.
+        # Written so that NaN is refused: both comparisons are false for it.
         if self.lowest is not None and not number >= self.lowest:
             raise self._refused(text, f"it must be at least {self.lowest}")
         if self.highest is not None and not number <= self.highest:

@@ -109,7 +109,7 @@ class Controller:
         self._image = image
 
     def broker_gone(self, broker_id: int, now_ms: int, incarnation: UUID | None = None) -> None:
-        """The broker's address refuses connections, or a process other than `incarnation` answers there."""
+        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
         self._liveness.refused(broker_id, incarnation, now_ms)
 
     def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:

@@ -116,7 +116,7 @@ class Liveness:
         return session
 
     def refused(self, broker_id: int, incarnation: UUID | None, now_ms: int) -> None:
-        """The broker's address refuses connections, or a process other than `incarnation` answers there."""
+        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
         session = self.sessions.get(broker_id)
         if session is None or not session.trusts_refusals or session.gone_ms is not None:
             return
