@@ -1,6 +1,6 @@
-"""Speaking to Kafka brokers: connections, the cluster's layout, admin calls, raw batches, ledgers of what they took.
+"""A Kafka client: connections, cluster metadata, admin calls, raw batches, and ledgers of acknowledged records.
 
-For our own tools and nodes, not for applications: those have their Kafka clients. Everything here runs on the caller's
-event loop, opens sockets by `loop.create_connection` and measures time by `loop.time()` only, so the simulator can
-run it.
+For Chronik's own tools and nodes; applications use their Kafka clients. Everything here runs on the caller's event
+loop, opens sockets only with `loop.create_connection` and measures time only with `loop.time()`, so that the simulator
+can run it.
 """

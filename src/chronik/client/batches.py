@@ -1,7 +1,7 @@
-"""Record batches as they are: appended to and fetched from a partition's leader, never decoded here.
+"""Raw record batches: appended to and fetched from a partition's leader, never decoded here.
 
-For tools that move or check records (forwarding, doctor, pipeline); ordered delivery with retries is the business of
-applications' clients.
+For tools that move or check records (forwarding, doctor, pipeline). Applications' clients provide ordered delivery with
+retries.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from chronik.wire.fetch_response import read_fetch_response
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
 
 BY_NAME_AT_MOST = 12
-"""The last version of Produce and Fetch that names topics instead of giving their ids."""
+"""The last version of Produce and Fetch that identifies topics by name instead of by id."""
 FETCH_SLACK_S = 5.0
 ACKS_ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Whole batches from the one that holds the asked offset; `records` is a slice of the response."""
+    """Whole batches, starting with the one that holds the requested offset; `records` is a slice of the response."""
 
     records: memoryview
     high_watermark: int
@@ -32,7 +32,7 @@ class FetchedBatches:
 
 
 class Batches:
-    """Produce and fetch of encoded batches over one cluster."""
+    """Produces and fetches encoded batches in one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -40,7 +40,7 @@ class Batches:
     async def append(
         self, topic: str, partition: int, records: bytes, *, acks: int = ACKS_ALL, timeout_s: float = 30.0
     ) -> int:
-        """Appends encoded batches once and returns their base offset. Not retried: a lost answer may hide a success."""
+        """Append encoded batches once and return their base offset. No retry: a lost response may hide a success."""
         deadline = Deadline(timeout_s)
         connection = await self._leader(topic, partition, deadline)
         version = connection.version(ApiKey.PRODUCE, BY_NAME_AT_MOST)
@@ -64,7 +64,7 @@ class Batches:
         max_wait_ms: int = 500,
         min_bytes: int = 1,
     ) -> FetchedBatches:
-        """Batches from `offset` on, below the high watermark; empty after `max_wait_ms` without any."""
+        """Fetch batches from `offset` up to the high watermark; empty if none arrive within `max_wait_ms`."""
 
         async def attempt(within: Deadline) -> FetchedBatches:
             connection = await self._leader(topic, partition, within)

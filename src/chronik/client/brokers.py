@@ -1,4 +1,4 @@
-"""Brokers and where replicas live, as an administrator sees them: move replicas, elect a leader, take a broker out.
+"""Admin calls on brokers and replicas: reassign replicas, elect a leader, unregister a broker.
 
 Plain Kafka protocol (KIP-455, KIP-460 and KIP-631), so all of it works on any Kafka cluster.
 """
@@ -22,7 +22,7 @@ UNCLEAN_FROM_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A partition whose replicas are on the move; `replicas` holds the old and the new ones."""
+    """A partition that is being reassigned; `replicas` holds the old and the new replicas."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -30,13 +30,13 @@ class Move:
 
 
 class Brokers:
-    """Admin calls on replicas and brokers over one cluster."""
+    """Admin calls on replicas and brokers of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def move(self, targets: Mapping[Partition, Sequence[int]]) -> None:
-        """Asks for new replicas of some partitions; they move in the background."""
+        """Start reassignments to new replicas; they complete in the background."""
         topics: dict[str, list[dict[str, Any]]] = {}
         for (topic, partition), replicas in sorted(targets.items()):
             topics.setdefault(topic, []).append({"partition_index": partition, "replicas": list(replicas)})
@@ -58,7 +58,7 @@ class Brokers:
         await self._cluster.retry(attempt)
 
     async def moves(self) -> dict[Partition, Move]:
-        """What is on the move now."""
+        """Return the reassignments in progress."""
 
         async def attempt(within: Deadline) -> dict[Partition, Move]:
             connection = await self._cluster.controller(within)
@@ -76,7 +76,7 @@ class Brokers:
         return await self._cluster.retry(attempt)
 
     async def elect_unclean(self, topic: str, partition: int) -> None:
-        """Has any replica lead a partition without a leader, the first of them that can; fine if one leads by now.
+        """Elect the first replica that can lead a partition without a leader; no error if it has a leader by now.
 
         Records that only other replicas have are lost.
         """
@@ -84,7 +84,7 @@ class Brokers:
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
             if not connection.supports(ApiKey.ELECT_LEADERS, UNCLEAN_FROM_VERSION):
-                # Version 0 would drop the type, and elect the preferred leader.
+                # Version 0 would drop the election type and elect the preferred leader.
                 raise UnsupportedByBroker(f"{connection.name} does not answer unclean elections")
             values = {
                 "election_type": UNCLEAN,
@@ -101,7 +101,7 @@ class Brokers:
         await self._cluster.retry(attempt)
 
     async def unregister(self, broker_id: int) -> None:
-        """Takes a broker out of the cluster for good; fine if it is out. Refused while any replica lives on it."""
+        """Remove a broker for good; no error if it is already gone. Refused while the broker has any replica."""
 
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)

@@ -1,7 +1,7 @@
-"""A cluster of any size behind some bootstrap addresses: who leads what, and a connection to each broker.
+"""A cluster behind some bootstrap addresses: its metadata, and a connection to each broker.
 
-Every call has a deadline. Within it, errors that another try may cure (a leader that moved, a coordinator that is
-still loading, a broker that went away) are retried with a growing pause and a fresh look at the metadata.
+Every call has a deadline. Until then, retriable errors (a leader that moved, a coordinator that is still loading, a
+broker that disconnected) are retried with increasing backoff and fresh metadata.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUP_COORDINATOR = 0
 
 
 class Deadline:
-    """A point on the loop's clock."""
+    """A point in time on the loop's clock."""
 
     __slots__ = ("_at_s", "_loop")
 
@@ -44,12 +44,12 @@ class Deadline:
 
     @property
     def for_broker_ms(self) -> int:
-        """What a broker may take: a little less, so that its own word on why it took so long still arrives."""
+        """The timeout for a broker: a little shorter, so that its own timeout error still arrives."""
         return self.left_ms - min(2000, self.left_ms // 5)
 
 
 class Cluster:
-    """Connections to a cluster's brokers, opened when first needed. Owned by one loop; close it when done."""
+    """Connections to a cluster's brokers, opened on first use. Owned by one loop; close it when done."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Cluster:
             if isinstance(result, Connection):
                 result.close()
 
-    # Who is where.
+    # Metadata.
 
     async def layout(self, topics: Sequence[str] | None = None, *, deadline: Deadline | None = None) -> ClusterLayout:
-        """Fresh metadata: of `topics`, or of all where None. Topics are never created by asking."""
+        """Fetch fresh metadata of `topics`, or of all topics if None. This never creates topics."""
         self._layout = await self.retry(lambda within: self._ask_layout(topics, within), deadline, refresh=False)
         return self._layout
 
@@ -98,7 +98,7 @@ class Cluster:
         return layout
 
     async def topic(self, name: str, *, deadline: Deadline | None = None) -> TopicLayout:
-        """One topic's layout. Raises UNKNOWN_TOPIC_OR_PARTITION at once where there is none."""
+        """Return one topic's layout. Raises UNKNOWN_TOPIC_OR_PARTITION at once if the topic does not exist."""
         layout = (await self.layout([name], deadline=deadline)).topics.get(name)
         if layout is None or layout.error == ErrorCode.unknown_topic_or_partition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name} does not exist")
@@ -109,7 +109,7 @@ class Cluster:
     async def leaders(
         self, name: str, wanted: frozenset[int] | None = None, *, deadline: Deadline | None = None
     ) -> dict[int, int]:
-        """Leader by partition of one topic; waits, within the deadline, until each one that is wanted has one."""
+        """Return the leader of each wanted partition of a topic; wait until all have one or the deadline passes."""
 
         async def ask(within: Deadline) -> dict[int, int]:
             topic = await self.topic(name, deadline=within)
@@ -125,7 +125,7 @@ class Cluster:
         return await self.retry(ask, deadline, give_up_on=missing, refresh=False)
 
     async def coordinator(self, group: str, deadline: Deadline) -> int:
-        """The broker that coordinates a group, remembered until it says that it does not."""
+        """Return the coordinator of a group, cached until a call fails."""
         known = self._coordinators.get(group)
         if known is not None:
             return known
@@ -144,7 +144,7 @@ class Cluster:
     # Connections.
 
     async def any_connection(self, deadline: Deadline) -> Connection:
-        """A connection to whichever broker can be had: one that is open, else the bootstrap ones, then the others."""
+        """Return a connection to any broker: an open one, else a bootstrap address, else another known broker."""
         for task in self._connections.values():
             if task.done() and not task.cancelled() and task.exception() is None and not task.result().is_closed:
                 return task.result()
@@ -160,7 +160,7 @@ class Cluster:
         raise failure or Unreachable("no bootstrap address was given")
 
     async def connection(self, node_id: int, deadline: Deadline) -> Connection:
-        """A connection to one broker, found by its id."""
+        """Return a connection to the broker with this id."""
         broker = None if self._layout is None else self._layout.brokers.get(node_id)
         if broker is None:
             broker = (await self.layout([], deadline=deadline)).brokers.get(node_id)
@@ -169,7 +169,7 @@ class Cluster:
         return await self._connection_to((broker.host, broker.port), min(CONNECT_TIMEOUT_S_MAX, deadline.left_s))
 
     async def controller(self, deadline: Deadline) -> Connection:
-        """A connection to the controller; brokers of today take admin calls anywhere, older ones only there."""
+        """Return a connection to the controller. Old brokers take admin calls only there; new ones anywhere."""
         layout = self._layout or await self.layout([], deadline=deadline)
         if layout.controller_id in layout.brokers:
             return await self.connection(layout.controller_id, deadline)
@@ -196,9 +196,9 @@ class Cluster:
         give_up_on: frozenset[ErrorCode] = frozenset(),
         refresh: bool = True,
     ) -> _T:
-        """Runs `attempt` until it succeeds, fails for good, or the deadline has passed.
+        """Run `attempt` until it succeeds, fails with an error that is not retriable, or the deadline passes.
 
-        Then the error is the last that a broker gave, if any did: it tells more than an answer that came too late.
+        After the deadline, raise the last error from a broker if there is one: it says more than a timeout.
         """
         within = deadline or Deadline(self.timeout_s)
         pause_s = RETRY_PAUSE_S
@@ -219,6 +219,6 @@ class Cluster:
                 await self._refresh(within)
 
     async def _refresh(self, deadline: Deadline) -> None:
-        """The controller and the brokers' addresses may have changed; a failure here shows in the next attempt."""
+        """Refresh the controller and broker addresses. If that fails, the next attempt reports it."""
         with contextlib.suppress(ClientError, KafkaError):
             self._layout = await self._ask_layout([], deadline)

@@ -1,6 +1,6 @@
-"""One connection to one broker: pipelined requests, answers matched by correlation id.
+"""One connection to one broker: pipelined requests, responses matched by correlation id.
 
-frame   size int32, then a response header (correlation id int32, tagged fields where flexible) and a body
+frame   size int32, then a response header (correlation id int32, tagged fields if flexible) and a body
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of one connection, so that a slow or hostile broker cannot fill our memory."""
+    """Limits of one connection, so that a slow or hostile broker cannot exhaust memory."""
 
     in_flight_requests_max: int = 100
     response_bytes_max: int = 256 * 1024 * 1024
@@ -43,7 +43,7 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connected, version-negotiated socket. Owned by the loop it was opened on.
+    """A connected socket with negotiated API versions. Owned by the loop it was opened on.
 
     Invariant: each id in `_waiting` was sent and not yet answered; when the connection ends, all of them fail.
     """
@@ -78,9 +78,9 @@ class Connection(asyncio.BufferedProtocol):
         limits: ConnectionLimits | None = None,
         authenticate: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> Connection:
-        """Connects and asks which versions the broker answers. Raises Unreachable, or ConnectionLost on the way.
+        """Connect and request the broker's API versions. Raises Unreachable, or ConnectionLost during the handshake.
 
-        `authenticate` comes first: it may send what the broker wants to know before it answers anything else.
+        `authenticate` runs first: it may send what the broker requires before it answers other requests.
         """
         loop = asyncio.get_running_loop()
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -109,11 +109,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the socket takes more bytes now."""
+        """Whether the socket accepts more bytes now."""
         return self._closed is None and self._writable.is_set()
 
     async def wait_closed(self) -> Exception:
-        """Returns when the connection has ended, with the reason."""
+        """Wait until the connection has ended and return the reason."""
         await self._ended.wait()
         assert self._closed is not None
         return self._closed
@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._waiting)
 
     def version(self, key: ApiKey, at_most: int | None = None) -> int:
-        """The newest version of an API that both sides speak. Raises UnsupportedByBroker."""
+        """Return the newest version of an API that both sides support. Raises UnsupportedByBroker."""
         ours = known_versions(key)
         theirs = self._versions.get(key)
         if theirs is not None and ours:
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
     async def call(
         self, key: ApiKey, values: Mapping[str, Any], *, timeout_s: float = 30.0, at_most: int | None = None
     ) -> Any:
-        """One request by field names, its response as kio reads it."""
+        """Send one request, given by field names, and return its response as kio's entity."""
         version = self.version(key, at_most)
         body = messages.write_request(key, version, values)
         answer = bytes(await self.request(key, version, body, timeout_s=timeout_s))
@@ -151,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
     async def request(
         self, key: int, version: int, body: bytes | Sequence[bytes | memoryview], *, timeout_s: float = 30.0
     ) -> memoryview:
-        """Sends an encoded body and waits for the response's body, in a buffer of its own."""
+        """Send an encoded body and wait for the response body, which has its own buffer."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._places.acquire()
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             raise error from None
 
     def send(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> asyncio.Future[memoryview]:
-        """Sends at once, without a place or a deadline: for callers that bound their own pipeline."""
+        """Send at once, without the in-flight limit or a deadline: for callers that bound their own pipeline."""
         future: asyncio.Future[memoryview] = self._loop.create_future()
         if self._closed is not None or self._transport is None:
             future.set_exception(self._closed or ConnectionLost(f"{self.name} is not connected"))
@@ -177,14 +177,14 @@ class Connection(asyncio.BufferedProtocol):
         return future
 
     def send_unanswered(self, key: int, version: int, body: bytes | Sequence[bytes | memoryview]) -> None:
-        """For produce with acks=0, which no broker answers."""
+        """Send a request without a response: produce with acks=0."""
         if self._closed is not None or self._transport is None:
             raise self._closed or ConnectionLost(f"{self.name} is not connected")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         self._write(key, version, body)
 
     async def drained(self) -> None:
-        """Returns when the socket takes more bytes."""
+        """Wait until the socket accepts more bytes."""
         await self._writable.wait()
         if self._closed is not None:
             raise self._closed
@@ -192,10 +192,10 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._end(ConnectionLost(f"the connection to {self.name} was closed here"))
 
-    # What the loop calls.
+    # Event loop callbacks.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asked but told: uvloop's transports are of another class.
+        # A cast instead of isinstance: uvloop's transports are of another class.
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _take_frames(self) -> None:
-        """Cuts whole frames out of the scratch buffer; the rest of a large one gets a buffer of its own size."""
+        """Extract whole frames from the scratch buffer; a frame larger than the buffer gets its own buffer."""
         at, filled = 0, self._scratch_filled
         while filled - at >= _SIZE_BYTES and self._closed is None:
             (size,) = _SIZE.unpack_from(self._scratch, at)
@@ -270,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(frames.write_request(key, version, self._correlation_id, self._client_id, whole))
 
     def _end(self, error: Exception) -> None:
-        """Fails all that waits, once."""
+        """Close the connection and fail all waiting requests, once."""
         if self._closed is not None:
             return
         self._closed = error
@@ -280,12 +280,12 @@ class Connection(asyncio.BufferedProtocol):
         for future, _, _ in waiting.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # retrieved: a caller that went away must not cause a warning
+                future.exception()  # marks it as retrieved: an abandoned future must not log a warning
         if self._transport is not None:
             self._transport.abort()
 
     async def _negotiate(self, timeout_s: float) -> None:
-        """ApiVersions 3, or what the broker names when it refuses that: its refusal comes in version 0."""
+        """Send ApiVersions 3, or version 0 if the broker refuses that: its refusal has version 0's layout."""
         software = {"client_software_name": "chronik", "client_software_version": __version__}
         for version in (3, 0):
             request = messages.write_request(ApiKey.API_VERSIONS, version, software)
@@ -301,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _reason(error: OSError) -> str:
-    """In the system's words: asyncio's own text repeats the address."""
+    """Return the operating system's message: asyncio's own text repeats the address."""
     if error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__

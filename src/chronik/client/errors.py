@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a broker, apart from the broker's own error codes."""
+"""Errors between a client and a broker, apart from the broker's own error codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from chronik.wire.errors import ErrorCode
 
 
 class ClientError(Exception):
-    """The text is one line that a person can act on."""
+    """The message is one line that a person can act on."""
 
 
 class Unreachable(ClientError):
@@ -14,23 +14,23 @@ class Unreachable(ClientError):
 
 
 class Refused(Unreachable):
-    """The machine is there and says that nobody listens at the address: the broker's process is gone."""
+    """The machine is up and refuses the connection: the broker's process is gone."""
 
 
 class ConnectionLost(ClientError):
-    """The connection ended, or its answer did not come in time: what was sent may or may not have been carried out."""
+    """The connection ended or timed out: the broker may or may not have carried out the request."""
 
 
 class RequestTimedOut(ConnectionLost):
-    """No answer before the deadline. The connection is closed, since later answers would queue behind the missing."""
+    """No response in time. The connection is closed, since later responses would queue behind the missing one."""
 
 
 class BadAnswer(ClientError):
-    """The broker's answer does not parse; asking again would not help."""
+    """The broker's response cannot be parsed; a retry would not help."""
 
 
 class UnsupportedByBroker(ClientError):
-    """The broker answers no version of this API that we speak."""
+    """The broker supports no version of this API that this client supports."""
 
 
 RETRIABLE: frozenset[ErrorCode] = frozenset(
@@ -55,4 +55,4 @@ RETRIABLE: frozenset[ErrorCode] = frozenset(
         ErrorCode.unstable_offset_commit,
     }
 )
-"""Errors that another try, after looking where the leader is now, may cure."""
+"""Errors that a retry with fresh metadata may resolve."""

@@ -1,6 +1,6 @@
-"""Consumer groups, as an administrator sees them: list, describe, committed offsets, reset, delete.
+"""Admin calls on consumer groups: list, describe, committed offsets, reset, delete.
 
-A member's assignment is the consumer protocol's own bytes:
+A member's assignment has the encoding of the consumer protocol:
 
     version int16, topics: int32 count of (name string, partitions: int32 count of int32), user data bytes
 """
@@ -26,7 +26,7 @@ ACTIVE_STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Assigni
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group by name; state is empty where the broker does not tell."""
+    """A listed group; `state` is empty if the broker does not report it."""
 
     group: str
     state: str
@@ -35,7 +35,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One consumer of a group and the partitions it holds."""
+    """One member of a group and its assigned partitions."""
 
     member_id: str
     client_id: str
@@ -46,7 +46,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group's state and members. State `Dead` is what Kafka says of a group that does not exist."""
+    """A group's state and members. Kafka reports the state `Dead` for a group that does not exist."""
 
     group: str
     state: str
@@ -55,13 +55,13 @@ class GroupDescription:
 
 
 class Groups:
-    """Admin calls on consumer groups over one cluster."""
+    """Admin calls on consumer groups of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def list(self) -> list[ListedGroup]:
-        """The groups of all brokers: each broker knows those that it coordinates."""
+        """Return the groups of all brokers: each broker lists the groups that it coordinates."""
 
         async def attempt(within: Deadline) -> dict[str, ListedGroup]:
             found: dict[str, ListedGroup] = {}
@@ -78,7 +78,7 @@ class Groups:
         return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
 
     async def describe(self, group: str) -> GroupDescription:
-        """State and members, of classic groups and of KIP-848 ones."""
+        """Return state and members of a classic or KIP-848 group."""
         classic = await self._describe_classic(group)
         if classic.state != "Dead":
             return classic
@@ -88,7 +88,7 @@ class Groups:
             return classic
 
     async def committed(self, group: str) -> dict[Partition, int]:
-        """All offsets that the group has committed."""
+        """Return all committed offsets of the group."""
 
         async def attempt(within: Deadline) -> dict[Partition, int]:
             connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
@@ -108,7 +108,7 @@ class Groups:
         return await self._cluster.retry(attempt)
 
     async def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Commits as nobody's member, which a coordinator allows only while the group is empty."""
+        """Commit without being a member, which a coordinator allows only while the group is empty."""
         by_topic: dict[str, list[dict[str, Any]]] = {}
         for (topic, partition), offset in offsets.items():
             entry = {
@@ -151,7 +151,7 @@ class Groups:
             values = {"groups": [group], "include_authorized_operations": False}
             response = await connection.call(ApiKey.DESCRIBE_GROUPS, values, timeout_s=within.left_s)
             found = response.groups[0]
-            if found.error_code == ErrorCode.group_id_not_found:  # version 6 says so; older ones say "Dead"
+            if found.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
                 return GroupDescription(group, "Dead", "", ())
             _raise_for(found.error_code, f"group {group}")
             members = tuple(
@@ -193,7 +193,7 @@ class Groups:
 
 
 def read_assignment(encoded: bytes) -> tuple[Partition, ...]:
-    """The partitions in a member's assignment; none where it is empty or not the consumer protocol's."""
+    """Return the partitions in a member's assignment; empty if it is not in the consumer protocol's format."""
     partitions: list[Partition] = []
     try:
         at = 6

@@ -1,4 +1,4 @@
-"""A cluster as its metadata describes it: brokers, topics, and who leads which partition."""
+"""A cluster's metadata: brokers, topics, and the leader of each partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chronik.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class BrokerLayout:
-    """A broker and the address it advertises."""
+    """A broker and its advertised address."""
 
     node_id: int
     host: str
@@ -22,7 +22,7 @@ class BrokerLayout:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLayout:
-    """One partition's replicas; leader -1 where there is none."""
+    """One partition's replicas; `leader` is -1 if there is none."""
 
     partition: int
     leader: int
@@ -34,7 +34,7 @@ class PartitionLayout:
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """One topic's partitions, in order of their number."""
+    """One topic's partitions, by number."""
 
     name: str
     id: UUID | None
@@ -45,7 +45,7 @@ class TopicLayout:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """What one Metadata response said."""
+    """The contents of one Metadata response."""
 
     cluster_id: str | None
     controller_id: int
@@ -54,7 +54,7 @@ class ClusterLayout:
 
 
 def layout_of(response: Any) -> ClusterLayout:
-    """From a Metadata response of any version."""
+    """Convert a Metadata response of any version."""
     return ClusterLayout(
         cluster_id=getattr(response, "cluster_id", None),
         controller_id=getattr(response, "controller_id", -1),

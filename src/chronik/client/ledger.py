@@ -1,10 +1,10 @@
-"""Ledgers (what was acknowledged) and receipts (what was delivered): JSON Lines, one record each.
+"""Ledgers of acknowledged records and receipts of delivered records: JSON Lines, one record each.
 
     {"topic": str, "partition": int, "offset": int, "key": base64 or null, "timestamp_ms": int, "checksum": int}
 
-`checksum` is `wire.checksum.record_checksum`. A line is whole or it is the last and has no newline: whoever reads a
-ledger, and whoever goes on writing one, leaves such a torn line out. What a killed process had not written yet is
-missing from its ledger, which errs on the safe side: a ledger never names a record that was not acknowledged.
+`checksum` is `wire.checksum.record_checksum`. Only the last line may be torn, without a newline; readers and writers
+that continue a ledger discard it. A killed process leaves out records that it had not written yet. That is the safe
+direction: a ledger never lists a record that was not acknowledged.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from chronik.wire.checksum import record_checksum
 __all__ = ["Entry", "Ledger", "LedgerError", "entries"]
 
 PENDING_RECORDS_MAX = 2000
-"""Lines that wait in memory; who adds one more writes them all."""
+"""Lines buffered in memory; the caller that reaches this limit writes them all."""
 FLUSH_S = 0.2
-"""The longest that a line waits while its process lives."""
+"""The longest time that a line stays buffered while its process runs."""
 TAIL_BYTES = 64 * 1024
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 class LedgerError(Exception):
-    """The ledger cannot be written: what comes after it would be missing."""
+    """The ledger cannot be written: later records would be missing."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of a ledger or of receipts."""
+    """One line of a ledger or receipt file."""
 
     topic: str
     partition: int
@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """An entry before it is written; msgspec makes the base64 of the key."""
+    """An entry before it is written; msgspec encodes the key as base64."""
 
     topic: str
     partition: int
@@ -62,26 +62,26 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Ledger:
-    """A file of records, written by a producer's delivery reports. Threads may share it; close it when done.
+    """A file of acknowledged records, written from a producer's delivery reports. Thread-safe; close it when done.
 
         ledger = chronik.Ledger("acked.jsonl")
         producer.produce(topic, value, key, on_delivery=ledger.confluent)            # confluent-kafka
         producer.send(topic, value, key).add_callback(ledger.kafka_python(key, value))
         (await producer.send(topic, value, key)).add_done_callback(ledger.aiokafka(key, value))
 
-    Key and value are the bytes that are sent, so behind any serializer. Memory is bounded: lines wait in it by the
-    thousand and for a fraction of a second, without the values.
+    Key and value are the bytes that are sent, after any serializer. Memory is bounded: at most a few thousand lines are
+    buffered, for a fraction of a second, without the values.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, append: bool = True) -> None:
-        """Goes on behind what a ledger of this name holds, or starts it anew."""
+        """Continue the ledger at this path, or start an empty one."""
         self.path = Path(path)
         self.failed = 0
-        """Reports of records that were not acknowledged."""
+        """The number of reports for records that were not acknowledged."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | (0 if append else os.O_TRUNC), 0o644)
         os.lseek(self._file, 0, os.SEEK_END)
         _cut_torn_line(self._file)
-        # Added to by any thread, taken from under the lock: both ends of a deque are atomic.
+        # Any thread appends; removal needs the lock. Both ends of a deque are atomic.
         self._pending: deque[_Line] = deque()
         self._append = self._pending.append
         self._pending_max = PENDING_RECORDS_MAX
@@ -100,14 +100,14 @@ class Ledger:
     # Delivery reports.
 
     def confluent(self, error: object, message: Any) -> None:
-        """For `on_delivery` of confluent-kafka; takes consumed messages too.
+        """Callback for `on_delivery` of confluent-kafka; accepts consumed messages too.
 
-        Its delivery reports do not tell a record's headers: one that has some needs `confluent_with`.
+        Its delivery reports omit a record's headers: a record with headers needs `confluent_with`.
         """
         if error is not None:
             self.failed += 1
             return
-        # Not by way of `record`: a call more is felt here.
+        # Does not call `record`: the extra call is measurable here.
         key = message.key()
         self._append(
             _Line(
@@ -123,19 +123,19 @@ class Ledger:
             self.flush()
 
     def confluent_with(self, headers: Headers) -> Callable[[object, Any], None]:
-        """For `on_delivery` of a record with headers."""
+        """Return the `on_delivery` callback for a record with headers."""
         return _Confluent(self, headers)
 
     def kafka_python(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> Callable[[Any], None]:
-        """For `add_callback` of the future that kafka-python's `send` returns."""
+        """Return the `add_callback` callback for the future that kafka-python's `send` returns."""
         return _KafkaPython(self.record, key, value, headers)
 
     def aiokafka(
         self, key: bytes | None, value: bytes | None, headers: Headers = (), timestamp_ms: int | None = None
     ) -> Callable[[Any], None]:
-        """For `add_done_callback` of the future that aiokafka's `send` returns.
+        """Return the `add_done_callback` callback for the future that aiokafka's `send` returns.
 
-        Pass the timestamp that was sent: aiokafka 0.14 tells that of the batch's first record for all of them.
+        Pass the timestamp that was sent: aiokafka 0.14 reports that of the batch's first record for all of them.
         """
         return _Aiokafka(self, key, value, headers, timestamp_ms)
 
@@ -149,22 +149,22 @@ class Ledger:
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        """One record, whoever reports it. Raises LedgerError where lines before it could not be written."""
+        """Record one acknowledged record. Raises LedgerError if earlier lines could not be written."""
         self._append(_Line(topic, partition, offset, key, timestamp_ms, record_checksum(key, value, headers)))
         if len(self._pending) >= self._pending_max:
             self.flush()
 
-    # The file.
+    # File.
 
     def flush(self) -> None:
-        """All lines so far are handed to the system: they outlive this process."""
+        """Write all lines so far to the operating system: they survive a crash of this process."""
         with self._lock:
             self._write_pending()
             if self._fault is not None:
                 raise LedgerError(f"cannot write the ledger {self.path}: {self._fault.strerror}")
 
     def close(self) -> None:
-        """Writes what waits, down to the disk."""
+        """Write the buffered lines and sync them to disk."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -177,11 +177,11 @@ class Ledger:
 
     def _flush_now_and_then(self) -> None:
         while not self._closing.wait(FLUSH_S):
-            with contextlib.suppress(LedgerError):  # raised again by the next report
+            with contextlib.suppress(LedgerError):  # the next report raises it again
                 self.flush()
 
     def _write_pending(self) -> None:
-        """Under the lock. A fault stays: behind a hole, no more lines."""
+        """Write the buffered lines; requires the lock. After a write error, drop later lines: they follow a gap."""
         if self._fault is not None:
             self._pending.clear()
         if not self._pending:
@@ -194,11 +194,11 @@ class Ledger:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
             self._fault = error
-            self._pending_max = 0  # the next report flushes, and so is told
+            self._pending_max = 0  # so that the next report flushes and raises
 
 
-# One object for each record on its way, which the garbage collector does not visit: functions with their cells would
-# be seven that it does.
+# One object for each pending record, which the garbage collector does not track; a closure would be seven objects that
+# it does track.
 
 
 class _Confluent(msgspec.Struct, gc=False):
@@ -255,7 +255,7 @@ class _Aiokafka(msgspec.Struct, gc=False):
 
 
 def entries(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """The lines of a ledger, without a torn last one. Raises LedgerError where another line is no entry."""
+    """Yield the lines of a ledger except a torn last one. Raises LedgerError if another line is not an entry."""
     decode = msgspec.json.Decoder(Entry).decode
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -268,7 +268,7 @@ def entries(path: str | os.PathLike[str]) -> Iterator[Entry]:
 
 
 def _cut_torn_line(file: int) -> None:
-    """Ends the file behind its last newline, and leaves the position there."""
+    """Truncate the file after its last newline and set the file position there."""
     end = os.lseek(file, 0, os.SEEK_END)
     at = end
     while at > 0:

@@ -1,7 +1,7 @@
-"""How far each replica's own log of a partition goes, and what is lost if one of them leads.
+"""The extent of each replica's own log of a partition, and what is lost if one of them leads.
 
-Brokers answer ListOffsets of Kafka's debugging consumer from their own log, leader or not, so this works on any Kafka
-cluster, and for partitions without a leader.
+Brokers answer ListOffsets of Kafka's debugging consumer from their own log, whether they lead or not. So this works on
+any Kafka cluster, and for partitions without a leader.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ NO_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLog:
-    """One replica's log; offsets are None where its broker did not give them, and `state` says why."""
+    """One replica's log. Offsets are None if its broker did not report them; `state` gives the reason."""
 
     node_id: int
     state: str
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_epoch: int = NO_EPOCH
-    """The leader epoch of the last record; -1 without any, or where the broker does not say."""
+    """The leader epoch of the last record; -1 if the log is empty or the broker does not report it."""
 
     @property
     def offsets(self) -> range:
-        """The offsets of its records; empty where they are not known."""
+        """The offsets of its records; empty if unknown."""
         return range(self.log_start_offset or 0, self.log_end_offset or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How many records other replicas have that one lacks; `is_exact` False: more may be lost."""
+    """How many records one replica lacks that other replicas have; if `is_exact` is False, more may be lost."""
 
     records: int
     is_exact: bool
 
 
 async def replica_logs(cluster: Cluster, topic: str, partition: int, replicas: Sequence[int]) -> list[ReplicaLog]:
-    """The replicas' logs in the order of `replicas`. A broker that does not answer costs five seconds at most."""
+    """Return the replicas' logs in the order of `replicas`. An unresponsive broker costs at most five seconds."""
     return list(await asyncio.gather(*(_replica_log(cluster, topic, partition, node_id) for node_id in replicas)))
 
 
@@ -63,7 +63,7 @@ async def _replica_log(cluster: Cluster, topic: str, partition: int, node_id: in
             for at in (EARLIEST, LATEST)
         ]
     except KafkaError as error:
-        # The one code is `connection`'s own, for a broker that the metadata does not name.
+        # `Cluster.connection` raises this code for a broker that is not in the metadata.
         is_gone = error.code is ErrorCode.coordinator_not_available
         return ReplicaLog(node_id, DOWN if is_gone else error.code.name)
     except Unreachable:
@@ -74,9 +74,9 @@ async def _replica_log(cluster: Cluster, topic: str, partition: int, node_id: in
 
 
 def loss_if_leading(log: ReplicaLog, logs: Iterable[ReplicaLog]) -> Loss:
-    """What is lost if this replica leads: the records of another one that it lacks.
+    """Return what is lost if this replica leads: the records that it lacks and another replica has.
 
-    The count is by offsets, so it is exact only if every broker answers and all logs end in the same leader epoch: two
+    The count uses offsets. It is exact only if every broker answers and all logs end in the same leader epoch: two
     epochs may have written different records at the same offsets.
     """
     logs = list(logs)

@@ -1,7 +1,7 @@
-"""Topics, as an administrator sees them: create, describe, alter, delete, configs and offsets.
+"""Admin calls on topics: create, describe, alter, delete, configs and offsets.
 
-Plain Kafka protocol, so all of it works on any Kafka cluster. A call that was sent twice because its first answer was
-lost may find its work done: creating then reads TOPIC_ALREADY_EXISTS, deleting reads UNKNOWN_TOPIC_OR_PARTITION.
+Plain Kafka protocol, so all of it works on any Kafka cluster. A retry after a lost response may find its work done:
+create then raises TOPIC_ALREADY_EXISTS, delete raises UNKNOWN_TOPIC_OR_PARTITION.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LATEST = -1
 EARLIEST = -2
 CONSUMER_READER = -1
 LOG_END_READER = -2
-"""ListOffsets' replica id of a debugging reader: brokers answer `latest` with the log's end, not the watermark."""
+"""The replica id of a debugging consumer in ListOffsets: `latest` is then the log end, not the high watermark."""
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TOPIC_RESOURCE = 2
 SET_CONFIG, DELETE_CONFIG = 0, 1
@@ -30,7 +30,7 @@ _UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition})
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One topic setting; `is_default` where nobody set it on the topic itself."""
+    """One topic config; `is_default` if it is not set on the topic itself."""
 
     name: str
     value: str | None
@@ -39,7 +39,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An answer to ListOffsets: offset -1 where no record is that young; leader epoch -1 where none is given."""
+    """A ListOffsets result: offset -1 if no record is that recent; leader epoch -1 if the broker reports none."""
 
     offset: int
     timestamp_ms: int
@@ -47,7 +47,7 @@ class ListedOffset:
 
 
 class Topics:
-    """Admin calls on topics over one cluster."""
+    """Admin calls on topics of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -55,7 +55,7 @@ class Topics:
     async def create(
         self, name: str, partitions: int, replication_factor: int | None, configs: Mapping[str, str]
     ) -> None:
-        """Makes a topic. Without a replication factor: one copy on each broker, three at most."""
+        """Create a topic. The default replication factor is the number of brokers, at most three."""
         if replication_factor is None:
             replication_factor = min(3, len((await self._cluster.layout([])).brokers))
         topic = {
@@ -88,7 +88,7 @@ class Topics:
         await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
     async def grow(self, name: str, partitions: int) -> None:
-        """Raises the number of partitions to `partitions`."""
+        """Raise the number of partitions to `partitions`."""
 
         async def attempt(within: Deadline) -> None:
             connection = await self._cluster.controller(within)
@@ -100,7 +100,7 @@ class Topics:
         await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
     async def alter_configs(self, name: str, configs: Mapping[str, str | None]) -> None:
-        """Sets the named configs and leaves the others; None takes one back to its default."""
+        """Set the given configs and keep all others; None resets a config to its default."""
         changes = [
             {"name": key, "config_operation": DELETE_CONFIG if value is None else SET_CONFIG, "value": value}
             for key, value in configs.items()
@@ -139,7 +139,7 @@ class Topics:
         reader: int = CONSUMER_READER,
         isolation_level: int = READ_UNCOMMITTED,
     ) -> dict[int, ListedOffset]:
-        """ListOffsets at each partition's leader: LATEST, EARLIEST, or the first record at or after a time."""
+        """List offsets at each partition's leader: LATEST, EARLIEST, or the first record at or after a time."""
         wanted = None if partitions is None else frozenset(partitions)
         done: dict[int, ListedOffset] = {}
 
@@ -168,7 +168,7 @@ async def list_offsets(
     isolation_level: int,
     timeout_s: float,
 ) -> dict[int, ListedOffset]:
-    """ListOffsets of some partitions at one broker."""
+    """List the offsets of some partitions at one broker."""
     asked = [
         {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         for partition in partitions

@@ -1,20 +1,20 @@
-"""What goes into the group state machine with every event, and what comes out of it.
+"""The inputs and outputs of the group state machine.
 
-The node hands in a `Moment` with each event, carries out the `Action`s in the order given, and reports each `Append`
-back with `GroupCoordinator.appended`, in the order of the appends of one partition.
+The node passes a `Moment` with each event, carries out the `Action`s in order, and reports each `Append` to
+`GroupCoordinator.appended`, in append order for each partition.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 Record: TypeAlias = tuple[bytes, bytes | None]
-"""Key and value of a record of the offsets topic; a null value is a tombstone."""
+"""Key and value of an offsets topic record; a null value is a tombstone."""
 
 
 class Moment(NamedTuple):
-    """When an event happened, by both clocks.
+    """The time of an event, by both clocks.
 
-    `now_ms` never goes back and measures timeouts; `wall_ms` is what records carry and offset retention counts by.
+    `now_ms` is monotonic and measures timeouts; `wall_ms` is the time in records, which offset retention uses.
     """
 
     now_ms: int
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 class Reply:
     """Answer the request that came with `token`. Every token is answered exactly once.
 
-    The values have the names of the newest version of the response; the API module cuts them to the version asked.
+    The values use the field names of the newest response version; the API module reduces them to the requested one.
     """
 
     token: int

@@ -1,6 +1,6 @@
-"""What is asked about a group's offsets: commit, delete, expire; and the deletion of a group with all it has.
+"""Offset requests of a group: commit, delete, expire; and the deletion of a whole group.
 
-Each of these is written to the log first and takes effect when the log has it, in the log's order.
+Each change is written to the log first. It takes effect once it is durable, in log order.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,9 +18,9 @@ from chronik.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """An OffsetCommit request for partitions that exist, whatever its version.
+    """An OffsetCommit request for existing partitions, in any version.
 
-    A generation below zero is a consumer that is not a member: it may commit only while the group has no members.
+    A negative generation marks a consumer that is not a member: it may commit only while the group has no members.
     """
 
     group_id: str
@@ -28,11 +28,11 @@ class CommitRequest:
     member_id: str
     instance_id: str | None
     offsets: tuple[tuple[TopicPartition, int, int, str], ...]
-    """Partition, offset, leader epoch (-1 where unknown) and the client's metadata."""
+    """Partition, offset, leader epoch (-1 if unknown) and the client's metadata."""
 
 
 def partition_errors(partitions: Collection[TopicPartition], error: ErrorCode) -> dict[str, Any]:
-    """The answer to a commit or a deletion of offsets: one error for each partition."""
+    """Build the response to an offset commit or deletion: one error for each partition."""
     return {"errors": dict.fromkeys(partitions, error)}
 
 
@@ -47,7 +47,7 @@ def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
     if request.generation != group.generation:
         return ErrorCode.illegal_generation
     if group.state is GroupState.COMPLETING_REBALANCE:
-        # It has joined this generation but does not yet know what it owns in it.
+        # It has joined this generation but does not know its assignment yet.
         return ErrorCode.rebalance_in_progress
     return ErrorCode.none
 
@@ -70,7 +70,7 @@ def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None
 
 
 def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: int, step: Step) -> None:
-    """OffsetDelete: offsets of topics that the group's members consume stay."""
+    """Handle OffsetDelete. Offsets of topics that the group's members consume are kept."""
     is_active = group.state is not GroupState.EMPTY
     if is_active and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         step.reply(token, {"error_code": ErrorCode.non_empty_group, "errors": {}})
@@ -88,7 +88,7 @@ def delete_offsets(group: Group, partitions: Sequence[TopicPartition], token: in
 
 
 def forget_topics(group: Group, topics: Collection[str], step: Step) -> None:
-    """Remove the offsets of topics that were deleted."""
+    """Remove the offsets of deleted topics."""
     changes = [(partition, None) for partition in group.offsets.partitions() if partition[0] in topics]
     _change_offsets(group, changes, None, {}, step)
 
@@ -110,7 +110,7 @@ def _change_offsets(
 
 @dataclass(slots=True)
 class OffsetsWrite:
-    """Offsets, or tombstones of offsets, on their way to the log; a request may wait for them."""
+    """A pending write of offsets or offset tombstones; a request may wait for it."""
 
     group: Group
     changes: Sequence[tuple[TopicPartition, CommittedOffset | None]]
@@ -132,10 +132,10 @@ class OffsetsWrite:
 
 
 def expire(group: Group, step: Step) -> None:
-    """Remove the offsets that nobody has needed for the retention time, and the group once it has none left.
+    """Remove offsets that were unused for the retention time, and the group once it has no offsets left.
 
-    The time counts from when the group lost its last member, for a group that never had one from the commit, and in
-    a group with members, for topics that none of them subscribes to, from the commit.
+    In an empty group the time starts at the commit or when the last member left, whichever is later. In a group with
+    members, only offsets of topics that no member subscribes to expire; the time starts at the commit.
     """
     limit_ms = step.at.wall_ms - step.settings.offsets_retention_ms
     offsets = group.offsets
@@ -160,7 +160,7 @@ def expire(group: Group, step: Step) -> None:
 
 
 def delete(group: Group, token: int | None, step: Step) -> None:
-    """Write tombstones for the group and every offset it has or is about to have. It must be Empty."""
+    """Write tombstones for the group and for every committed or pending offset. The group must be Empty."""
     changes = [(partition, None) for partition in group.offsets.partitions()]
     group.offsets.start(partition for partition, _ in changes)
     group.is_deleting = True
@@ -170,7 +170,7 @@ def delete(group: Group, token: int | None, step: Step) -> None:
 
 @dataclass(slots=True)
 class DeleteWrite:
-    """A group's tombstones on their way to the log. Until they are written nothing else may change the group."""
+    """A pending write of a group's tombstones. Until it is durable, nothing else may change the group."""
 
     group: Group
     changes: Sequence[tuple[TopicPartition, None]]

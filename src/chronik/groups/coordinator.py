@@ -3,7 +3,7 @@
 coordinator = GroupCoordinator(settings, new_uuid)
 coordinator.partition_count = 16
 actions = coordinator.load(3, records, at)
-actions = coordinator.join(request, token, at)      # carry the actions out, in order
+actions = coordinator.join(request, token, at)      # carry out the actions, in order
 actions = coordinator.appended(append.token, ErrorCode.none, at)
 actions = coordinator.tick(at)                      # not later than next_deadline_ms()
 """
@@ -25,24 +25,24 @@ from chronik.groups.step import Step, Writes
 from chronik.wire.errors import ErrorCode
 
 NAME_BYTES_MAX = 16_384
-"""Group, instance and protocol names become int16-counted strings in the log; half of what those can hold."""
+"""Group, instance and protocol names become strings with an int16 length in the log; this is half their limit."""
 
 CLIENT_ID_CHARS_MAX = 255
-"""So much of the client id goes into a member id."""
+"""How many characters of the client id go into a member id."""
 
 
 class GroupCoordinator:
-    """The groups of every partition that was loaded here and not unloaded since.
+    """The groups of every loaded partition.
 
-    Invariants: a token handed in is answered exactly once; a change is visible to readers only once the log has it;
-    appends of one partition are asked for in the order in which they take effect. Owned by the node's loop; nothing
-    here waits, reads a clock or touches a file.
+    Invariants: every token is answered exactly once; readers see a change only once it is durable; appends of one
+    partition are returned in the order in which they take effect. Owned by the node's loop; nothing here waits, reads a
+    clock or touches a file.
     """
 
     def __init__(self, settings: GroupSettings, new_uuid: Callable[[], UUID]) -> None:
         self.settings = settings
         self.partition_count = 0
-        """Partitions of the offsets topic; 0 until it exists."""
+        """The number of partitions of the offsets topic; 0 until it exists."""
         self._new_uuid = new_uuid
         self._groups: dict[str, Group] = {}
         self._loaded: dict[int, None] = {}
@@ -54,15 +54,15 @@ class GroupCoordinator:
     # Partitions
 
     def start_loading(self, partition: int) -> None:
-        """This node leads the partition now; its groups are not known until `finish_loading`."""
+        """Start loading a partition that this node now leads. Its groups are unknown until `finish_loading`."""
         self._loading[partition] = Replay()
 
     def replay(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        """The next records of a partition that is being loaded, in log order."""
+        """Read the next records of a loading partition, in log order."""
         self._loading[partition].read(records)
 
     def finish_loading(self, partition: int, at: Moment) -> int:
-        """Take over the groups of a partition, members with fresh sessions; gives the count of unreadable records."""
+        """Add the partition's groups, with fresh member sessions; return the number of unreadable records."""
         replay = self._loading.pop(partition)
         self._loaded[partition] = None
         for group in replay.groups(partition, at.now_ms):
@@ -71,13 +71,13 @@ class GroupCoordinator:
         return replay.unreadable_count
 
     def load(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]], at: Moment) -> int:
-        """All of a partition at once."""
+        """Load a whole partition at once."""
         self.start_loading(partition)
         self.replay(partition, records)
         return self.finish_loading(partition, at)
 
     def unload(self, partition: int, at: Moment) -> list[Action]:
-        """Another node leads the partition: forget its groups and send whoever waits to look for it."""
+        """Drop the groups of a partition that another node now leads; waiting clients get NOT_COORDINATOR."""
         self._loading.pop(partition, None)
         self._loaded.pop(partition, None)
         step = self._step(at)
@@ -90,7 +90,7 @@ class GroupCoordinator:
         return step.actions
 
     def refuse_waiting(self, at: Moment) -> list[Action]:
-        """This node may not answer for its groups for now: send whoever waits in a rebalance to look for another."""
+        """Answer waiting JoinGroup and SyncGroup requests with NOT_COORDINATOR: this node may not serve them now."""
         step = self._step(at)
         for group in list(self._groups.values()):
             membership.refuse_waiting(group, ErrorCode.not_coordinator, step)
@@ -101,7 +101,7 @@ class GroupCoordinator:
         return partition in self._loaded
 
     def partition_of(self, group_id: str) -> int | None:
-        """The partition that owns a group; None while there are no partitions, and for what can be no group's name."""
+        """Return the partition that owns a group; None if there are no partitions yet or the name is too long."""
         group = self._groups.get(group_id)
         if group is not None:
             return group.partition
@@ -148,7 +148,7 @@ class GroupCoordinator:
         step = self._step(at)
         error = self._check_group(request.group_id)
         if error is ErrorCode.coordinator_load_in_progress:
-            # The generation that is asked for was not in the log, or it will be illegal: joining again is the way on.
+            # The state of an active rebalance is not in the log, so loading loses it: the member must join again.
             error = ErrorCode.rebalance_in_progress
         group = self._groups.get(request.group_id)
         if error is ErrorCode.none and group is None:
@@ -163,17 +163,17 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, at: Moment
     ) -> ErrorCode:
-        """Answered at once. A heartbeat only moves deadlines on, so that no timer changes."""
+        """Handle a heartbeat at once. It only extends deadlines, so no timer changes."""
         group = self._groups.get(group_id)
         if group is not None:
             return membership.heartbeat(group, member_id, generation, instance_id, at.now_ms)
         error = self._check_group(group_id)
         if error is ErrorCode.coordinator_load_in_progress:
-            return ErrorCode.none  # Its session starts afresh with the load: it is too early to alarm it.
+            return ErrorCode.none  # Loading starts a fresh session, so the member need not react yet.
         return error if error is not ErrorCode.none else ErrorCode.unknown_member_id
 
     def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], token: int, at: Moment) -> list[Action]:
-        """The members (id and instance id) leave; each has its own error in the answer."""
+        """Remove the members (id and instance id); each has its own error in the response."""
         step = self._step(at)
         error = self._check_group(group_id)
         if error is not ErrorCode.none:
@@ -212,7 +212,7 @@ class GroupCoordinator:
     def committed(
         self, group_id: str, partitions: Iterable[TopicPartition] | None
     ) -> tuple[ErrorCode, dict[TopicPartition, CommittedOffset | None]]:
-        """The offsets of these partitions, or of all; None where there is none. An unknown group has none at all."""
+        """Return the offsets of these partitions, or of all; None if there is none. An unknown group has no offsets."""
         error = self._check_group(group_id, may_be_empty=True, reads=True)
         if error is not ErrorCode.none:
             return error, {}
@@ -237,18 +237,18 @@ class GroupCoordinator:
         return step.actions
 
     def topics_deleted(self, topics: Collection[str], at: Moment) -> list[Action]:
-        """Offsets in topics that are gone would otherwise apply to new topics of that name."""
+        """Remove the offsets of deleted topics, which would otherwise apply to new topics of the same name."""
         step = self._step(at)
         for group in self._groups.values():
             commits.forget_topics(group, topics, step)
         return step.actions
 
     def committed_topics(self) -> list[str]:
-        """Every topic that some group has an offset in, sorted."""
+        """Every topic with a committed offset, sorted."""
         return sorted({topic for group in self._groups.values() for topic, _ in group.offsets.committed})
 
     def expire_offsets(self, at: Moment) -> list[Action]:
-        """To be called now and then: removes what the retention time has passed for."""
+        """Remove offsets past their retention time. The node calls this periodically."""
         step = self._step(at)
         for group in self._groups.values():
             if not group.is_deleting:
@@ -258,7 +258,7 @@ class GroupCoordinator:
     # Groups
 
     def describe(self, group_id: str) -> dict[str, Any]:
-        """One group as DescribeGroups shows it; an unknown group is Dead."""
+        """Describe one group for DescribeGroups; an unknown group is Dead."""
         error = self._check_group(group_id, may_be_empty=True, reads=True)
         group = self._groups.get(group_id)
         if error is ErrorCode.none and group is not None:
@@ -267,7 +267,7 @@ class GroupCoordinator:
         return {"error_code": error, "group_id": group_id, "group_state": state, "protocol_type": "", "members": []}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Every group as ListGroups shows it."""
+        """Return every group for ListGroups."""
         return [
             {
                 "group_id": group.group_id,
@@ -279,7 +279,7 @@ class GroupCoordinator:
         ]
 
     def all_committed(self) -> Iterator[tuple[str, TopicPartition, CommittedOffset]]:
-        """Every committed offset of every group, for gauges."""
+        """Yield every committed offset of every group, for gauges."""
         for group in self._groups.values():
             for partition, committed in group.offsets.committed.items():
                 yield group.group_id, partition, committed
@@ -300,10 +300,10 @@ class GroupCoordinator:
         commits.delete(group, token, step)
         return step.actions
 
-    # The log and the clock
+    # Log and clock
 
     def appended(self, token: int, error: ErrorCode, at: Moment) -> list[Action]:
-        """An append is durable (`ErrorCode.none`) or has failed. One of a partition unloaded since is no news."""
+        """Record that an append is durable (`ErrorCode.none`) or failed. Ignored if its partition was unloaded."""
         step = self._step(at)
         write = self._writes.waiting.pop(token, None)
         if write is None:
@@ -316,7 +316,7 @@ class GroupCoordinator:
         return step.actions
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is due, at the latest; None while there is nothing to wait for."""
+        """The latest time for the next `tick`; None while nothing is pending."""
         while self._timers:
             deadline_ms, _, group = self._timers[0]
             if group.scheduled_ms == deadline_ms:
@@ -325,7 +325,7 @@ class GroupCoordinator:
         return None
 
     def tick(self, at: Moment) -> list[Action]:
-        """Time has passed: end the sessions and rebalances whose time is up."""
+        """Expire the sessions and rebalances whose deadline has passed."""
         step = self._step(at)
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= at.now_ms:
             _, _, group = heapq.heappop(self._timers)
@@ -338,10 +338,10 @@ class GroupCoordinator:
         return Step(at, self.settings, self._writes)
 
     def _check_group(self, group_id: str, *, may_be_empty: bool = False, reads: bool = False) -> ErrorCode:
-        """Whether this node answers for a group. The empty name is an old way to commit offsets, and only that."""
+        """Check that this node serves the group. The empty name is legacy, for committing offsets only."""
         group = self._groups.get(group_id)
         if group is not None:
-            # Until its tombstones are written it neither exists nor is gone; clients try again after this error.
+            # Until its tombstones are durable, the group neither exists nor is deleted; clients retry after this error.
             is_between = group.is_deleting and not reads
             return ErrorCode.coordinator_load_in_progress if is_between else ErrorCode.none
         if (not group_id and not may_be_empty) or len(group_id.encode()) > NAME_BYTES_MAX:
@@ -359,7 +359,7 @@ class GroupCoordinator:
         return group
 
     def _settle(self, group: Group) -> None:
-        """After an event: set an earlier timer where one is due, and forget a group of which nothing is left."""
+        """Finish an event: set an earlier timer if needed, and forget a group that has no content left."""
         self._forget_if_hollow(group)
         if group.state is GroupState.DEAD:
             return

@@ -1,6 +1,6 @@
 """One classic consumer group: its members, generation and state. The rules of rebalancing are in `rebalance`.
 
-A group of the KIP-848 protocol will be another class beside this one, with the same offsets.
+A KIP-848 group will be a separate class with the same offsets.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from chronik.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topic
 
 
 class GroupState(StrEnum):
-    """The states of the classic protocol; the values are what DescribeGroups and ListGroups show."""
+    """The states of the classic protocol; the values appear in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -28,7 +28,7 @@ class Group:
 
     Invariants: the generation never falls while the group is known; exactly one member leads in CompletingRebalance and
     Stable; `awaiting_join_count` is the number of members with a join token; without members the group is Empty, or
-    PreparingRebalance until its timer ends. Owned by the coordinator; nothing here waits or reads a clock.
+    PreparingRebalance until its timer expires. Owned by the coordinator; nothing here waits or reads a clock.
     """
 
     __slots__ = (
@@ -69,13 +69,13 @@ class Group:
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
         self.pending_members: dict[str, int] = {}
-        """Ids given out with MEMBER_ID_REQUIRED, and until when they may come back."""
+        """Member ids sent with MEMBER_ID_REQUIRED, and the deadline for joining with each."""
         self.pending_sync: dict[str, None] = {}
-        """Members of this generation that have not sent SyncGroup; ordered, used as a set."""
+        """Members of this generation that have not sent SyncGroup; an ordered set."""
         self.awaiting_join_count = 0
         self.rebalance_deadline_ms: int | None = None
         self.initial_delay_left_ms: int | None = None
-        """Not None while the first rebalance waits for more members: how long it may still be extended."""
+        """How much longer the first rebalance may wait for more members; None if it does not wait."""
         self.member_added = False
         self.sync_deadline_ms: int | None = None
         self.assignment_in_flight: int | None = None
@@ -83,9 +83,9 @@ class Group:
         self.offsets = GroupOffsets()
         self.is_deleting = False
         self.is_persisted = False
-        """The log has a record of it, or may have once what is in flight is written."""
+        """Whether the log has a record of the group, or may have one once pending writes finish."""
         self.scheduled_ms: int | None = None
-        """The coordinator's timer for this group."""
+        """The deadline of the coordinator's timer for this group."""
         self._protocol_counts: dict[str, int] = {}
 
     # Members
@@ -101,7 +101,7 @@ class Group:
             self.leader_id = member.member_id
 
     def remove(self, member: Member) -> None:
-        """Forget a member whose waiting requests have been answered."""
+        """Remove a member whose waiting requests have been answered."""
         del self.members[member.member_id]
         self._count_protocols(member.protocols, -1)
         if member.instance_id is not None:
@@ -111,7 +111,7 @@ class Group:
             self.leader_id = next(iter(self.members), None)
 
     def rename(self, member: Member, member_id: str) -> None:
-        """A static member came back under another id: it keeps its place, its role and its assignment."""
+        """Give a returning static member its new id; it keeps its position, role and assignment."""
         old_id = member.member_id
         member.member_id = member_id
         self.members = {each.member_id: each for each in self.members.values()}
@@ -137,7 +137,7 @@ class Group:
                 del self._protocol_counts[name]
 
     def set_join_token(self, member: Member, token: int | None) -> int | None:
-        """Let a member wait with another request, or with none; gives the one that it waited with before."""
+        """Set the member's waiting JoinGroup, or None; return the token of the previous one."""
         before = member.join_token
         self.awaiting_join_count += (token is not None) - (before is not None)
         member.join_token = token
@@ -155,7 +155,7 @@ class Group:
     # Protocols
 
     def supports(self, protocol_type: str, protocols: Protocols, sender: Member | None) -> bool:
-        """Whether there is an assignor that the sender and every other member know."""
+        """Whether the sender and all other members share an assignor."""
         others = len(self.members) - (sender is not None)
         if not others:
             return bool(protocol_type) and bool(protocols)
@@ -165,7 +165,7 @@ class Group:
         return any(self._protocol_counts.get(name, 0) - (name in own) == others for name, _ in protocols)
 
     def select_protocol(self) -> str | None:
-        """The assignor that most members prefer among those that all know."""
+        """Return the assignor that most members prefer among those that all members support."""
         candidates = {name for name, count in self._protocol_counts.items() if count == len(self.members)}
         votes: dict[str, int] = {}
         for member in self.members.values():
@@ -175,14 +175,14 @@ class Group:
         return max(votes, key=votes.__getitem__, default=None)
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members consume; None where that cannot be known (other protocols than "consumer")."""
+        """The topics that the members consume; None if unknown (any protocol type other than "consumer")."""
         if not self.members:
             return frozenset()
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
         topics: set[str] = set()
         for member in self.members.values():
-            # Before the first generation no assignor is chosen; the topics are the same for each of them.
+            # Before the first generation no assignor is chosen; each assignor's metadata lists the same topics.
             subscribed = subscribed_topics(member.metadata_for(self.protocol_name) or member.protocols[0][1])
             if subscribed is None:
                 return None
@@ -200,7 +200,7 @@ class Group:
         return max([1, *(member.rebalance_timeout_ms for member in self.members.values())])
 
     def elect_joined_leader(self) -> bool:
-        """Keep the leader if it joined, else take the first that did; False where no member has joined."""
+        """Keep the leader if it has joined, else choose the first member that has; False if no member has joined."""
         leader = self.members.get(self.leader_id) if self.leader_id is not None else None
         if leader is not None and leader.join_token is not None:
             return True
@@ -212,7 +212,7 @@ class Group:
 
     @property
     def is_hollow(self) -> bool:
-        """Nothing in it, nothing in the log, nobody on the way: forgetting it loses nothing."""
+        """Whether the group has no content, no record in the log and no pending member, so that it can be forgotten."""
         return (
             self.state is GroupState.EMPTY
             and not self.is_persisted
@@ -222,7 +222,7 @@ class Group:
         )
 
     def next_deadline_ms(self) -> int | None:
-        """When something in this group ends unless an event comes first."""
+        """The earliest deadline in this group."""
         deadlines = [member.deadline_ms for member in self.members.values() if member.may_expire]
         deadlines += self.pending_members.values()
         if self.rebalance_deadline_ms is not None:
@@ -231,10 +231,10 @@ class Group:
             deadlines.append(self.sync_deadline_ms)
         return min(deadlines, default=None)
 
-    # The log's view
+    # Log records
 
     def record(self, assignments: Mapping[str, bytes] | None = None) -> Record:
-        """This group as a record, with the given assignments instead of the members' own."""
+        """Return the group's record, with the given assignments instead of the members' current ones."""
         members = tuple(
             MemberMetadata(
                 member.member_id,
@@ -257,7 +257,7 @@ class Group:
         return write_group_key(self.group_id), None
 
     def restore(self, metadata: GroupMetadata, now_ms: int) -> None:
-        """Become what the log says, each member with a fresh session."""
+        """Restore the group from the log, with a fresh session for each member."""
         self.is_persisted = True
         self.protocol_type = metadata.protocol_type or None
         self.protocol_name = metadata.protocol_name

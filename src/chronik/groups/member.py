@@ -1,15 +1,15 @@
-"""A member of a classic group, and the JoinGroup that made or refreshed it."""
+"""A member of a classic group, and its JoinGroup and SyncGroup requests."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 Protocols: TypeAlias = tuple[tuple[str, bytes], ...]
-"""The assignors a member knows, the preferred first, each with the metadata for it."""
+"""The assignors that a member supports, in order of preference, each with its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A JoinGroup request, whatever its version."""
+    """A JoinGroup request, in any version."""
 
     group_id: str
     member_id: str
@@ -21,14 +21,14 @@ class JoinRequest:
     protocol_type: str
     protocols: Protocols
     member_id_required: bool
-    """From version 4 a dynamic member is first given its id, so that lost answers leave no ghost members."""
+    """From version 4, a dynamic member first receives its id, so that lost responses leave no ghost members."""
     can_skip_assignment: bool
-    """From version 9 a leader can be told that the assignment stands."""
+    """From version 9, a leader can be notified that the assignment is still valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """A SyncGroup request, whatever its version."""
+    """A SyncGroup request, in any version."""
 
     group_id: str
     generation: int
@@ -41,11 +41,11 @@ class SyncRequest:
 
 @dataclass(slots=True)
 class Member:
-    """One member. Owned by its group, which counts `join_token`s: change them there only.
+    """One member. Owned by its group, which counts `join_token`s: change them only through the group.
 
-    `join_token` and `sync_token` are the requests of this member that wait for an answer. `deadline_ms` is when it is
-    given up unless it is heard of; it does not count while a request of it waits here, except for a member that has
-    never had an answer (`is_new`).
+    `join_token` and `sync_token` are the member's unanswered requests. The member expires at `deadline_ms` unless it
+    sends a request first. The deadline does not apply while one of its requests waits here, except for a member that
+    has never had a response (`is_new`).
     """
 
     member_id: str
@@ -75,5 +75,5 @@ class Member:
         return self.is_new or (self.join_token is None and self.sync_token is None)
 
     def vote(self, candidates: set[str]) -> str | None:
-        """The one of the candidates that this member prefers."""
+        """Return the candidate that this member prefers."""
         return next((name for name, _ in self.protocols if name in candidates), None)

@@ -1,7 +1,7 @@
-"""What members ask of their group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Member requests: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Who asks is checked the same way everywhere (`check_member`): a member id must be known, and the id of a static member
-must be the one that its instance id stands for now, or its sender is fenced.
+All of them check the sender in the same way (`check_member`). The member id must be known. A static member's id must be
+the current one for its instance id; otherwise the sender is fenced.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def join(group: Group, request: JoinRequest, token: int, new_member_id: Callable
 
 
 def _sender(group: Group, request: JoinRequest) -> Member | None:
-    """The member that a JoinGroup comes from, as far as it is known."""
+    """Return the member that sent a JoinGroup, if it is known."""
     if not request.member_id and request.instance_id is not None:
         return group.members.get(group.static_members.get(request.instance_id, ""))
     return group.members.get(request.member_id)
@@ -89,14 +89,14 @@ def _join_known(group: Group, request: JoinRequest, token: int, step: Step) -> N
     is_unchanged = member.protocols == request.protocols
     is_leader = group.leader_id == member.member_id
     if group.state is GroupState.COMPLETING_REBALANCE and is_unchanged:
-        # The answer to its JoinGroup was lost: it gets the same one again.
+        # The response to its JoinGroup was lost: send the same one again.
         member.heard_of(step.at.now_ms)
         step.reply(token, join_result(group, member, with_members=is_leader))
     elif group.state is GroupState.STABLE and is_unchanged and not is_leader:
         member.heard_of(step.at.now_ms)
         step.reply(token, join_result(group, member, with_members=False))
     else:
-        # A leader that joins again asks for an assignment: the topics it watches may have changed.
+        # A leader that joins again requests a new assignment: its topics may have changed.
         _refresh(group, member, request, token, step)
         prepare_if_allowed(group, step)
 
@@ -122,7 +122,7 @@ def _add_member(group: Group, request: JoinRequest, token: int, member_id: str, 
 
 
 def _refresh(group: Group, member: Member, request: JoinRequest, token: int, step: Step) -> None:
-    """A member joins again, perhaps as another process; an older JoinGroup of it that still waits is let go."""
+    """Update a member that joins again, perhaps from a new process; answer its older JoinGroup if one still waits."""
     group.change_protocols(member, request.protocols)
     if len(group.members) == 1:
         group.protocol_type = request.protocol_type
@@ -137,7 +137,7 @@ def _refresh(group: Group, member: Member, request: JoinRequest, token: int, ste
 
 
 def _replace_static(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
-    """A process with the instance id of a known member starts: it takes that member's place, the other is fenced."""
+    """Replace a static member by a new process with the same instance id; the old process is fenced."""
     assert request.instance_id is not None
     member = group.members[group.static_members[request.instance_id]]
     old_leader_id = group.leader_id
@@ -163,7 +163,7 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
 
 
 def _wanted_topics(group: Group, member: Member) -> frozenset[str] | bytes:
-    """What of a member's metadata calls for an assignment: its topics (what it owned is void after a restart)."""
+    """The metadata of a member that affects assignment: its topics. Owned partitions are void after a restart."""
     metadata = member.metadata_for(group.protocol_name)
     topics = subscribed_topics(metadata)
     return metadata if topics is None else topics
@@ -225,7 +225,7 @@ def heartbeat(group: Group, member_id: str, generation: int, instance_id: str | 
 
 
 def leave(group: Group, member_id: str, instance_id: str | None, step: Step) -> ErrorCode:
-    """One member leaves; an empty member id with an instance id is how an administrator removes a static member."""
+    """Remove one member. To remove a static member, an administrator sends an empty member id and the instance id."""
     if not member_id and instance_id is not None:
         member_id = group.static_members.get(instance_id, "")
     if member_id in group.pending_members and instance_id is None:
@@ -238,14 +238,14 @@ def leave(group: Group, member_id: str, instance_id: str | None, step: Step) -> 
 
 
 def refuse_all(group: Group, error: ErrorCode, step: Step) -> None:
-    """Answer every request that waits in this group: it is about to be forgotten."""
+    """Answer every request that waits in this group, before it is forgotten."""
     for member in group.members.values():
         answer_join(group, member, join_error(error, member.member_id), step)
         answer_sync(member, sync_error(error), step)
 
 
 def refuse_waiting(group: Group, error: ErrorCode, step: Step) -> None:
-    """Answer every request that waits in this group. The members keep their place for a session, to ask again."""
+    """Answer every request that waits in this group. The members keep their place for one session, to retry."""
     for member in group.members.values():
         if member.join_token is not None or member.sync_token is not None:
             member.is_new = False

@@ -1,6 +1,6 @@
 """The committed offsets of one group.
 
-Transactional commits will be kept beside these until their transaction ends: `GroupOffsets` is where they belong.
+Transactional commits, held until their transaction ends, will also belong in `GroupOffsets`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,10 @@ from chronik.groups.records import (
 
 
 class GroupOffsets:
-    """What a group has committed, as far as the log has it.
+    """The offsets of a group that are durable in the log.
 
-    Invariant: `committed` is what replaying the log up to the last write reported would give. A change is announced
-    with `start`, then applied or dropped with `finish`, in the order of the log. Owned by its group.
+    Invariant: `committed` equals the result of replaying the log up to the last reported write. `start` announces a
+    change; `finish` applies or drops it, in log order. Owned by its group.
     """
 
     __slots__ = ("_in_flight", "committed")
@@ -53,7 +53,7 @@ class GroupOffsets:
         return not self.committed and not self._in_flight
 
     def partitions(self) -> list[TopicPartition]:
-        """Every partition that the log holds an offset for, or may hold once what is in flight is written."""
+        """Every partition with an offset in the log, or that may have one once pending writes finish."""
         return [*self.committed, *(partition for partition in self._in_flight if partition not in self.committed)]
 
     def last_committed_before(self, partition: TopicPartition, limit_ms: int) -> bool:

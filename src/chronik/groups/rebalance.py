@@ -4,7 +4,7 @@
     PreparingRebalance --(all have joined, or the rebalance timeout ends)--> CompletingRebalance; without members, Empty
     CompletingRebalance --(the leader's assignment is in the log)--> Stable
 
-Every function takes the group and the `Step` of the event it belongs to.
+Every function takes the group and the `Step` of the current event.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def join_error(error: ErrorCode, member_id: str = "") -> dict[str, Any]:
 def join_result(
     group: Group, member: Member, *, with_members: bool, leader_id: str | None = None, skip_assignment: bool = False
 ) -> dict[str, Any]:
-    """A successful JoinGroup answer for this generation; the member list is for the leader."""
+    """Build a successful JoinGroup response for this generation; only the leader gets the member list."""
     return {
         "error_code": ErrorCode.none,
         "generation_id": group.generation,
@@ -76,7 +76,7 @@ def answer_sync(member: Member, values: dict[str, Any], step: Step) -> None:
 
 
 def prepare_if_allowed(group: Group, step: Step) -> None:
-    """Start a rebalance, unless one is being prepared already."""
+    """Start a rebalance unless one is already being prepared."""
     if group.state is not GroupState.PREPARING_REBALANCE:
         prepare(group, step)
 
@@ -106,9 +106,9 @@ def complete_join_if_ready(group: Group, step: Step) -> None:
 
 
 def _complete_join(group: Group, step: Step) -> None:
-    """Form the next generation of those who have joined."""
+    """Form the next generation from the members that have joined."""
     group.initial_delay_left_ms = None
-    # A static member keeps its place until its session ends, so that a restart costs no rebalance.
+    # A static member stays until its session ends, so that a restart causes no rebalance.
     for member in [each for each in group.members.values() if each.join_token is None and each.instance_id is None]:
         group.remove(member)
     if group.members and not group.elect_joined_leader():
@@ -149,7 +149,7 @@ def _fail_syncs(group: Group, error: ErrorCode, step: Step) -> None:
 
 
 def remove_member(group: Group, member: Member, step: Step, error: ErrorCode = ErrorCode.unknown_member_id) -> None:
-    """A member left or expired: answer what it waits for, and let the others share its work."""
+    """Remove a member that left or expired, answer its waiting requests, and rebalance."""
     answer_join(group, member, join_error(error, member.member_id), step)
     answer_sync(member, sync_error(error), step)
     group.remove(member)
@@ -160,15 +160,15 @@ def remove_member(group: Group, member: Member, step: Step, error: ErrorCode = E
 
 
 def remove_pending(group: Group, member_id: str, step: Step) -> None:
-    """An id that was given out is not used: nobody waits for it any more."""
+    """Forget an unused pending member id; the rebalance no longer waits for it."""
     del group.pending_members[member_id]
     complete_join_if_ready(group, step)
 
 
 def assign(group: Group, assignments: dict[str, bytes], step: Step) -> None:
-    """The leader has sent the assignment: keep it in the log, then tell the members."""
+    """Write the leader's assignment to the log; members receive it once it is durable."""
     if group.assignment_in_flight == group.generation:
-        return  # The leader repeats itself; the first one counts.
+        return  # The leader sent it twice; the first one applies.
     known = {member_id: assignments.get(member_id, b"") for member_id in group.members}
     group.assignment_in_flight = group.generation
     group.is_persisted = True
@@ -176,12 +176,12 @@ def assign(group: Group, assignments: dict[str, bytes], step: Step) -> None:
 
 
 def on_time(group: Group, step: Step) -> None:
-    """Do what the group's timers ask for at this moment."""
+    """Handle the group's expired timers."""
     now_ms = step.at.now_ms
     for member_id in [each for each, deadline_ms in group.pending_members.items() if deadline_ms <= now_ms]:
         remove_pending(group, member_id, step)
     for member in [each for each in group.members.values() if each.may_expire and each.deadline_ms <= now_ms]:
-        # The removal of one may have ended a rebalance in which others were given up or began to wait.
+        # Removing one member may complete a rebalance that removes other members or makes them wait.
         if group.members.get(member.member_id) is member and member.may_expire and member.deadline_ms <= now_ms:
             remove_member(group, member, step)
     if group.rebalance_deadline_ms is not None and group.rebalance_deadline_ms <= now_ms:
@@ -202,7 +202,7 @@ def _on_rebalance_deadline(group: Group, step: Step) -> None:
 
 
 def _on_sync_deadline(group: Group, step: Step) -> None:
-    """Members that took part in the join and never sent SyncGroup hold the others up: without them, then."""
+    """Remove members that joined but never sent SyncGroup, and rebalance: they block the other members."""
     group.sync_deadline_ms = None
     late = [group.members[member_id] for member_id in group.pending_sync]
     for member in late:
@@ -214,7 +214,7 @@ def _on_sync_deadline(group: Group, step: Step) -> None:
 
 @dataclass(slots=True)
 class EmptyGroupWrite:
-    """The record that a group has no members any more. Nobody waits for it."""
+    """The record of a group that became empty. No request waits for it."""
 
     group: Group
 
@@ -227,7 +227,7 @@ class EmptyGroupWrite:
 
 @dataclass(slots=True)
 class AssignmentWrite:
-    """The record of a generation with its assignment; the members wait with their sync tokens."""
+    """The record of a generation with its assignment; the members' SyncGroup requests wait for it."""
 
     group: Group
     generation: int
@@ -256,7 +256,7 @@ class AssignmentWrite:
 
 @dataclass(slots=True)
 class StaticMemberWrite:
-    """The record that a static member came back under a new id; its JoinGroup waits unless a rebalance answered it."""
+    """The record of a static member's new id. Its JoinGroup waits for it unless a rebalance answers first."""
 
     group: Group
     member: Member
@@ -279,7 +279,7 @@ class StaticMemberWrite:
         if self.can_skip_assignment:
             values = join_result(group, member, with_members=is_leader, skip_assignment=is_leader)
         else:
-            # An old client that sees itself as the leader would assign anew; the old id keeps it a follower.
+            # An old client that sees itself as leader would assign again; the old leader id keeps it a follower.
             values = join_result(group, member, with_members=False, leader_id=self.old_leader_id)
         answer_join(group, member, values, step)
 

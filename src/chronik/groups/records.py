@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets`, in Kafka's own format, so that tools that read that topic can read ours.
+"""The records of `__consumer_offsets`, in Kafka's own format, so that Kafka tools can read the topic.
 
 All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; bytes are int32 length and data.
 
@@ -13,8 +13,8 @@ All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; b
                                 client_host string, rebalance_timeout int32 (from v1), session_timeout int32,
                                 subscription bytes, assignment bytes
 
-Written are OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3; all of the above
-are read. Keys of other versions belong to other kinds of state (KIP-848, share groups) and are skipped.
+This module writes OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3, and reads
+all of the above. Keys of other versions belong to other kinds of state (KIP-848, share groups) and are skipped.
 """
 
 import struct
@@ -35,11 +35,11 @@ GROUP_VALUE_VERSION = 3
 
 
 class UnreadableRecord(ValueError):
-    """Bytes that are not a record of the offsets topic, though their key claims so."""
+    """Bytes that are not a valid offsets topic record, although their key claims so."""
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group stands in one partition."""
+    """A group's committed position in one partition."""
 
     offset: int
     leader_epoch: int
@@ -59,7 +59,7 @@ class GroupKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberMetadata:
-    """One member as the log keeps it."""
+    """One member as stored in the log."""
 
     member_id: str
     instance_id: str | None
@@ -73,7 +73,7 @@ class MemberMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """One group as the log keeps it; without members it is empty."""
+    """One group as stored in the log; without members it is empty."""
 
     protocol_type: str
     generation: int
@@ -84,7 +84,7 @@ class GroupMetadata:
 
 
 def group_partition(group_id: str, partition_count: int) -> int:
-    """The partition of the offsets topic that owns a group: Java's String.hashCode, as every Kafka tool computes it."""
+    """Return the offsets partition that owns a group, by Java's String.hashCode as in every Kafka tool."""
     units = group_id.encode("utf-16-be", "surrogatepass")
     value = 0
     for (unit,) in struct.iter_unpack(">H", units):
@@ -143,7 +143,7 @@ def write_group_value(group: GroupMetadata) -> bytes:
 
 
 class _Reader:
-    """A position in the bytes of one key or value."""
+    """A read position in the bytes of one key or value."""
 
     __slots__ = ("at", "data")
 
@@ -197,7 +197,7 @@ class _Reader:
 
 
 def read_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """What a record is about; None for a kind of record that is not ours."""
+    """Parse a record key; None for a kind of record that this coordinator does not use."""
     reader = _Reader(key)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):

@@ -1,4 +1,4 @@
-"""What a partition of the offsets topic says about its groups, gathered record by record before it is taken over."""
+"""Rebuild the groups of an offsets partition from its records, before the node takes it over."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,9 +16,9 @@ from chronik.groups.records import (
 
 
 class Replay:
-    """The latest value of every key read so far. Owned by the coordinator, from the start of a load to its end.
+    """The latest value of every key read so far. Owned by the coordinator while the partition loads.
 
-    Values are kept as they came and understood at the end: most of them are replaced by a later one before that.
+    Values are parsed only at the end: most of them are replaced by a later value before that.
     """
 
     __slots__ = ("_latest", "unreadable_count")
@@ -38,7 +38,7 @@ class Replay:
                 latest[key] = value
 
     def groups(self, partition: int, now_ms: int) -> Iterator[Group]:
-        """The groups as they are after the last record, in the order of the log."""
+        """Yield the groups as of the last record, in log order."""
         offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         metadata: dict[str, GroupMetadata] = {}
         names: dict[str, None] = {}
@@ -51,7 +51,7 @@ class Replay:
                 elif about is not None:
                     metadata[about.group_id] = read_group_value(value)
             except UnreadableRecord:
-                # Only something other than a coordinator can have written it; the groups beside it must still load.
+                # No coordinator can have written it; the other groups must still load.
                 self.unreadable_count += 1
                 continue
             if about is not None:

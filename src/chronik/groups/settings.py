@@ -1,21 +1,20 @@
-"""The limits and times that the group coordinator works with; named after Kafka's broker settings."""
+"""The group coordinator's limits and timeouts, named after Kafka's broker settings."""
 
 from dataclasses import dataclass
 
 INITIAL_DELAYS_MAX = 30
-"""A first rebalance waits for late joiners at most this many initial delays, however many keep coming."""
+"""A first rebalance waits for late joiners for at most this many initial delays, however many keep coming."""
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""A member that has not yet had an answer to its first JoinGroup cannot send heartbeats, so that its session
-timeout does not count; it may wait this long."""
+"""Replaces a new member's session timeout: it cannot send heartbeats before its first JoinGroup response."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How one coordinator treats its groups.
+    """The settings of one coordinator.
 
-    `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. Kafka waits
-    3 s; here 100 ms, so that one consumer starts almost at once while members started together still join together.
+    `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. It is 100 ms,
+    not 3 s as in Kafka: a single consumer starts almost at once, and members started together still join together.
     """
 
     session_timeout_ms_min: int = 6_000

@@ -1,4 +1,4 @@
-"""One event on its way through the state machine, and the writes that wait for the log."""
+"""The handling of one event, and the writes that wait for the log."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,19 +10,19 @@ from chronik.wire.errors import ErrorCode
 
 
 class Write(Protocol):
-    """What is to happen once an append is durable, or has failed."""
+    """What to do once an append is durable or has failed."""
 
     group: Group
 
     def finish(self, error: ErrorCode, step: "Step") -> None:
-        """Go on with the log's verdict (`ErrorCode.none` when it is written)."""
+        """Continue with the result of the append (`ErrorCode.none` if it is durable)."""
 
     def refuse(self, error: ErrorCode, step: "Step") -> None:
-        """The partition is no longer ours: answer what waits for this write, if that is not a member's own token."""
+        """The partition was unloaded: answer the request that waits for this write, unless a member holds its token."""
 
 
 class Writes:
-    """The appends that have been asked for and not been reported, by their token."""
+    """The appends whose result is still pending, by token."""
 
     __slots__ = ("_token", "waiting")
 
@@ -37,7 +37,7 @@ class Writes:
 
 
 class Step:
-    """The handling of one event: when it happened, and the actions that it leads to, in order."""
+    """The handling of one event: its time and the resulting actions, in order."""
 
     __slots__ = ("_writes", "actions", "at", "settings")
 
@@ -48,7 +48,7 @@ class Step:
         self._writes = writes
 
     def reply(self, token: int | None, values: dict[str, Any]) -> None:
-        """Answer a request; None is the absence of one."""
+        """Answer a request; do nothing if `token` is None."""
         if token is not None:
             self.actions.append(Reply(token, values))
 
@@ -60,7 +60,7 @@ class Step:
 
 
 def group_write_error(error: ErrorCode) -> ErrorCode:
-    """What a member is told when its group's state could not be written: an error after which clients try again."""
+    """Map a failed write of group state to a member's error, after which clients retry."""
     match error:
         case (
             ErrorCode.unknown_topic_or_partition
@@ -79,7 +79,7 @@ def group_write_error(error: ErrorCode) -> ErrorCode:
 
 
 def offset_write_error(error: ErrorCode) -> ErrorCode:
-    """What a committer is told when its offsets could not be written."""
+    """Map a failed write of offsets to the committing client's error."""
     match error:
         case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
             return ErrorCode.invalid_commit_offset_size

@@ -1,7 +1,7 @@
-"""The topics that a member of a "consumer" group subscribes to, out of the metadata it joined with.
+"""The topics that a member of a "consumer" group subscribes to, read from its JoinGroup metadata.
 
-The coordinator does not otherwise look into what assignors exchange. It reads this much to know which topics a group
-still needs: their offsets are neither deleted nor expired.
+The coordinator does not otherwise parse what assignors exchange. It reads this much to know which topics a group still
+needs: their offsets are neither deleted nor expired.
 
     ConsumerProtocolSubscription, any version:
         version     int16
@@ -18,7 +18,7 @@ CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics named in a subscription, or None where the bytes are not a subscription."""
+    """Return the topics in a subscription, or None if the bytes are not a subscription."""
     try:
         (count,) = _INT32.unpack_from(metadata, 2)
         at = 6

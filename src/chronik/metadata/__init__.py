@@ -1,9 +1,9 @@
-"""What the cluster agrees on: topics, partitions, brokers and their configs.
+"""Cluster metadata: topics, partitions, brokers and their configs.
 
-A pure room. A *command* (`commands`) is applied to an immutable *image* (`image`) by `apply`, which returns the next
-image and typed *events* (`events`). Commands carry every random or time value they need, so each node that applies the
-same commands in the same order holds the same image. Who orders and stores them is the business of `node.metadata_log`.
+A pure package. `apply` applies a *command* (`commands`) to an immutable *image* (`image`) and returns the next image
+and typed *events* (`events`). Commands carry every random or time value they need, so nodes that apply the same
+commands in the same order hold the same image. `node.metadata_log` orders and stores the commands.
 
-The `controller` decides on the commands that keep the image true to which brokers are there; `elections` has the rules
-that make it safe. Brokers talk to it by `calls`.
+The `controller` decides which commands keep the image in line with the state of the brokers; `elections` has the rules
+that make this safe. Brokers reach the controller through `calls`.
 """

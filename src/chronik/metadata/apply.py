@@ -1,9 +1,8 @@
 """apply(image, command) -> (next image, events): the only place where metadata changes.
 
-Pure and deterministic. A command that does not fit the image (the topic exists already, the epoch is old) raises
-KafkaError and changes nothing; it is refused alike wherever it is applied. Rules that may differ between versions of
-the software (names, config values, limits) are checked by whoever proposes, never here: replaying an old log must not
-fail.
+Pure and deterministic. A command that does not fit the image (the topic already exists, the epoch is old) raises
+KafkaError and changes nothing; every node refuses it in the same way. Rules that may differ between software versions
+(names, config values, limits) are checked by the proposer, never here: replaying an old log must not fail.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ V = TypeVar("V")
 
 
 def apply(image: ClusterImage, command: Command) -> Applied:
-    """The image after `command`, and what changed. KafkaError where the command does not fit the image."""
+    """Return the image after `command`, and what changed. Raises KafkaError if the command does not fit the image."""
     match command:
         case CreateCluster():
             changed, events = _create_cluster(image, command)
@@ -149,7 +148,7 @@ def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applie
 
 def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
     events: list[Event] = []
-    # From here on a leader may commit with other replicas than before: who was eligible may lack what it commits.
+    # From now on a leader may commit with a different set of replicas: eligible leaders may lack those records.
     is_other_minimum = MIN_INSYNC_REPLICAS in command.changes
     if command.resource == "topic":
         topic = image.require_topic(command.name)

@@ -1,4 +1,4 @@
-"""Applying changes of brokers: registration, fencing, shutdown. Part of `apply`; see there for its rules."""
+"""Apply broker changes: registration, fencing, shutdown. Part of `apply`, which states the rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def register_broker(image: ClusterImage, command: RegisterBroker) -> tuple[ClusterImage, list[Event]]:
-    """The broker as it registered: with a new epoch if its process is a new one, as it was if it only asks again."""
+    """Register the broker: with a new epoch for a new process, unchanged if the same process registers again."""
     version = image.version + 1
     known = image.brokers.get(command.broker_id)
     is_new_process = known is None or known.incarnation != command.incarnation

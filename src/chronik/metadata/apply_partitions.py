@@ -1,8 +1,8 @@
-"""Applying changes of partitions: leaders, ISRs and replicas. Part of `apply`; see there for its rules.
+"""Apply partition changes: leaders, ISRs and replicas. Part of `apply`, which states the rules.
 
-What holds after every change, whoever decided it: the ISR is part of the replicas, the leader is in the ISR or there is
-none, another leader means another leader epoch, and every change raises the partition epoch. A change that would break
-this is refused.
+Invariants after every change: the ISR is a subset of the replicas, the leader is in the ISR or absent, a new leader
+means a new leader epoch, and every change raises the partition epoch. A change that would break one of these is
+refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def change_partition(image: ClusterImage, command: ChangePartition) -> tuple[ClusterImage, list[Event]]:
-    """One partition changed; KafkaError where it has moved on."""
+    """Change one partition. Raises KafkaError if its epoch is outdated."""
     change = PartitionChange(
         command.partition,
         command.partition_epoch,
@@ -35,7 +35,7 @@ def change_partition(image: ClusterImage, command: ChangePartition) -> tuple[Clu
 def change_partitions(
     image: ClusterImage, changes: Iterable[TopicChanges], *, is_strict: bool
 ) -> tuple[ClusterImage, list[Event]]:
-    """All partitions changed that have not moved on; if `is_strict`, one that has is refused with the rest."""
+    """Change all partitions whose epoch is current. If `is_strict`, one outdated epoch refuses all changes."""
     topics: dict[str, TopicImage] | None = None
     events: list[Event] = []
     for of_topic in changes:
@@ -65,7 +65,7 @@ def change_partitions(
 
 
 def bump_epochs(image: ClusterImage, broker_id: int) -> tuple[ClusterImage, list[Event]]:
-    """A new leader epoch wherever `broker_id` leads.
+    """Start a new leader epoch for every partition that `broker_id` leads.
 
     The new incarnation may have lost the tail of its log; under the old epoch one offset could name two records.
     """
@@ -92,9 +92,9 @@ def bump_epochs(image: ClusterImage, broker_id: int) -> tuple[ClusterImage, list
 
 
 def without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:
-    """The topic without eligible leaders: needed once records may be committed that they do not have.
+    """Remove the topic's eligible leaders, because records that they lack may be committed from now on.
 
-    They stay where the ISR is empty: nobody leads there, so nothing is committed until one of them does.
+    If the ISR is empty they stay: without a leader, nothing is committed until one of them leads.
     """
     if not any(partition.eligible for partition in topic.partitions):
         return topic

@@ -1,7 +1,7 @@
-"""The configs of a broker, under Kafka's names.
+"""Broker configs, under Kafka's names.
 
-Dynamic ones are the defaults of topic configs: they can be set for one broker or, under the empty name, for all. Static
-ones only tell how the node was started; `node` fills in their values.
+Dynamic configs are the defaults of topic configs: they can be set for one broker or, under the empty name, for all.
+Static configs only report how the node was started; `node` fills in their values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CLUSTER_DEFAULT = ""
-"""The broker name whose configs hold for every broker."""
+"""The broker name whose configs apply to every broker."""
 
 CLUSTER_WIDE_CONFIGS = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
-"""The controller decides by these too: it cannot know what another broker alone goes by."""
+"""The controller uses these too, and it cannot know the value that another broker uses."""
 
 
 def _static(name: str, config_type: ConfigType, documentation: str) -> ConfigDefinition:
@@ -90,9 +90,9 @@ BROKER_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
 
 
 def check_broker_configs(configs: Mapping[str, str | None], broker: str = CLUSTER_DEFAULT) -> None:
-    """Raises INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at the start.
+    """Raise INVALID_CONFIG for an unknown config or value, INVALID_REQUEST for one that is fixed at startup.
 
-    So is one that must be the same for all brokers, where `broker` names a single one. None unsets, unknown names too.
+    A cluster-wide config set on one `broker` also raises INVALID_REQUEST. None unsets any name, even an unknown one.
     """
     for name, text in configs.items():
         if name in CLUSTER_WIDE_CONFIGS and broker != CLUSTER_DEFAULT and text is not None:

@@ -1,7 +1,6 @@
-"""What brokers ask of the controller about themselves and the partitions they lead, and what they are told.
+"""Requests from brokers to the controller about themselves and the partitions they lead, and the replies.
 
-Tagged structs that travel as msgpack maps: readers pass over fields they do not know, so a field may be added with a
-default.
+Tagged structs, encoded as msgpack maps: readers ignore unknown fields, so a field may be added with a default.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ UNKNOWN_EPOCH = -1
 
 
 class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
-    """A broker's process is there.
+    """Register a broker's process.
 
-    `was_clean`: the process before it on this data folder had stopped cleanly. `previous_epoch` proves it: the broker
-    epoch that the clean stop wrote down, UNKNOWN_EPOCH if it had none. So a process that recovered a damaged log and
-    stopped before it could register does not pass for clean, nor one on a folder that was put back from a copy. None:
-    the broker does not keep it.
+    `was_clean`: the previous process on this data folder stopped cleanly. `previous_epoch` proves it: the broker epoch
+    that the clean stop recorded, or UNKNOWN_EPOCH if it had none. So a process that recovered a damaged log and stopped
+    before it registered does not pass as clean, nor does one on a folder restored from a copy. None: the broker does
+    not record it.
 
     `previous_incarnations`: the processes that may have been registered last on this data folder. If the controller
-    knows another one, the folder is an old copy or a new one. None: the broker does not keep it.
+    knows another one, the folder is an old copy or a new one. None: the broker does not record them.
     """
 
     broker_id: int
@@ -42,7 +41,7 @@ class RegisterBrokerCall(msgspec.Struct, frozen=True, tag="register_broker"):
 
 
 class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """`applied_version`: the broker carries out the image up to this version. `wants_shutdown`: it waits to leave.
+    """`applied_version`: the broker has applied the image up to this version. `wants_shutdown`: it waits to stop.
 
     `cannot_write`: its disk has not taken a write for longer than `disk_timeout_ms`.
     """
@@ -56,8 +55,8 @@ class HeartbeatCall(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that its leader should give to `to`: stop appending, wait until `to` has everything, then propose
-    it by an AlterIsrCall with `hand_over_to`. So no record is lost that was acknowledged by the leader alone."""
+    """A partition that its leader should transfer to `to`: it stops appending, waits until `to` has every record, then
+    proposes it by an AlterIsrCall with `hand_over_to`. So no record is lost that only the leader acknowledged."""
 
     topic_id: UUID
     partition: int
@@ -66,7 +65,7 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """`lease_ms` counts from when the broker sent the heartbeat; 0 grants none, and takes none away."""
+    """`lease_ms` starts when the broker sent the heartbeat; 0 grants no lease and revokes none."""
 
     lease_ms: int
     is_fenced: bool
@@ -77,9 +76,9 @@ class HeartbeatResult(msgspec.Struct, frozen=True, tag="heartbeat"):
 class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     """One replica of the reporting broker: how far its log goes, and what it has lost.
 
-    `loss` is a value of `elections.Loss`, empty where nothing is known to be lost; `reason` is for people.
-    `leader_epoch`: it is not the reporting broker that lost records, but the leader of that epoch, which lacks records
-    that the reporting broker knows to be committed.
+    `loss` is a value of `elections.Loss`, empty if no loss is known; `reason` is for people. If `leader_epoch` is set,
+    the leader of that epoch lost the records, not the reporting broker: it lacks records that the reporting broker
+    knows to be committed.
     """
 
     topic_id: UUID
@@ -92,7 +91,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReportReplicasCall(msgspec.Struct, frozen=True, tag="report_replicas"):
-    """A broker reports replicas that have lost records, or how long its logs are where that decides an election."""
+    """A broker reports replicas that lost records, or the end offsets of logs that decide an election."""
 
     broker_id: int
     broker_epoch: int
@@ -100,23 +99,23 @@ class ReportReplicasCall(msgspec.Struct, frozen=True, tag="report_replicas"):
 
 
 class ReportedResult(msgspec.Struct, frozen=True, tag="reported"):
-    """For each report, in order, why the replica stays in sync or eligible although it was reported; empty if not."""
+    """For each report, in order, why the reported replica stays in sync or eligible; empty if it does not."""
 
     refusals: tuple[str, ...]
 
 
 class IsrMember(msgspec.Struct, frozen=True):
-    """`broker_epoch` is that of the fetches which showed the member in sync; unknown only for one that stays."""
+    """`broker_epoch` is that of the fetches that showed the member in sync; only a member that stays may omit it."""
 
     broker_id: int
     broker_epoch: int = UNKNOWN_EPOCH
 
 
 class AlterIsrCall(msgspec.Struct, frozen=True, tag="alter_isr"):
-    """A leader proposes another ISR for one partition, as of the epochs it knows; `broker_epoch` is its own.
+    """A leader proposes a new ISR for one partition, as of the epochs it knows; `broker_epoch` is its own.
 
-    `hand_over_to`: it gives its leadership to that member, which has everything that the leader acknowledged. Only then
-    may it leave itself out of the ISR.
+    `hand_over_to`: it transfers leadership to that member, which has everything that the leader acknowledged. Only then
+    may the leader leave the ISR.
     """
 
     broker_id: int

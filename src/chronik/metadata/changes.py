@@ -1,4 +1,4 @@
-"""Changes of many partitions, gathered by topic for one command."""
+"""Changes of many partitions, grouped by topic for one command."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from uuid import UUID
 from chronik.metadata.commands import ChangePartitions, PartitionChange, TopicChanges
 
 PARTITIONS_PER_COMMAND_MAX = 5_000
-"""Beyond this many changes another command begins: one must not hold up the others for long."""
+"""More changes than this go into another command: one command must not delay others for long."""
 
 
 class Changes:
-    """In the order in which they were added; one per partition."""
+    """One change for each partition, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._by_topic: dict[UUID, dict[int, PartitionChange]] = {}
 
     def add(self, topic_id: UUID, change: PartitionChange | None) -> None:
-        """None is passed over, and so is a second change of a partition: both were decided on the same image."""
+        """Ignore None, and a second change of a partition: both changes were decided on the same image."""
         if change is not None:
             self._by_topic.setdefault(topic_id, {}).setdefault(change.partition, change)
 
@@ -31,11 +31,11 @@ class Changes:
         return tuple(TopicChanges(topic_id, tuple(changes.values())) for topic_id, changes in self._by_topic.items())
 
     def command(self) -> ChangePartitions | None:
-        """All in one command; None where there are none."""
+        """Return all changes in one command, or None if there are none."""
         return ChangePartitions(self.of_topics()) if self._by_topic else None
 
     def in_parts(self) -> list[tuple[TopicChanges, ...]]:
-        """In parts of at most PARTITIONS_PER_COMMAND_MAX partitions."""
+        """Return the changes in parts of at most PARTITIONS_PER_COMMAND_MAX partitions."""
         parts: list[tuple[TopicChanges, ...]] = []
         part: list[TopicChanges] = []
         room = PARTITIONS_PER_COMMAND_MAX

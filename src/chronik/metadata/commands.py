@@ -1,10 +1,10 @@
-"""The commands that change metadata, and their bytes.
+"""The commands that change metadata, and their encoding.
 
-A command is a fact that was decided once, by whoever proposed it: ids, assignments and values are inside, so applying
-it needs neither clock nor randomness. On disk and on the wire a command is one msgpack map: `type` names the command,
-the other keys are its fields by name. Readers pass over fields they do not know and give missing ones their default, so
-a field may be added with a default; a field is never renamed or given another meaning. An unknown `type` is refused,
-since a node that skipped a command would hold another image than its peers.
+A command is a fact that its proposer decided once: it contains all ids, assignments and values, so applying it needs
+neither clock nor randomness. On disk and on the wire a command is one msgpack map: `type` names the command, the other
+keys are its fields by name. Readers ignore unknown fields and give missing fields their default, so a field may be
+added with a default. A field is never renamed and never changes meaning. An unknown `type` is refused, since a node
+that skipped a command would hold a different image than its peers.
 
     {"type": "create_topic", "name": "orders", "id": "6f2c...", "partitions": [{"replicas": [1], "isr": [1], ...}], ...}
 """
@@ -21,25 +21,25 @@ ConfigResource: TypeAlias = Literal["topic", "broker"]
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Where a new partition lives: all its replicas in order of preference, and those of them that are alive."""
+    """The replicas of a new partition in order of preference, and those of them that are alive."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
 
 
 class CreateCluster(msgspec.Struct, frozen=True, tag="create_cluster"):
-    """The first command of every cluster: gives it its id."""
+    """The first command of every cluster: sets its id."""
 
     cluster_id: str
 
 
 class PartitionChange(msgspec.Struct, frozen=True, array_like=True):
-    """What one partition becomes, if `partition_epoch` is still its current one.
+    """The new state of one partition, valid only while `partition_epoch` is current.
 
-    Encoded as a list, since thousands of them go into one command: a field may be added at the end, with a default.
-    `replicas`, `adding` and `removing` stay as they are where None. `is_unclean`: the new leader may lack committed
-    records, and that loss is accepted. `begins_epoch`: the leader stays and starts a new leader epoch, in which nothing
-    counts that its replicas told it before.
+    Encoded as a list, since one command may hold thousands: a field may be added at the end, with a default.
+    `replicas`, `adding` and `removing` stay unchanged if None. `is_unclean`: the new leader may lack committed records,
+    and that loss is accepted. `begins_epoch`: the leader stays and starts a new leader epoch, which invalidates
+    everything its replicas reported before.
     """
 
     partition: int
@@ -63,10 +63,10 @@ class TopicChanges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
-    """A broker's process says that it is there. A new incarnation bumps the epoch of each partition it still leads.
+    """Register a broker's process. A new incarnation bumps the leader epoch of each partition that it still leads.
 
-    `changes` come first, and all of them or the command is refused: they take a broker that may have lost records out
-    of every ISR before anyone can count on it. `starts_fenced`: it serves once it has been unfenced.
+    All `changes` are applied first, or the command is refused. They remove a broker that may have lost records from
+    every ISR before any node can rely on it. `starts_fenced`: it serves only once it is unfenced.
     """
 
     broker_id: int
@@ -84,9 +84,9 @@ class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
 
 
 class FenceBroker(msgspec.Struct, frozen=True, tag="fence_broker"):
-    """The broker is down, or out of reach: others lead in its place, as `changes` say.
+    """Fence a broker that is down or unreachable; `changes` move its leaderships.
 
-    Here and in the commands below, a change whose partition has moved on is passed over: the controller looks again.
+    Here and in the commands below, a change with an outdated partition epoch is skipped: the controller decides again.
     """
 
     broker_id: int
@@ -95,7 +95,7 @@ class FenceBroker(msgspec.Struct, frozen=True, tag="fence_broker"):
 
 
 class UnfenceBroker(msgspec.Struct, frozen=True, tag="unfence_broker"):
-    """The broker is there and up to date: it may lead and join ISRs."""
+    """Unfence a broker that is alive and up to date: it may lead and join ISRs."""
 
     broker_id: int
     broker_epoch: int
@@ -103,7 +103,7 @@ class UnfenceBroker(msgspec.Struct, frozen=True, tag="unfence_broker"):
 
 
 class ShutDownBroker(msgspec.Struct, frozen=True, tag="shut_down_broker"):
-    """The broker is about to stop cleanly: it gets nothing new, and what it leads goes to others."""
+    """Record that the broker is about to stop cleanly: it gets no new partitions, and its leaderships move."""
 
     broker_id: int
     broker_epoch: int
@@ -111,7 +111,7 @@ class ShutDownBroker(msgspec.Struct, frozen=True, tag="shut_down_broker"):
 
 
 class UnregisterBroker(msgspec.Struct, frozen=True, tag="unregister_broker"):
-    """The broker is gone for good; refused while any partition has a replica on it."""
+    """Remove the broker for good; refused while any partition has a replica on it."""
 
     broker_id: int
     broker_epoch: int
@@ -125,14 +125,14 @@ class CreateTopic(msgspec.Struct, frozen=True, tag="create_topic"):
 
 
 class DeleteTopic(msgspec.Struct, frozen=True, tag="delete_topic"):
-    """Named with its id, so that a topic made again under the same name is not deleted by an old request."""
+    """Carries the topic id, so that an old request does not delete a recreated topic of the same name."""
 
     name: str
     id: UUID
 
 
 class CreatePartitions(msgspec.Struct, frozen=True, tag="create_partitions"):
-    """Adds partitions numbered from `first`, which is the number there are now."""
+    """Add partitions numbered from `first`, which is the current number of partitions."""
 
     name: str
     id: UUID
@@ -141,7 +141,7 @@ class CreatePartitions(msgspec.Struct, frozen=True, tag="create_partitions"):
 
 
 class ChangePartition(msgspec.Struct, frozen=True, tag="change_partition"):
-    """Another leader, ISR or replicas for one partition; refused unless `partition_epoch` is still the current one."""
+    """Change the leader, ISR or replicas of one partition; refused unless `partition_epoch` is current."""
 
     topic_id: UUID
     partition: int
@@ -155,13 +155,13 @@ class ChangePartition(msgspec.Struct, frozen=True, tag="change_partition"):
 
 
 class ChangePartitions(msgspec.Struct, frozen=True, tag="change_partitions"):
-    """Many partitions in one command. One that has moved on is passed over; if all have, the command is refused."""
+    """Change many partitions. Those with an outdated epoch are skipped; if all are outdated, the command is refused."""
 
     changes: tuple[TopicChanges, ...]
 
 
 class AlterConfigs(msgspec.Struct, frozen=True, tag="alter_configs"):
-    """Sets configs of one topic or broker; None unsets. A broker's name is its id as text, "" the cluster's default."""
+    """Set configs of one topic or broker; None unsets. A broker's name is its id as text, "" is the cluster default."""
 
     resource: ConfigResource
     name: str
@@ -169,7 +169,7 @@ class AlterConfigs(msgspec.Struct, frozen=True, tag="alter_configs"):
 
 
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
-    """Hands the next `count` producer ids to one broker; the event says which."""
+    """Allocate the next `count` producer ids to one broker; the event carries the range."""
 
     broker_id: int
     count: int
@@ -200,5 +200,5 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """The command of `encode_command`; ValueError when the bytes are none, or one of a newer version."""
+    """Decode a command. ValueError if the bytes are not a command, or are one of a newer version."""
     return _decoder.decode(data)

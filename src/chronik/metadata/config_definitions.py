@@ -1,6 +1,6 @@
-"""What a config is: its type, default, range and documentation, and how its text is read.
+"""What a config is: its type, default, range and documentation, and how its text is parsed.
 
-Configs travel and are stored as text, as in Kafka; `ConfigDefinition.parse` is the one place that reads it.
+Configs are sent and stored as text, as in Kafka; only `ConfigDefinition.parse` parses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG_MAX = 2**63 - 1
 
 
 class ConfigType(IntEnum):
-    """Kafka's numbers for the types of configs (DescribeConfigs v3)."""
+    """Kafka's codes for config types (DescribeConfigs v3)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -31,7 +31,7 @@ class ConfigType(IntEnum):
 
 
 class ConfigSource(IntEnum):
-    """Kafka's numbers for where a config's value comes from; a lower number wins over a higher one."""
+    """Kafka's codes for config sources; a lower number takes precedence."""
 
     DYNAMIC_TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -43,7 +43,7 @@ class ConfigSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigDefinition:
-    """One config. `synonym` is the broker config that gives its default, where there is one."""
+    """One config. `synonym` is the broker config that provides its default, if any."""
 
     name: str
     type: ConfigType
@@ -56,7 +56,7 @@ class ConfigDefinition:
     is_dynamic: bool = True
 
     def parse(self, text: str) -> ConfigValue:
-        """The value that `text` stands for, or INVALID_CONFIG with the reason."""
+        """Return the value of `text`, or raise INVALID_CONFIG with the reason."""
         text = text.strip()
         if self.type is ConfigType.STRING:
             return self._chosen(text)
@@ -87,7 +87,7 @@ class ConfigDefinition:
         except ValueError:
             what = "number" if self.type is ConfigType.DOUBLE else "whole number"
             raise self._refused(text, f"it must be a {what}") from None
-        # Written so that NaN, which compares with nothing, is refused.
+        # Written so that NaN is refused: both comparisons are false for it.
         if self.lowest is not None and not number >= self.lowest:
             raise self._refused(text, f"it must be at least {self.lowest}")
         if self.highest is not None and not number <= self.highest:
@@ -108,7 +108,7 @@ def by_name(definitions: Iterable[ConfigDefinition]) -> Mapping[str, ConfigDefin
 
 
 def _integer(text: str) -> int:
-    # int() would also take "1_000" and digits of other scripts.
+    # int() would also accept "1_000" and digits of other scripts.
     digits = text[1:] if text[:1] in {"-", "+"} else text
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
         raise ValueError(text)

@@ -1,19 +1,19 @@
-"""The controller: keeps the image true to which brokers are there. Runs on the Raft leader, while it is that.
+"""The controller keeps the image in line with the state of the brokers. It runs on the Raft leader.
 
-Events go in with their time; commands to be proposed come out. Whatever must survive the controller is in the image:
-who is fenced or shutting down, leaders, ISRs, eligible leaders, moves of replicas. The rest (sessions, what was asked
-of whom) a new controller finds out anew, and gives everybody time to be heard.
+It takes events with their time and returns commands to propose. All state that must survive the controller is in the
+image: fenced and stopping brokers, leaders, ISRs, eligible leaders, reassignments. A new controller rebuilds the
+remaining state (sessions, requested hand-overs) and gives every broker a full timeout to send a heartbeat.
 
-How it is driven, by one task of the node:
-- `image_applied` with each image that is applied, in order;
-- `heartbeat`, `broker_gone` as they come;
-- `due` after each of these and every DUE_INTERVAL_MS at least. Its commands are proposed in order, and `due` is not
-  called again before all of them are applied or refused: a refused one is decided anew, on a newer image.
-- `register`, `alter_isr` and `report` inside of `MetadataLog.propose`, with the image of all proposals so far.
+One task of the node drives it:
+- `image_applied` with each applied image, in order;
+- `heartbeat` and `broker_gone` as they arrive;
+- `due` after each of these, and at least every DUE_INTERVAL_MS. Its commands are proposed in order. `due` is not called
+  again until all of them are applied or refused; a refused command is decided again on a newer image.
+- `register`, `alter_isr` and `report` inside `MetadataLog.propose`, with the image of all proposals so far.
 
-`due` decides by looking at the image, not by remembering what it did: a command that came to nothing, a controller that
-died between two commands, or one that has just taken over all lead to the same look and the same decision. It looks
-only at partitions that changed or whose brokers did, so that a cluster of thousands costs nothing while it is well.
+`due` decides from the image, not from memory of past decisions. A refused command, a controller that died between two
+commands, and a new controller therefore all lead to the same decision. It examines only partitions that changed, or
+whose brokers changed, so a healthy cluster with thousands of partitions costs nothing.
 """
 
 from __future__ import annotations
@@ -62,29 +62,29 @@ DUE_INTERVAL_MS = 100
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """`lease_margin_ms` is how much shorter a lease is than a session: clocks of two machines may run apart by 10 %."""
+    """`lease_margin_ms` is how much shorter a lease is than a session: two machines' clocks may drift apart by 10 %."""
 
     session_timeout_ms: int = 2_000
     lease_margin_ms: int = 200
     stall_ms: int = 500
-    """A longer time between two calls of `due` means that the controller itself did not run."""
+    """A longer pause between two calls of `due` means that the controller itself was stalled."""
     hand_over_ms: int = 150
-    """How long a broker that shuts down may hand over its partitions before they are taken from it."""
+    """How long a stopping broker may hand over its partitions before the controller moves them."""
     shutdown_patience_ms: int = 5_000
-    """How long such a broker is held for partitions that only it can lead while other replicas catch up."""
+    """How long a stopping broker waits while partitions that only it can lead have other replicas catching up."""
     rebalance_interval_ms: int = 5_000
     asked_hand_over_ms: int = 1_000
-    """How long a leader that stays may hand over a partition before it is taken from it."""
+    """How long a leader that stays up may take to hand over a partition before the controller moves it."""
     rebalance_partitions_max: int = 500
-    """Partitions that change their leader in one interval, at most."""
+    """The maximum number of partitions that change leader in one interval."""
     recovery_wait_ms: int = 10_000
-    """How long unproven replicas that do not report are waited for, from the first report on."""
+    """How long to wait for unproven replicas that do not report, counted from the first report."""
     internal_replicas: int = 3
     starts_fenced: bool = True
 
 
 class Controller:
-    """Owned by the node's loop. Images are handed in in the order in which they were applied."""
+    """Owned by the node's loop. The caller passes images in the order in which they were applied."""
 
     def __init__(self, image: ClusterImage, now_ms: int, settings: ControllerSettings | None = None) -> None:
         self._settings = settings or ControllerSettings()
@@ -109,14 +109,14 @@ class Controller:
         self._image = image
 
     def broker_gone(self, broker_id: int, now_ms: int, incarnation: UUID | None = None) -> None:
-        """The broker's address refuses connections; or another process answers there than that of `incarnation`."""
+        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
         self._liveness.refused(broker_id, incarnation, now_ms)
 
     def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:
-        """A broker is there: what it is told, its lease included. KafkaError where it is not who is registered.
+        """Record a heartbeat and return the reply. Raises KafkaError if the sender is not the registered process.
 
-        `confirmed_ms` is the latest time at which a majority is known to have had this node as its leader (when the
-        last round of messages that they answered was sent); leases count from there, so that none outlasts the time
+        `confirmed_ms` is the latest time at which a majority is known to have had this node as its leader: when the
+        last round of messages that a majority answered was sent. Leases start there, so that none outlasts the time
         that the next controller waits.
         """
         broker = self._registered(call)
@@ -140,14 +140,14 @@ class Controller:
             hand_overs = self._hand_overs.of(self._image, broker.id)
         return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
 
-    # -- what is asked inside a proposal -------------------------------------------------------------------------------
+    # -- calls inside a proposal ---------------------------------------------------------------------------------------
 
     def register(self, image: ClusterImage, call: RegisterBrokerCall, now_ms: int) -> RegisterBroker:
-        """The command that registers a broker's process, or the reason against it."""
+        """Return the command that registers a broker's process, or raise the reason against it."""
         states = self._liveness.states(image, now_ms)
         return plan_registration(
             image,
-            # Who knows what of an image that is not applied yet is not known here.
+            # This image is not applied yet, so which brokers know of its changes is unknown.
             replace(states, unaware=states.serving),
             call,
             session_lives=self._liveness.lives(call.broker_id, now_ms),
@@ -155,11 +155,11 @@ class Controller:
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
-        """The command that carries out a leader's proposal, or the reason against it."""
+        """Return the command for a leader's proposal, or raise the reason against it."""
         return plan_isr_change(image, self._liveness.states(image, now_ms), call)
 
     def report(self, image: ClusterImage, call: ReportReplicasCall, now_ms: int) -> Plan:
-        """What a broker's report about its replicas changes, or the reason against it."""
+        """Plan the changes that follow from a broker's report on its replicas, or raise the reason against it."""
         plan = plan_report(image, self._liveness.states(image, now_ms), call)
         for report in call.reports:
             topic = image.topic_by_id(report.topic_id)
@@ -171,7 +171,7 @@ class Controller:
         return plan
 
     def elect_preferred(self, wanted: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
-        """Asks the leaders of these partitions to make way for the preferred ones; or the reason against each."""
+        """Request hand-overs to the preferred leaders of these partitions; return the reason for each refusal."""
         states = self._liveness.states(self._image, now_ms)
         outcomes: list[KafkaError | None] = []
         for key in wanted:
@@ -183,10 +183,10 @@ class Controller:
                 outcomes.append(None)
         return outcomes
 
-    # -- what is asked about the brokers -------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def has_applied(self, version: int, broker_ids: Iterable[int]) -> bool:
-        """Whether those of the brokers that are there have applied the version, as far as they have said."""
+        """Whether all unfenced brokers in `broker_ids` have reported that they applied the version."""
         sessions = self._liveness.sessions
         return all(
             broker_id in sessions and sessions[broker_id].applied_version >= version
@@ -194,10 +194,10 @@ class Controller:
             if broker_id in self._image.brokers and not self._image.brokers[broker_id].is_fenced
         )
 
-    # -- what is to be done --------------------------------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------------------------------
 
     def due(self, now_ms: int) -> list[Command]:
-        """What has to be proposed now, in order; see the module for how to go on."""
+        """Return the commands to propose now, in order. The module docstring describes the protocol."""
         image = self._image
         self._liveness.follow(image, now_ms)
         self._absorb(now_ms)
@@ -227,7 +227,7 @@ class Controller:
                 session.demoted(version, now_ms)
 
     def _suspect_all_of_changed(self, states: BrokerStates) -> None:
-        """Partitions are looked at again when what one of their brokers may do has changed."""
+        """Mark the partitions of every broker whose state changed for another look."""
         before, self._states = self._states, states
         changed = (
             (before.serving ^ states.serving)
@@ -240,7 +240,7 @@ class Controller:
                 self._suspects[key] = None
 
     def _doubt_the_last_leaders(self, now_ms: int) -> None:
-        """Whether they know that they lead no more, the controller before this one may have known."""
+        """Treat previous leaders as unaware that they no longer lead; only the previous controller may have known."""
         for topic in self._image.topics.values():
             for partition in topic.partitions:
                 session = self._liveness.sessions.get(partition.last_known_leader)
@@ -258,7 +258,7 @@ class Controller:
                 changes.add(topic.id, draft.change())
 
     def _settled(self, states: BrokerStates, now_ms: int) -> Changes:
-        """The changes that the suspects need. Those stay suspect: only a look at the next image shows it done."""
+        """Return the changes that the suspects need. A suspect stays one until the next image shows the change."""
         changes = Changes()
         image = self._image
         rules: dict[str, TopicRules] = {}
@@ -311,7 +311,7 @@ class Controller:
 def _commands(
     fenced: list[BrokerImage], unfenced: list[BrokerImage], leaving: list[BrokerImage], changes: Changes
 ) -> list[Command]:
-    """The brokers' commands, then the partitions': these go into the last of those, so that one version does both."""
+    """Broker commands come first; the last one carries partition changes, so that one version does both."""
     parts = changes.in_parts()
     commands: list[Command] = []
     of_brokers: list[tuple[type[UnfenceBroker | ShutDownBroker | FenceBroker], BrokerImage]] = [

@@ -1,6 +1,6 @@
-"""What changed between two images, as the events that the commands in between would have caused.
+"""The changes between two images, as the events that the commands in between would have caused.
 
-A node that lags far behind gets the newest image instead of the commands. Whoever acts on events must not notice.
+A node that lags far behind receives the newest image instead of the commands. Event listeners must not notice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, To
 
 
 def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
-    """Events that lead a listener from the old image to the new one: of brokers, then of topics, deleted ones first."""
+    """Return the events that lead from the old image to the new one: brokers, then topics, deleted topics first."""
     events: list[Event] = []
     if new.cluster_id != old.cluster_id:
         events.append(ClusterCreated(new.cluster_id))
@@ -61,7 +61,7 @@ def _broker_events(old: BrokerImage | None, new: BrokerImage) -> list[Event]:
         events.append(BrokerShuttingDown(new))
     if new.is_fenced != old.is_fenced:
         events.append(BrokerFenced(new) if new.is_fenced else BrokerUnfenced(new))
-    # Each of them brings the whole broker.
+    # Each of these events carries the whole broker.
     return events or ([BrokerRegistered(new)] if old != new else [])
 
 

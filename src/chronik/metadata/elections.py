@@ -1,22 +1,22 @@
-"""Who leads a partition and who counts as in sync, given which brokers are there: the rules, as pure functions.
+"""Rules for leaders and in-sync replicas, given the state of the brokers. Pure functions.
 
-What makes an election safe. Let S be the brokers in `isr` or `eligible` that have not lost records since.
-1. Every broker of S holds every committed record: a leader commits a record when all of the ISR has it, and an ISR that
-   is smaller than min.insync.replicas commits nothing, so those who leave it then are kept as eligible.
-2. A leader comes from S: from the ISR, or from the eligible when nobody of the ISR can lead. Only an unclean election,
-   which an administrator asks for or the topic allows, looks further.
-3. A broker enters the ISR in one of two ways only: its leader found it in sync, or it was elected.
-4. Brokers leave the ISR when they are fenced or shut down and somebody else of it is surely there. If nobody is, all
-   stay: whoever returns first leads.
-5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if nobody is left. If the
-   last of S only lost their page cache, they are `unproven`, and the controller elects the one with the longest log
-   among those that report (`recoveries`). Otherwise the partition stays without a leader until an administrator accepts
-   the loss.
-6. A leader that serves is not followed by another before it knows: it hands over itself (`calls.HandOver`), or the
-   partition is without a leader until it has applied that, or its lease is over. Two that serve at once would show
-   clients an end that goes back. And only a hand-over keeps what the leader acknowledged alone (acks=1).
+Why an election is safe. Let S be the brokers in `isr` or `eligible` that have lost no records since they joined.
+1. Every broker in S holds every committed record. A leader commits a record only when the whole ISR has it. An ISR
+   smaller than min.insync.replicas commits nothing, so brokers that leave such an ISR stay eligible.
+2. Leaders come from S: from the ISR first, then from the eligible leaders if no ISR member can lead. Only an unclean
+   election, which an administrator requests or the topic allows, may choose any other replica.
+3. A broker joins the ISR only if its leader finds it in sync, or if it is elected.
+4. Fenced or stopping brokers leave the ISR only if another member is known to be able to lead. Otherwise all members
+   stay, and the first to return leads.
+5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if S becomes empty. If the
+   last brokers of S lost only their page cache, they become `unproven`: the controller elects the longest log among
+   those that report (`recoveries`). Otherwise the partition has no leader until an administrator accepts the loss.
+6. No new leader replaces a serving leader before that leader knows. Either the old leader hands over
+   (`calls.HandOver`), or the partition has no leader until the old one applies the change or its lease expires. If two
+   leaders served at once, clients would see the end offset go back. Only a hand-over keeps records that the leader
+   alone acknowledged (acks=1).
 
-Reassignment (KIP-455) ends here too: when all new replicas are in sync, the old ones go in the same change.
+A reassignment (KIP-455) also completes here: one change removes the old replicas once all new ones are in sync.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ UNCLEAN_ELECTION = "unclean.leader.election.enable"
 
 
 class Loss(Enum):
-    """What a replica may have lost. The values travel in `calls.ReplicaReport`."""
+    """What a replica may have lost. `calls.ReplicaReport` carries these values."""
 
     POSSIBLE = "possible"
-    """Its machine lost the page cache: nothing shows how much of it was on disk."""
+    """Its machine lost the page cache; how much of it was on disk is unknown."""
     CERTAIN = "certain"
-    """Its log is missing, shorter than it was, from an older copy of the data folder, or broken."""
+    """Its log is missing, truncated, corrupt, or from an older copy of the data folder."""
     SPOILED = "spoiled"
-    """Some batches fail their checksum; all others can be read."""
+    """Some batches fail their checksum; all other batches are readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStates:
-    """Which brokers may do what, as the controller knows it now.
+    """What each broker may do, as the controller currently knows it.
 
-    `serving` are not fenced, nor about to be; `staying` are those of them that are not shutting down; `can_lead` are
-    those of them that were heard from, so that a leadership given to them is taken up. `unaware` of those that serve
-    may not know yet that a leadership of theirs has ended.
+    `serving` brokers are neither fenced nor about to be. `staying` is the subset that is not shutting down. `can_lead`
+    is the subset of `staying` that sent a heartbeat, so a leadership assigned to it takes effect. `unaware` is the
+    subset of `serving` that may not know yet that one of its leaderships has ended.
     """
 
     serving: frozenset[int]
@@ -59,7 +59,7 @@ class BrokerStates:
 
     @classmethod
     def of(cls, image: ClusterImage) -> BrokerStates:
-        """As far as the image tells: everybody who is not fenced was heard from, and knows of nothing yet."""
+        """Derive the states from the image alone: every unfenced broker counts as heard from, and as unaware."""
         serving = frozenset(broker.id for broker in image.live_brokers())
         staying = frozenset(broker.id for broker in image.brokers.values() if broker.may_join_isr)
         return cls(serving, staying, staying, serving)
@@ -67,7 +67,7 @@ class BrokerStates:
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What a topic's settings say about its elections."""
+    """The topic settings that affect elections."""
 
     min_insync: int | None
     is_unclean_allowed: bool
@@ -79,12 +79,12 @@ class TopicRules:
 
 
 class Draft:
-    """A partition while a change of it is decided: start from its image, adjust, `settle`, take the `change`.
+    """A pending change of one partition: create it from the image, adjust it, call `settle`, then take the `change`.
 
-    `is_given_up`: the leader itself asks for another one, and serves no more. `is_forced`: it had its time for that.
-    `begins_epoch`: a leader that stays starts a new leader epoch.
-    After `settle`, `hand_over_to` is who it should give the partition to, and `is_waiting` tells that the next leader
-    waits for the last one to know.
+    `is_given_up`: the leader itself requested a new leader and no longer serves. `is_forced`: the leader's time to hand
+    over has run out. `begins_epoch`: the leader stays and starts a new leader epoch. After `settle`, `hand_over_to` is
+    the broker that should receive the leadership. `is_waiting` means that the election waits until the previous leader
+    knows that it no longer leads.
     """
 
     __slots__ = (
@@ -123,10 +123,10 @@ class Draft:
         self._is_unclean = False
 
     def lose(self, broker_id: int, loss: Loss) -> None:
-        """`broker_id` may lack committed records from now on.
+        """Record that `broker_id` may lack committed records from now on.
 
-        The last replica whose log is only spoiled stays, and so does an only replica that lost its page cache: there is
-        nothing better to read.
+        The last replica stays if its log is only spoiled, and a sole replica stays if it lost only its page cache:
+        there is nothing better to read.
         """
         is_member = broker_id in self.isr or broker_id in self.eligible
         is_last = is_member and len(self.isr) + len(self.eligible) == 1
@@ -144,11 +144,11 @@ class Draft:
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether all that is left are replicas that may lack committed records."""
+        """Whether only replicas that may lack committed records are left."""
         return not self.isr and not self.eligible and bool(self.unproven)
 
     def settle(self, brokers: BrokerStates, rules: TopicRules) -> None:
-        """Leader, ISR and eligible leaders as they have to be now; and the end of a reassignment that has arrived."""
+        """Set the leader, ISR and eligible leaders to what they must be now, and complete a finished reassignment."""
         self._trim(brokers)
         self._elect(brokers, rules)
         if self.adding or self.removing:
@@ -156,25 +156,25 @@ class Draft:
         if self.leader not in (self.image.leader, NO_LEADER) and self._still_serves(brokers):
             self.leader = NO_LEADER
         if self.leader != NO_LEADER:
-            # It may commit records without them from now on.
+            # From now on the leader may commit records without them.
             self.unproven = ()
         self._keep_eligible(rules)
 
     def elect_unclean(self, brokers: BrokerStates, order: Sequence[int]) -> None:
-        """The first in `order` that can lead; what the other replicas have beyond it is lost."""
+        """Elect the first broker in `order` that can lead. Records that only other replicas have are lost."""
         candidate = first_able(order, self.replicas, brokers)
         if candidate is not None:
             self.elect_alone(candidate)
             self._is_unclean = True
 
     def elect_alone(self, candidate: int) -> None:
-        """The others come back into the ISR once they have caught up with it."""
+        """Elect `candidate` with an ISR of one; other replicas rejoin the ISR once they catch up."""
         self.leader = candidate
         self.isr = (candidate,)
         self.eligible = self.unproven = ()
 
     def change(self) -> PartitionChange | None:
-        """The change that leads from the image to the draft; None where nothing differs."""
+        """Return the change from the image to the draft, or None if nothing differs."""
         old = self.image
         is_moved = self.replicas != old.replicas or self.adding != old.adding or self.removing != old.removing
         state = (self.leader, self.isr, self.eligible, self.unproven)
@@ -196,7 +196,7 @@ class Draft:
         )
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
-        """Whether the present leader may be answering clients."""
+        """Whether the current leader may still answer clients."""
         return self.image.leader in brokers.serving and not self.is_given_up
 
     def _trim(self, brokers: BrokerStates) -> None:
@@ -217,7 +217,7 @@ class Draft:
             self.leader = candidate
             return
         if self.leader in self.isr and self.leader in brokers.serving:
-            # It shuts down, but nobody can take over: it leads while it can.
+            # It is shutting down, but no other replica can take over: it leads as long as it can.
             return
         candidate = first_able(self.replicas, self.eligible, brokers)
         if candidate is not None:
@@ -259,7 +259,7 @@ class Draft:
 
 
 def first_able(order: Sequence[int], members: Iterable[int], brokers: BrokerStates) -> int | None:
-    """The first in `order` of `members` that can lead."""
+    """Return the first broker in `order` that is in `members` and can lead."""
     members = tuple(members)
     for replica in order:
         if replica in members and replica in brokers.can_lead:

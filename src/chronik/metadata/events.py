@@ -1,4 +1,4 @@
-"""What a command changed, for those who act on it: each event carries the new values, so no lookup is needed."""
+"""What a command changed. Each event carries the new values, so listeners need no lookup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BrokerShuttingDown(msgspec.Struct, frozen=True, tag=True):
 
 
 class BrokerUnregistered(msgspec.Struct, frozen=True, tag=True):
-    """`broker` is the broker as it was."""
+    """`broker` is the broker before its removal."""
 
     broker: BrokerImage
 
@@ -43,22 +43,22 @@ class TopicCreated(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, tag=True):
-    """`topic` is the topic as it was."""
+    """`topic` is the topic before its deletion."""
 
     topic: TopicImage
 
 
 class PartitionsCreated(msgspec.Struct, frozen=True, tag=True):
-    """`topic` is the topic with all its partitions, `partitions` are the new ones."""
+    """`topic` is the topic with all its partitions; `partitions` are the new ones."""
 
     topic: TopicImage
     partitions: tuple[PartitionImage, ...]
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
-    """Other brokers than before have replicas: `added` open a log, `removed` delete theirs. Comes before LeaderChanged.
+    """The set of replicas changed: `added` brokers open a log, `removed` ones delete theirs. Precedes LeaderChanged.
 
-    Both are empty where only the order changed, or what is on the move.
+    Both are empty if only the order of the replicas or the state of the reassignment changed.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
-    """A new leader epoch: another leader, none, or the same broker as before in a new incarnation."""
+    """A new leader epoch: a new leader, none, or a new incarnation of the same broker."""
 
     topic: str
     topic_id: UUID
@@ -77,7 +77,7 @@ class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class IsrChanged(msgspec.Struct, frozen=True, tag=True):
-    """The ISR changed under the same or a new leader; or only `partition_epoch`, which the leader needs to propose."""
+    """The ISR changed under the same or a new leader; or only `partition_epoch`, which the leader's proposals need."""
 
     topic: str
     topic_id: UUID
@@ -85,7 +85,7 @@ class IsrChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConfigChanged(msgspec.Struct, frozen=True, tag=True):
-    """`configs` is all that is now set on the resource; `changed` names the keys that were touched."""
+    """`configs` is everything now set on the resource; `changed` names the changed keys."""
 
     resource: ConfigResource
     name: str

@@ -1,12 +1,12 @@
-"""Fitness to lead: what a broker reports about its replicas, and the change that follows from it.
+"""Fitness to lead: what a broker reports about its replicas, and the change that follows.
 
-A replica leads, and counts as in sync, only while it can show that its log holds everything that it once acknowledged.
-A broker that finds one of its logs missing, short, broken or spoiled reports it. At its start it does so before it is
-unfenced, so that no such replica is elected first.
+A replica leads, and is in sync, only while it can show that its log holds everything that it once acknowledged. A
+broker that finds one of its logs missing, short, corrupt or spoiled reports it. On startup it does so before it is
+unfenced, so that no such replica is elected.
 
-Some losses leave no trace on the disk that has them: a file system that forgot a sync, a copy of the folder that was
-made while the same process ran. A follower notices when such a replica leads, since it knows of committed records that
-the leader does not have, and reports the leader.
+Some losses leave no trace on disk: a file system that forgot a sync, or a copy of the folder made while the same
+process ran. If such a replica leads, a follower notices, because it knows of committed records that the leader lacks.
+The follower reports the leader.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicasCall) -> Plan:
-    """The replicas that the broker has lost leave the ISR and the eligible leaders.
+    """Remove the reported replicas from the ISR and the eligible leaders.
 
-    The outcome of a report is an error where the replica stays, since it is the last that can be read.
+    The outcome of a report is an error if the replica stays because it is the last readable one.
     """
     broker = image.brokers.get(call.broker_id)
     if broker is None or broker.epoch != call.broker_epoch:
@@ -46,8 +46,8 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
                 f"{topic.name}-{report.partition} has no other replica in sync",
             )
             continue
-        # A leader that reports its own log serves no more. Any other leader must not take the replica back into the ISR
-        # for what it fetched before.
+        # A leader that reports its own log no longer serves. Any other leader must not add the replica back to the ISR
+        # because of its earlier fetches.
         draft.is_given_up = partition.leader == broker.id
         draft.begins_epoch = partition.leader not in (loser, NO_LEADER)
         draft.settle(brokers, TopicRules.of(image, topic))
@@ -56,9 +56,9 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
 
 
 def _loser(partition: PartitionImage, broker_id: int, report: ReplicaReport) -> int | None:
-    """The replica that the report is about; None if it does not hold any more, or is not to be believed.
+    """Return the replica that the report is about; None if the report is outdated or not trusted.
 
-    A broker that is in sync or eligible holds every committed record, so it knows what a leader lacks. No other does.
+    A broker that is in sync or eligible holds every committed record, so only it knows what a leader lacks.
     """
     if report.leader_epoch == UNKNOWN_EPOCH:
         return broker_id

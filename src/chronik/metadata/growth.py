@@ -1,4 +1,4 @@
-"""The cluster's own topics gain replicas as brokers join: they may have been made when there was one broker."""
+"""Internal topics gain replicas as brokers join: they may have been created when there was one broker."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from chronik.wire.errors import KafkaError
 
 
 def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replicas_wanted: int, changes: Changes) -> None:
-    """Begins to add replicas to each internal partition that has fewer than are wanted and possible.
+    """Start to add replicas to each internal partition that has fewer than are wanted and possible.
 
-    New replicas go where there are fewest of that topic, on other racks first. The preferred leaders are spread anew:
-    all partitions may have begun on one broker.
+    New replicas go to brokers with the fewest replicas of that topic, on other racks first. The preferred leaders are
+    rebalanced, because all partitions may have started on one broker.
     """
     target = min(replicas_wanted, len(brokers.can_lead))
     for name in sorted(INTERNAL_TOPICS):
@@ -42,7 +42,7 @@ def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replicas_wa
             try:
                 changes.add(topic.id, moved(image, brokers, topic, partition, wanted))
             except KafkaError:
-                # Nobody of the ISR is there: it grows when someone is.
+                # No ISR member is alive: the partition grows when one returns.
                 continue
 
 

@@ -1,4 +1,4 @@
-"""Leaders that are asked to give a partition to another: what was asked of whom, and until when they have time."""
+"""Requested hand-overs: which leader should transfer which partition, and by when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chronik.metadata.index import Key
 
 
 class HandOvers:
-    """Owned by the controller; lost with it, and then asked anew. One ask for each partition."""
+    """Owned by the controller. A new controller starts empty and requests again. One request for each partition."""
 
     def __init__(self, patience_ms: int) -> None:
         self._patience_ms = patience_ms
@@ -20,13 +20,13 @@ class HandOvers:
             self._asked[key] = (hand_over, now_ms + self._patience_ms)
 
     def of(self, image: ClusterImage, leader: int) -> tuple[HandOver, ...]:
-        """What the leader should hand over now."""
+        """Return the hand-overs that the leader should carry out now."""
         if not self._asked:
             return ()
         return tuple(asked for key, (asked, _) in self._asked.items() if _leader(image, key, asked) == leader)
 
     def take_late(self, image: ClusterImage, now_ms: int) -> list[tuple[Key, HandOver]]:
-        """Those that had their time; what was done is forgotten, and so are these."""
+        """Remove and return the hand-overs past their deadline; also forget completed ones."""
         late = []
         for key, (asked, until_ms) in list(self._asked.items()):
             if _leader(image, key, asked) is None:
@@ -38,7 +38,7 @@ class HandOvers:
 
 
 def _leader(image: ClusterImage, key: Key, asked: HandOver) -> int | None:
-    """Who leads the partition under the epoch of the ask; None where that is over."""
+    """Return the partition's leader if the requested epoch is current, else None."""
     topic = image.topics.get(key[0])
     partition = None if topic is None else topic.partition(key[1])
     if topic is None or partition is None or topic.id != asked.topic_id:

@@ -1,8 +1,8 @@
-"""The cluster's metadata at one version: immutable values, shared between versions wherever nothing changed.
+"""The cluster's metadata at one version: immutable values that share their unchanged parts between versions.
 
-Invariants: partition i of a topic stands at index i; `names_by_id` mirrors `topics`; `version` is the number of
-commands applied so far, so two images of the same version are equal. An update copies only what it touches: the topic's
-tuple of partitions and the flat map of topics, never the other topics.
+Invariants: partition i of a topic is at index i; `names_by_id` mirrors `topics`; `version` is the number of commands
+applied so far, so two images of the same version are equal. An update copies only what it touches: the topic's tuple of
+partitions and the flat map of topics, never the other topics.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ NO_CONTROLLER = -1
 
 
 class PartitionImage(msgspec.Struct, frozen=True):
-    """One partition. `partition_epoch` rises with every change of it, `leader_epoch` when a leader starts to lead.
+    """One partition. Every change raises `partition_epoch`; `leader_epoch` rises when a leader starts to lead.
 
-    Invariants: `isr` is part of `replicas`; `leader` is in `isr`, or NO_LEADER; a leader epoch belongs to one process
-    of one broker. Every broker in `isr` or `eligible` holds every committed record. `eligible` (KIP-966) is disjoint
-    from `isr`, and only filled while `isr` has fewer than min.insync.replicas members, when nothing is committed.
+    Invariants: `isr` is a subset of `replicas`; `leader` is in `isr`, or NO_LEADER; a leader epoch belongs to one
+    process of one broker. Every broker in `isr` or `eligible` holds every committed record. `eligible` (KIP-966) is
+    disjoint from `isr`. It is empty unless `isr` has fewer than min.insync.replicas members, when nothing is committed.
 
-    While replicas move, `replicas` holds the old and the new ones: those of them to come are in `adding`, those to go
-    in `removing`. `last_known_leader` is who led before there was no leader.
+    During a reassignment `replicas` holds the old and the new replicas: `adding` lists the new ones, `removing` those
+    to remove. `last_known_leader` is the last leader of a partition that has no leader now.
 
-    `unproven` is only filled while there is no leader: replicas that were in `isr` or `eligible` until their machine
-    lost its page cache. They may lack committed records, and nothing shows whether they do. `unclean_epoch` is the
+    `unproven` is empty while there is a leader. It lists replicas that were in `isr` or `eligible` until their machine
+    lost its page cache: they may lack committed records, and nothing shows whether they do. `unclean_epoch` is the
     leader epoch of the last election that accepted the loss of committed records; -1 if there was none.
     """
 
@@ -49,22 +49,22 @@ class PartitionImage(msgspec.Struct, frozen=True):
 
     @property
     def is_reassigned(self) -> bool:
-        """Whether replicas are on the move."""
+        """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
-        """The replicas once those on the move have arrived; the first is the preferred leader."""
+        """The replicas after the reassignment; the first is the preferred leader."""
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
     @property
     def settled_replicas(self) -> tuple[int, ...]:
-        """The replicas as before the move: those to come do not count yet."""
+        """The replicas before the reassignment, without those being added."""
         return tuple(replica for replica in self.replicas if replica not in self.adding)
 
 
 class TopicImage(msgspec.Struct, frozen=True):
-    """One topic. `configs` holds only what was set on the topic itself; defaults come from the node."""
+    """One topic. `configs` holds only values set on the topic itself; defaults come from the node."""
 
     name: str
     id: UUID
@@ -80,12 +80,12 @@ class TopicImage(msgspec.Struct, frozen=True):
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
-    """One broker. `incarnation` is new at each start of its process; `epoch` is the version that registered it.
+    """One broker. Each start of its process has a new `incarnation`; `epoch` is the version that registered it.
 
-    A fenced broker leads nothing and may not join an ISR: it is down, or has just registered. One that is shutting down
-    still serves, but gets nothing new. `status_version` is when either last changed: a broker that has not applied that
-    version does not know it. `durability` is what this process lets count as written; `folder_id` tells its data folder
-    from one that took its place; `internal` is the address for the other nodes, `http` that of its HTTP API, if any.
+    A fenced broker leads nothing and may not join an ISR: it is down, or has just registered. A stopping broker still
+    serves, but gets no new partitions. `status_version` is the version of the last change to either; a broker that has
+    not applied it does not know its status. `durability` is this process's rule for when a record is durable.
+    `folder_id` identifies its data folder. `internal` is its address for other nodes; `http` is its HTTP API, if any.
     """
 
     id: int
@@ -131,27 +131,27 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return None if found is None else found.partition(partition)
 
     def require_topic(self, name: str) -> TopicImage:
-        """The topic, or UNKNOWN_TOPIC_OR_PARTITION."""
+        """Return the topic or raise UNKNOWN_TOPIC_OR_PARTITION."""
         found = self.topics.get(name)
         if found is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
         return found
 
     def is_live(self, broker_id: int) -> bool:
-        """Whether there is such a broker, and it serves."""
+        """Whether the broker exists and is not fenced."""
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.is_fenced
 
     def live_brokers(self) -> list[BrokerImage]:
-        """The brokers that serve, by id."""
+        """The unfenced brokers, by id."""
         return [self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].is_fenced]
 
     def staying_brokers(self) -> list[BrokerImage]:
-        """The brokers that serve and do not shut down, by id: they may be given replicas."""
+        """The brokers that are neither fenced nor shutting down, by id: they may get replicas."""
         return [broker for broker in self.live_brokers() if not broker.is_shutting_down]
 
     def absent_brokers(self) -> list[BrokerImage]:
-        """The brokers that are down, or about to be, by id."""
+        """The brokers that are fenced or shutting down, by id."""
         return [
             self.brokers[broker_id] for broker_id in sorted(self.brokers) if not self.brokers[broker_id].may_join_isr
         ]
@@ -162,10 +162,10 @@ _decoder = msgspec.msgpack.Decoder(ClusterImage)
 
 
 def encode_image(image: ClusterImage) -> bytes:
-    """The image as msgpack maps keyed by field name, so that a later version may add fields."""
+    """Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
     return _encoder.encode(image)
 
 
 def decode_image(data: bytes) -> ClusterImage:
-    """The image of `encode_image`. Fields unknown here are passed over; ValueError when the bytes are no image."""
+    """Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""
     return _decoder.decode(data)

@@ -1,6 +1,6 @@
-"""Which partitions concern a broker, kept up to date from image to image by looking only at what changed.
+"""Which partitions concern a broker, updated from image to image by looking only at changed parts.
 
-Images share what did not change, so comparing identities finds the changed partitions of thousands in well below a
+Images share their unchanged parts, so comparing identities finds the changed partitions among thousands in well below a
 millisecond.
 """
 
@@ -12,11 +12,11 @@ from typing import TypeAlias
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
 
 Key: TypeAlias = tuple[str, int]
-"""A partition: its topic's name and its number."""
+"""A partition: topic name and partition number."""
 
 
 class PartitionIndex:
-    """Owned by the controller. Dicts stand for sets here, since these keep their order."""
+    """Owned by the controller. Uses dicts as ordered sets."""
 
     def __init__(self) -> None:
         self._topics: dict[str, TopicImage] = {}
@@ -25,9 +25,9 @@ class PartitionIndex:
         self._hosted: dict[int, dict[Key, None]] = {}
         self._led: dict[int, dict[Key, None]] = {}
         self.not_preferred: dict[Key, None] = {}
-        """Those not led by the first of their replicas."""
+        """Partitions that their first replica does not lead."""
         self.demoted_version: dict[int, int] = {}
-        """By broker, the version at which a leadership of its was last seen to have ended."""
+        """For each broker, the version at which one of its leaderships was last seen to end."""
 
     def hosted_by(self, broker_id: int) -> Iterable[Key]:
         """The partitions with a replica on the broker."""
@@ -37,7 +37,7 @@ class PartitionIndex:
         return self._led.get(broker_id, {})
 
     def update(self, image: ClusterImage) -> list[Key]:
-        """Follows the image; the partitions that changed or came, or whose topic's settings changed."""
+        """Update from the image; return the partitions that are new or changed, or whose topic settings changed."""
         before = self._image
         if before is image:
             return []

@@ -1,8 +1,8 @@
-"""ISR changes that a leader proposes: which are taken, and what they become.
+"""ISR changes that leaders propose: validation and the resulting command.
 
-A proposal was decided by a leader on what it knew, so it carries the epochs of that knowledge, and all of them must be
-current: its own broker epoch, the leader epoch, the partition epoch, and the broker epoch of each member (KIP-903). The
-last is what keeps out a broker that was in sync, crashed, lost records, and came back before the proposal arrived.
+A proposal carries the epochs of what its leader knew, and all of them must be current: its own broker epoch, the leader
+epoch, the partition epoch, and the broker epoch of each member (KIP-903). The last one keeps out a broker that was in
+sync, crashed, lost records, and came back before the proposal arrived.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def plan_isr_change(image: ClusterImage, brokers: BrokerStates, call: AlterIsrCall) -> ChangePartition:
-    """The command that carries out a leader's proposal, or the error that says why it cannot be."""
+    """Return the command for a leader's proposal, or raise the error that says why it is refused."""
     topic = image.topic_by_id(call.topic_id)
     if topic is None:
         raise KafkaError(ErrorCode.unknown_topic_id, f"no topic has the id {call.topic_id}")

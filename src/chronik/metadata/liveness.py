@@ -1,12 +1,12 @@
-"""Which brokers are there: one session for each, kept alive by heartbeats.
+"""Broker liveness: one session for each broker, kept alive by heartbeats.
 
-A session ends when nothing was heard for the session timeout, or at once when the broker's address refuses connections
-(its process is gone). A broker serves by a lease that is shorter than its session and counts from when it sent the
-heartbeat; so when a session ends by time, the lease has ended before, whatever the messages' delay. A broker whose disk
-does not take writes is heard, but that does not renew its session: it is fenced when its last lease has surely ended.
+A session ends when no heartbeat arrives for the session timeout, or at once when the broker's address refuses
+connections (its process is gone). A broker serves under a lease that is shorter than its session and starts when it
+sent the heartbeat. So when a session times out, the lease has already expired, however late messages arrive. Heartbeats
+of a broker whose disk takes no writes do not renew its session: it is fenced once its last lease has surely expired.
 
-Nothing of this is in the image: a new controller starts all sessions anew, with the full timeout for everybody, since
-leases of the one before may still run. Time in which the controller itself did not run is not held against anyone.
+Sessions are not in the image. A new controller starts every session with the full timeout, since leases from the
+previous controller may still be valid. Time during which the controller itself was stalled does not expire sessions.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import BrokerImage, ClusterImage
 
 IN_FLIGHT_MS = 250
-"""A heartbeat that comes so soon after its sender was found gone was on its way before; less than their interval."""
+"""A heartbeat this soon after a refused connection was already in flight; shorter than the heartbeat interval."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One process of one broker, as this controller has heard of it."""
+    """One process of one broker, as this controller knows it."""
 
     incarnation: UUID
     epoch: int
     heard_ms: int
     was_heard: bool = False
-    """Whether this controller had a heartbeat of it."""
+    """Whether this controller has received a heartbeat from it."""
     cannot_write: bool = False
     """Whether its last heartbeat reported that its disk takes no writes."""
     applied_version: int = 0
     leaves_since_ms: int | None = None
-    """When it first asked to shut down."""
+    """When it first requested a shutdown."""
     gone_ms: int | None = None
-    """When its address was found to refuse connections."""
+    """When its address first refused connections."""
     is_condemned: bool = False
-    """It is to be fenced, so it gets no lease: the command may be on its way."""
+    """It is about to be fenced and gets no lease: the command may be in flight."""
     trusts_refusals: bool = True
-    """Not after it was heard of although its address had refused connections."""
+    """False once it sent a heartbeat although its address had refused connections."""
     may_stop: bool = False
-    """It was told that it may shut down."""
+    """The controller has allowed it to stop."""
     demotions: list[tuple[int, int]] = field(default_factory=list)
-    """Versions that took leaderships from it and when they came, as far as it has not applied them: first and last."""
+    """(version, time) of the first and the last change that ended a leadership of it and that it has not applied."""
 
     def demoted(self, version: int, now_ms: int) -> None:
-        """`version` ended a leadership of this broker, which it may not know yet."""
+        """Record that `version` ended a leadership of this broker, which the broker may not know yet."""
         if version > self.applied_version and (not self.demotions or self.demotions[-1][0] < version):
             del self.demotions[1:]
             self.demotions.append((version, now_ms))
 
     def knows_by(self, now_ms: int, patience_ms: int) -> bool:
-        """Whether it has applied every version that ended a leadership of its, or still has time to."""
+        """Whether it has applied every version that ended one of its leaderships, or still has time to."""
         self._forget_known()
         return not self.demotions or now_ms - self.demotions[0][1] < patience_ms
 
     def serves_unaware(self, now_ms: int, lease_ms_max: int) -> bool:
-        """Whether it may still serve what it leads no more: it gets no lease for that after a while."""
+        """Whether it may still serve partitions that it no longer leads. It gets no lease for that after a while."""
         self._forget_known()
         return bool(self.demotions) and now_ms - self.demotions[-1][1] < lease_ms_max
 
@@ -70,7 +70,7 @@ class Session:
 
 
 class Liveness:
-    """The sessions of all registered brokers. Owned by the controller; time is handed in and never goes back."""
+    """The sessions of all registered brokers. Owned by the controller; the caller's time never goes back."""
 
     def __init__(self, session_timeout_ms: int, stall_ms: int, now_ms: int) -> None:
         self._timeout_ms = session_timeout_ms
@@ -79,7 +79,7 @@ class Liveness:
         self.sessions: dict[int, Session] = {}
 
     def follow(self, image: ClusterImage, now_ms: int) -> None:
-        """Takes over who is registered, and what has become of those to be fenced."""
+        """Update the sessions from the image: registered brokers, and the outcome of pending fencing."""
         stalled_ms = now_ms - self._ran_ms
         self._ran_ms = now_ms
         if stalled_ms > self._stall_ms:
@@ -90,13 +90,13 @@ class Liveness:
             if known is None or known.incarnation != broker.incarnation:
                 self.sessions[broker.id] = Session(broker.incarnation, broker.epoch, now_ms)
             elif known.is_condemned and (broker.is_fenced or not self._is_over(known, now_ms)):
-                # Fenced as decided; or the command came to nothing, and the broker is there again.
+                # Fenced as decided, or the command was refused and the broker is back.
                 known.is_condemned = False
         for broker_id in [known for known in self.sessions if known not in image.brokers]:
             del self.sessions[broker_id]
 
     def heard(self, broker: BrokerImage, call: HeartbeatCall, now_ms: int) -> Session:
-        """A heartbeat of the process that is registered."""
+        """Record a heartbeat from the registered process."""
         session = self.sessions.get(broker.id)
         if session is None or session.incarnation != broker.incarnation:
             session = Session(broker.incarnation, broker.epoch, now_ms)
@@ -116,7 +116,7 @@ class Liveness:
         return session
 
     def refused(self, broker_id: int, incarnation: UUID | None, now_ms: int) -> None:
-        """The broker's address refuses connections, or another process answers there than `incarnation`."""
+        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
         session = self.sessions.get(broker_id)
         if session is None or not session.trusts_refusals or session.gone_ms is not None:
             return
@@ -124,12 +124,12 @@ class Liveness:
             session.gone_ms = now_ms
 
     def lives(self, broker_id: int, now_ms: int) -> bool:
-        """Whether the broker's session may still be in use."""
+        """Whether the broker's session may still be active."""
         session = self.sessions.get(broker_id)
         return session is not None and not self._is_over(session, now_ms)
 
     def over(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
-        """The brokers that are not fenced but whose session is over, by id. They get no lease from here on."""
+        """Return the unfenced brokers whose session is over, by id. They get no lease from now on."""
         ended = []
         for broker in image.live_brokers():
             session = self.sessions.get(broker.id)
@@ -139,7 +139,7 @@ class Liveness:
         return ended
 
     def ready(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
-        """The fenced brokers that are there and know that they were fenced, by id: they can be let in."""
+        """Return the fenced brokers that are alive and know that they are fenced, by id: they can be unfenced."""
         found = []
         for broker_id in sorted(image.brokers):
             broker = image.brokers[broker_id]
@@ -164,9 +164,9 @@ class Liveness:
         unfenced: Collection[int] = (),
         leaving: Collection[int] = (),
     ) -> BrokerStates:
-        """Who may do what now, as if the image said already that those are `unfenced` and these `leaving`.
+        """Return what each broker may do now, as if the image already listed `unfenced` and `leaving` brokers.
 
-        A broker that asks to shut down gets nothing new from then on, and keeps what it has until it is `leaving`.
+        A broker that requests a shutdown gets no new partitions, and keeps those it has until it is `leaving`.
         """
         serving, staying, can_lead, unaware = [], [], [], []
         for broker in image.brokers.values():
@@ -175,7 +175,7 @@ class Liveness:
             if is_fenced or session is None or session.is_condemned or self._is_over(session, now_ms):
                 continue
             serving.append(broker.id)
-            # For one session it may be granted leases although it does not know, and the last of them runs for another.
+            # It may get leases for one session without knowing of the change; the last lease lasts for another session.
             if session.serves_unaware(now_ms, 2 * self._timeout_ms):
                 unaware.append(broker.id)
             if broker.is_shutting_down or broker.id in leaving:

@@ -1,4 +1,4 @@
-"""Topic names: what Kafka allows, and which topics are the broker's own."""
+"""Topic names: which ones Kafka allows, and which topics are internal."""
 
 import re
 
@@ -15,17 +15,17 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def is_internal(name: str) -> bool:
-    """Whether the broker owns the topic: clients may read and list it, not create or delete it."""
+    """Whether the topic is internal: clients may read and list it, but not create or delete it."""
     return name in INTERNAL_TOPICS
 
 
 def is_traceable(name: str) -> bool:
-    """Traces of the topics that hold traces, or the cluster's state, would beget more of them."""
+    """Whether the topic may be traced. Tracing a topic that holds traces or cluster state would create more traces."""
     return not name.startswith("__")
 
 
 def check_topic_name(name: str) -> None:
-    """Raises INVALID_TOPIC_EXCEPTION with the reason where the name may not be a topic's. It becomes a folder's."""
+    """Raise INVALID_TOPIC_EXCEPTION with the reason if the topic name is illegal. It becomes a folder name."""
     if not name:
         reason = "the empty string is not allowed"
     elif name in {".", ".."}:

@@ -1,9 +1,9 @@
-"""Where the replicas of new partitions go.
+"""Replica placement for new partitions.
 
-Brokers are taken in an order that alternates between racks, beginning at a random place so that many small topics do
-not all start at the first broker. Leaders go round that order; the followers of each partition are shifted by one more
-with every round, so that a broker's followers are spread too. Brokers that are down for now get replicas only where the
-others are too few: a restart must not keep topics from being made.
+The broker order alternates between racks and starts at a random position, so that many small topics do not all start at
+the first broker. Leaders go round that order. With every round the followers shift by one more, so that a broker's
+followers are spread too. Brokers that are down get replicas only if there are too few others: a restart must not keep
+topics from being created.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def place_replicas(
     first: int = 0,
     spare: Sequence[BrokerImage] = (),
 ) -> tuple[Assignment, ...]:
-    """Assignments for `partitions` new partitions numbered from `first`, each on `replication_factor` brokers.
+    """Return assignments for `partitions` new partitions from number `first`, each on `replication_factor` brokers.
 
-    `spare` brokers are used where the others are too few; they do not lead, and are in no ISR. Where all together are
-    fewer: INVALID_REPLICATION_FACTOR. Replicas of a partition are on different brokers, and on different racks as far
-    as there are that many.
+    `spare` brokers are used if there are too few `brokers`; they do not lead and are in no ISR. Raises
+    INVALID_REPLICATION_FACTOR if both together are too few. A partition's replicas are on different brokers, and on
+    different racks if there are enough racks.
     """
     if replication_factor < 1:
         raise KafkaError(ErrorCode.invalid_replication_factor, "Replication factor must be larger than 0.")
@@ -54,7 +54,7 @@ def place_replicas(
 
 
 def assign_manually(image: ClusterImage, replicas: Sequence[int]) -> Assignment:
-    """The assignment that a client asked for, or INVALID_REPLICA_ASSIGNMENT."""
+    """Return the assignment that a client requested, or raise INVALID_REPLICA_ASSIGNMENT."""
     if not replicas:
         raise KafkaError(ErrorCode.invalid_replica_assignment, "The manual partition assignment has no replicas.")
     if len(set(replicas)) != len(replicas):
@@ -76,7 +76,7 @@ def assign_manually(image: ClusterImage, replicas: Sequence[int]) -> Assignment:
 
 
 def _followers(order: Sequence[BrokerImage], leader_at: int, shift: int, count: int) -> list[BrokerImage]:
-    """`count` brokers beside the leader, those on racks not used yet first."""
+    """Return `count` followers for the leader; brokers on unused racks come first."""
     others = [order[(leader_at + 1 + step) % len(order)] for step in range(len(order) - 1)]
     if others:
         turn = shift % len(others)
@@ -94,7 +94,7 @@ def _followers(order: Sequence[BrokerImage], leader_at: int, shift: int, count: 
 
 
 def _alternate_racks(brokers: Sequence[BrokerImage]) -> list[BrokerImage]:
-    """The brokers by id, one of each rack in turn."""
+    """Return the brokers by id, one from each rack in turn."""
     racks: dict[str, list[BrokerImage]] = {}
     for broker in sorted(brokers, key=lambda broker: broker.id):
         racks.setdefault(broker.rack or "", []).append(broker)

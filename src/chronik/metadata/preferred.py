@@ -1,7 +1,7 @@
-"""Leadership goes back to the preferred leader, the first of a partition's replicas, so that it stays spread out.
+"""Preferred leader elections: leadership returns to a partition's first replica, so that leaders stay balanced.
 
-Elections that someone asks for (ElectLeaders) are here too. A leader that is asked to hand over loses nothing; one that
-is just replaced loses what it acknowledged alone (acks=1), so the controller asks first (`hand_overs`).
+Elections requested by clients (ElectLeaders) are here too. A leader that hands over loses nothing. Replacing it would
+lose records that it alone acknowledged (acks=1), so the controller requests a hand-over first (`hand_overs`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def preferred_of(partition: PartitionImage, brokers: BrokerStates) -> int | None:
-    """The preferred leader, where it could take over from the present one."""
+    """Return the preferred leader if it could take over from the current leader."""
     if not partition.replicas:
         return None
     preferred = partition.replicas[0]
@@ -29,7 +29,7 @@ def preferred_of(partition: PartitionImage, brokers: BrokerStates) -> int | None
 
 
 def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) -> HandOver:
-    """What the leader has to be asked for the preferred one to lead; the error that says why that cannot be."""
+    """Return the hand-over that makes the preferred replica lead, or raise the error that says why it cannot."""
     topic, partition = require_partition(image, *key)
     name = f"{topic.name}-{partition.partition}"
     if partition.leader == partition.replicas[0]:
@@ -46,7 +46,7 @@ def preferred_hand_over(image: ClusterImage, brokers: BrokerStates, key: Key) ->
 def imbalanced(
     image: ClusterImage, brokers: BrokerStates, candidates: Iterable[Key], limit: int
 ) -> list[tuple[TopicImage, PartitionImage, int]]:
-    """Up to `limit` of the candidates whose preferred leader could lead and does not; by topic and number."""
+    """Return up to `limit` candidates whose preferred leader could lead but does not, by topic and number."""
     found: list[tuple[TopicImage, PartitionImage, int]] = []
     for name, index in sorted(candidates):
         topic = image.topics.get(name)
@@ -62,7 +62,7 @@ def imbalanced(
 
 
 def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, wanted: Sequence[Key]) -> Plan:
-    """Plan the unclean elections that were requested: in the order of the replicas, which an administrator can set."""
+    """Plan the requested unclean elections, in the order of the replicas, which an administrator can set."""
     plan = Plan()
     for key in wanted:
         try:
@@ -82,7 +82,7 @@ def _elected(
     if partition.leader != NO_LEADER and partition.leader in brokers.serving:
         raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
     draft = Draft(partition)
-    # The administrator does not want to wait: neither for the last leader nor for replicas that may have more.
+    # The administrator chose not to wait for the previous leader or for replicas that may have longer logs.
     brokers = replace(brokers, unaware=frozenset())
     draft.unproven = ()
     draft.settle(brokers, replace(TopicRules.of(image, topic), is_unclean_allowed=False))

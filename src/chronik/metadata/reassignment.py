@@ -1,9 +1,9 @@
-"""Moving replicas to other brokers (KIP-455): how a move begins, is changed and is called off.
+"""Partition reassignment (KIP-455): how to start, change and cancel it.
 
-A move adds the new replicas beside the old ones; when all of them are in sync the old ones go, in the same change as
-the last ISR addition or whenever `elections` next looks. Until then the move can be called off, or aimed elsewhere:
-what counts is where the replicas were before it began. Nothing is decided by time, so a move ends once its new replicas
-have caught up, however long that takes, and survives a change of the controller.
+A reassignment adds the new replicas to the old ones. Once all new replicas are in sync, the old ones are removed, in
+the same change as the last ISR addition or the next time `elections` looks. Until then it can be cancelled or given
+another target, relative to the replicas before it began. No timeout applies: a reassignment completes once its new
+replicas have caught up, however long that takes, and survives a change of controller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where someone wants the replicas of a partition to be; None calls off a move."""
+    """A requested set of replicas for a partition; None cancels the reassignment in progress."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class Move:
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be done for a request, and for each of its entries the error that kept it from being done, if any."""
+    """The changes for a request, and for each entry the error that refused it, if any."""
 
     changes: Changes = field(default_factory=Changes)
     outcomes: list[KafkaError | None] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Plan:
 def plan_moves(
     image: ClusterImage, brokers: BrokerStates, moves: Sequence[Move], *, may_change_factor: bool = True
 ) -> Plan:
-    """The moves begun, changed or called off; each by itself."""
+    """Start, change or cancel the reassignments, each independently."""
     plan = Plan()
     for move in moves:
         try:
@@ -70,7 +70,7 @@ def moved(
     partition: PartitionImage,
     target: tuple[int, ...] | None,
 ) -> PartitionChange | None:
-    """The change that sets the replicas on their way to `target`, or back where they were."""
+    """Return the change that starts the reassignment to `target`, or, if None, back to the original replicas."""
     before = partition.settled_replicas
     target = before if target is None else target
     draft = Draft(partition)
@@ -94,7 +94,7 @@ def moved(
 
 
 def moving(image: ClusterImage, wanted: Iterable[tuple[str, int]] | None) -> Iterator[tuple[str, PartitionImage]]:
-    """The partitions on the move, of all or of those wanted; by topic and number."""
+    """Yield the partitions being reassigned, all of them or the `wanted` ones, by topic and number."""
     if wanted is None:
         for name, topic in sorted(image.topics.items()):
             for partition in topic.partitions:

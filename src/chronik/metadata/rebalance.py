@@ -1,4 +1,4 @@
-"""Gives leaderships back to preferred leaders, some at a time: once in an interval their leaders are asked to."""
+"""Leader rebalancing: once per interval, request hand-overs to the preferred leaders of some partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chronik.metadata.preferred import imbalanced
 
 
 class Rebalance:
-    """When it is time for it. Owned by the controller."""
+    """Schedules the rebalancing. Owned by the controller."""
 
     def __init__(self, interval_ms: int, partitions_max: int, now_ms: int) -> None:
         self._interval_ms = interval_ms

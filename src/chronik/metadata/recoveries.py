@@ -1,8 +1,8 @@
-"""Which replica leads when all that could have led may lack committed records (KIP-966's unclean recovery).
+"""Which replica leads when every candidate may lack committed records (KIP-966's unclean recovery).
 
-That happens under durability `replicated`, when all replicas of a partition lose their page cache at once. No record of
-such a partition is known to be safe, so the controller keeps as many as it can: it waits until every unproven replica
-has reported how far its log goes, or long enough, and elects the longest log.
+This happens under durability `replicated`, when all replicas of a partition lose their page cache at once. No record of
+such a partition is known to be safe, so the controller keeps as many as it can. It waits until every unproven replica
+has reported how far its log goes, or until a timeout, and elects the longest log.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from chronik.metadata.index import Key
 
 @dataclass(slots=True)
 class Recovery:
-    """The reports on one partition: the latest by broker, with the epoch of the broker that made it."""
+    """The latest report of each broker on one partition, with the broker's epoch at the time."""
 
     since_ms: int
     reports: dict[int, tuple[int, ReplicaReport]] = field(default_factory=dict)
 
 
 class Recoveries:
-    """Owned by the controller; brokers report again until the partition has a leader, so nothing here is durable."""
+    """Owned by the controller. Nothing here is durable: brokers report again until the partition has a leader."""
 
     def __init__(self, wait_ms: int) -> None:
         self._wait_ms = wait_ms
@@ -40,7 +40,7 @@ class Recoveries:
     def candidate(
         self, image: ClusterImage, key: Key, partition: PartitionImage, brokers: BrokerStates, now_ms: int
     ) -> int | None:
-        """The broker to elect; None while others may have a longer log."""
+        """Return the broker to elect; None while another replica may have a longer log."""
         recovery = self._recoveries.get(key)
         if recovery is None:
             return None

@@ -1,13 +1,13 @@
-"""A broker's process registers: whether it may, and what that does to the partitions it has replicas of.
+"""Broker registration: whether a process may register, and how that changes the partitions it has replicas of.
 
-The process before it may have died a moment ago without anyone's notice, leading partitions and in their ISRs. So the
-registration itself takes the leaderships away (what it leads after all starts a new epoch) and, where the old process
-may have lost records, every place in an ISR or among the eligible leaders: in the same command, before anyone can act
-on the old picture.
+The previous process may have just died, unnoticed, while it led partitions and was in ISRs. So the registration itself
+ends those leaderships; partitions that the broker still leads get a new epoch. If the old process may have lost
+records, the same command removes the broker from every ISR and all eligible leaders, before any node can act on the old
+state.
 
-Which brokers may have lost records. Under durability `synced` none by a crash: a log end counts only once it is on
-disk. Under `replicated` every broker that did not stop cleanly; the setting of the process that crashed decides. Always
-a broker whose data folder is not the one that its last process wrote to: a new folder, or an old copy.
+Which brokers may have lost records? Under durability `synced`, a crash loses none: records are acknowledged only once
+they are on disk. Under `replicated`, every broker that did not stop cleanly; the setting of the crashed process
+decides. In any case, a broker whose data folder is not the one its last process wrote to: a new folder, or an old copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLICATED = "replicated"
 def plan_registration(
     image: ClusterImage, brokers: BrokerStates, call: RegisterBrokerCall, *, session_lives: bool, starts_fenced: bool
 ) -> RegisterBroker:
-    """The command that registers the process, or DUPLICATE_BROKER_REGISTRATION while another one lives under its id."""
+    """Return the registration command. Raises DUPLICATE_BROKER_REGISTRATION while another process uses the id."""
     known = image.brokers.get(call.broker_id)
     changes = Changes()
     if known is not None and known.incarnation != call.incarnation:
@@ -53,11 +53,11 @@ def plan_registration(
 
 
 def plan_unregistration(image: ClusterImage, broker_id: int) -> UnregisterBroker:
-    """The command that forgets a broker for good, or the error that says what has to be done first.
+    """Return the command that removes a broker for good, or raise the error that says what to do first.
 
-    It may still run: one without replicas leads nothing, its vote may be needed for its own removal, and a process that
-    is not registered gets no lease, and no replicas of topics that are made meanwhile. Applied to one that has replicas
-    the command is refused.
+    The broker may still be running. Without replicas it leads nothing, and its vote may be needed for its own removal.
+    An unregistered process gets no lease, and no replicas of topics created meanwhile. The command is refused when
+    applied to a broker that has replicas.
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
@@ -66,14 +66,14 @@ def plan_unregistration(image: ClusterImage, broker_id: int) -> UnregisterBroker
 
 
 def was_clean(known: BrokerImage | None, call: RegisterBrokerCall) -> bool:
-    """Whether the process that registered before is the one that stopped cleanly."""
+    """Whether the previously registered process is the one that stopped cleanly."""
     if known is None or not call.was_clean:
         return call.was_clean
     return call.previous_epoch is None or call.previous_epoch == known.epoch
 
 
 def _takes_its_place(known: BrokerImage, call: RegisterBrokerCall) -> bool:
-    """Whether the other process must be over: this one has its address, which two cannot listen on."""
+    """Whether the other process must have ended: this one has its address, and two cannot listen on it."""
     has_its_address = (known.host, known.port, known.internal) == (call.host, call.port, call.internal)
     return has_its_address and not _has_other_store(known, call)
 
@@ -83,7 +83,7 @@ def _has_other_store(known: BrokerImage, call: RegisterBrokerCall) -> bool:
 
 
 def _loss(known: BrokerImage, call: RegisterBrokerCall) -> Loss | None:
-    """What the broker may have lost, as far as its data folder as a whole tells; each log is looked at later."""
+    """Return what the broker may have lost, judged by its data folder as a whole; each log is checked later."""
     if call.previous_incarnations is None:
         is_same_folder = not _has_other_store(known, call)
     else:

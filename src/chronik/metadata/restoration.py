@@ -1,7 +1,7 @@
-"""Metadata rebuilt from the logs that the nodes of a cluster have: for a cluster that lost all of it. Pure.
+"""Rebuild lost cluster metadata from the logs on the nodes. Pure.
 
-The logs tell which topics there are, with their ids and partitions, and which replicas have every committed record.
-They do not tell settings, so nothing may be deleted by default ones: retention is off until an operator sets it.
+The logs show which topics exist, with their ids and partitions, and which replicas have every committed record. They do
+not contain settings, so default ones must not delete anything: retention is off until an operator sets it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, Topi
 KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 EPOCHS_SKIPPED: Final = 1_000
-"""Leaders that wrote nothing left no trace of their epoch, and clients ignore a leader of an epoch that they passed."""
+"""Leaders that wrote nothing left no trace of their epoch, and clients ignore epochs older than the last they saw."""
 
 PRODUCER_IDS_SKIPPED: Final = 1_000_000
-"""Nodes take producer ids in blocks of a thousand, and an id that has written nothing yet may be in use."""
+"""Nodes allocate producer ids in blocks of a thousand, and an id that has written nothing yet may be in use."""
 
 
 class FoundLog(NamedTuple):
-    """One replica's log. `path` is for people; `topic_id` is None where nothing tells it.
+    """One replica's log. `path` is for messages; `topic_id` is None if it is unknown.
 
-    A log that a node had and lost is found too: with end 0, and what the node knows of its watermark.
+    A log that a node had and lost is also listed: with end 0, and the node's last known high watermark.
     """
 
     node_id: int
@@ -40,7 +40,7 @@ class FoundLog(NamedTuple):
 
 
 class RestorationConflict(Exception):
-    """Logs that cannot belong to one cluster; the message is one line for people."""
+    """Logs that cannot belong to one cluster. The message is one line for the operator."""
 
 
 def restored_image(
@@ -49,10 +49,10 @@ def restored_image(
     known_configs: Mapping[str, Mapping[str, str]],
     new_topic_id: Callable[[], UUID],
 ) -> ClusterImage:
-    """The image of a cluster with these logs. `known_configs` are those of the cluster's own topics.
+    """Build the image of a cluster with these logs. `known_configs` are the configs of internal topics.
 
-    No partition has a leader: the controller elects one of the ISR. A partition without an ISR stays offline, since no
-    log has every record that was committed; so does one that has no log at all but must have been there.
+    No partition has a leader: the controller elects one from the ISR. A partition whose ISR is empty stays offline,
+    since no log has every committed record. So does a partition that must have existed but has no log at all.
     """
     by_topic: dict[str, dict[int, list[FoundLog]]] = {}
     for log in sorted(logs):
@@ -93,7 +93,7 @@ def _partitions(found: Mapping[int, Sequence[FoundLog]]) -> tuple[PartitionImage
 
 
 def _partition(index: int, logs: Sequence[FoundLog], some: Sequence[FoundLog]) -> PartitionImage:
-    """`some` logs of the topic name the replicas of a partition that has none."""
+    """If the partition has no logs, the nodes of the topic's `some` logs become its replicas."""
     node_ids = sorted(log.node_id for log in logs or some)
     first = index % len(node_ids)
     replicas = (*node_ids[first:], *node_ids[:first])

@@ -1,7 +1,7 @@
-"""A broker that wants to stop cleanly: hands over what it leads, loses the rest, and is told when it may go.
+"""Controlled shutdown: a broker hands over what it leads, loses what remains, and learns when it may stop.
 
-It may go when others lead all that others can lead, and everybody who is there knows it: so no request comes to a
-broker that has gone. A partition that only it can lead keeps it for a while if another replica is catching up.
+It may stop once other brokers lead every partition that they can lead, and all live brokers know it, so that no request
+reaches a stopped broker. A partition that only it can lead delays it for a while if another replica is catching up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HAND_OVERS_PER_REPLY_MAX = 1_000
 
 
 class Shutdowns:
-    """The rules for brokers that want to stop; what they know is in the sessions and the image."""
+    """The rules for brokers that want to stop. Their state is in the sessions and the image."""
 
     def __init__(self, hand_over_ms: int, patience_ms: int) -> None:
         self._hand_over_ms = hand_over_ms
@@ -25,7 +25,7 @@ class Shutdowns:
     def hand_overs(
         self, image: ClusterImage, index: PartitionIndex, brokers: BrokerStates, broker: BrokerImage
     ) -> tuple[HandOver, ...]:
-        """What the broker leads and another in the ISR can."""
+        """Return the partitions that the broker leads and another ISR member can lead."""
         found: list[HandOver] = []
         for name, number in index.led_by(broker.id):
             partition = image.topics[name].partitions[number]
@@ -39,7 +39,7 @@ class Shutdowns:
     def leaving(
         self, image: ClusterImage, index: PartitionIndex, liveness: Liveness, brokers: BrokerStates, now_ms: int
     ) -> list[BrokerImage]:
-        """The brokers that have had their time to hand over, or have nothing left to; by id."""
+        """Return the brokers whose time to hand over has passed, or that have nothing to hand over, by id."""
         found = []
         for broker in image.live_brokers():
             session = liveness.sessions.get(broker.id)
@@ -62,7 +62,7 @@ class Shutdowns:
         session: Session,
         now_ms: int,
     ) -> bool:
-        """Whether the broker may go. Once it was told so, its session is over."""
+        """Whether the broker may stop. A positive answer ends its session."""
         others = brokers.serving - {broker.id}
         if session.may_stop or broker.is_fenced or not others:
             return True

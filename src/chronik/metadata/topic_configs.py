@@ -1,4 +1,4 @@
-"""The configs of a topic: Kafka 4's, and Chronik's own."""
+"""Topic configs: Kafka 4's and Chronik's own."""
 
 from __future__ import annotations
 
@@ -237,13 +237,13 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
 
 
 _INTERNAL_TOPIC_VALUES: Mapping[str, ConfigValue] = {"cleanup.policy": ("compact",), "visibility": "committed"}
-"""With other values the broker's own topics would lose what they hold."""
+"""With other values, internal topics would lose their data."""
 
 
 def check_topic_configs(configs: Mapping[str, str | None], is_internal: bool = False) -> None:
-    """Raises INVALID_CONFIG for the first config that a topic cannot have; None, which unsets, is always fine.
+    """Raise INVALID_CONFIG for the first config that a topic cannot have. None, which unsets, is always valid.
 
-    Of unknown names too, as in Kafka: kafka-reassign-partitions takes away limits that nobody has set.
+    It is valid for unknown names too, as in Kafka: kafka-reassign-partitions removes throttles that were never set.
     """
     for name, text in configs.items():
         if text is None:

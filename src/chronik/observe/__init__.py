@@ -1,1 +1,1 @@
-"""What a node tells about itself: metrics for Prometheus, logs as JSON lines. Names and fields are stable."""
+"""Observability: metrics for Prometheus, logs as JSON lines. Names and fields are stable."""

@@ -1,4 +1,4 @@
-"""A histogram cheap enough for the hot path: plain ints in a list, read only when somebody scrapes."""
+"""A histogram cheap enough for the hot path: plain ints in a list, read only by scrapes."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ LATENCY_BUCKETS_S: tuple[float, ...] = (
 
 
 class Histogram:
-    """Counts of observations per bucket. Owned by the loop; a scrape on the same loop reads it."""
+    """Observation counts by bucket. Owned by the loop; a scrape on the same loop reads it."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -43,7 +43,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Buckets as Prometheus wants them: upper bound as text, observations at or below it."""
+        """Return Prometheus buckets: the upper bound as text, and the number of observations at or below it."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):

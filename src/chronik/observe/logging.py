@@ -1,7 +1,7 @@
 """Logs as JSON lines: stable event names, fields, one level per component.
 
-A logger is handed down, never looked up: several nodes share a process, so nothing here touches structlog's global
-configuration. `log.bind(component="groups")` is the groups' logger, at the groups' level.
+Loggers are passed down, never looked up: several nodes share a process, so nothing here touches structlog's global
+configuration. `log.bind(component="groups")` returns the logger of the groups component, at its level.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LEVELS: Mapping[str, int] = {"debug": DEBUG, "info": INFO, "warning": WARNING, "
 
 
 class LogLevelError(ValueError):
-    """A level or a component that cannot be understood; the text says what is allowed."""
+    """An invalid level or component; the message says what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLevels:
-    """The lowest level that is written, by component; `default` for all others."""
+    """The lowest level that is written, by component; `default` applies to all other components."""
 
     default: int = INFO
     components: Mapping[str, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class LogLevels:
 
     @classmethod
     def from_names(cls, names: Mapping[str, str]) -> LogLevels:
-        """From `{"groups": "debug", "default": "info"}`, as a node's file writes it."""
+        """Parse `{"groups": "debug", "default": "info"}` from a node's config file."""
         components = {component: level_named(level) for component, level in names.items()}
         return cls(components.pop("default", INFO), components)
 
@@ -50,7 +50,7 @@ def level_named(name: str) -> int:
 
 
 def parse_levels(texts: Iterable[str]) -> dict[str, str]:
-    """`["info", "groups=debug"]` as `{"default": "info", "groups": "debug"}`, checked."""
+    """Parse and check `["info", "groups=debug"]`; returns `{"default": "info", "groups": "debug"}`."""
     names: dict[str, str] = {}
     for text in texts:
         component, equals, level = text.partition("=")
@@ -65,7 +65,7 @@ def parse_levels(texts: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class LogSink:
-    """Where lines go, which of them, and whose clock stamps them."""
+    """Where lines are written, the levels to write, and the clock for timestamps."""
 
     write: Callable[[str], object]
     wall_ms: Callable[[], int]
@@ -73,7 +73,7 @@ class LogSink:
 
 
 class Logger(BoundLoggerBase):
-    """A bound logger whose level follows its `component` field. Immutable; `bind` gives another."""
+    """A bound logger whose level depends on its `component` field. Immutable; `bind` returns a new one."""
 
     def __init__(self, logger: LogSink, processors: Iterable[Any], context: Any) -> None:
         super().__init__(logger, processors, context)
@@ -96,7 +96,7 @@ class Logger(BoundLoggerBase):
             self._emit("error", event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
-        """An error with the exception being handled, its traceback in one field of the one line."""
+        """Log an error with the current exception; the traceback is one field of the line."""
         error = sys.exc_info()[1]
         if error is not None:
             fields.setdefault("error", repr(error))
@@ -118,12 +118,12 @@ class Logger(BoundLoggerBase):
 def make_logger(
     write: Callable[[str], object], wall_ms: Callable[[], int], levels: LogLevels | None = None, **context: Any
 ) -> Logger:
-    """A node's root logger: `write` takes one line, `wall_ms` stamps it, `context` is on every line."""
+    """Return a node's root logger: `write` takes one line, `wall_ms` is the clock, `context` is on every line."""
     return Logger(LogSink(write, wall_ms, levels or LogLevels()), (), {"component": "node", **context})
 
 
 class LibraryLog(logging.Handler):
-    """What libraries say through Python's own logging, as lines of ours: nothing else may stand among the JSON."""
+    """Converts messages from Python's logging to JSON lines: nothing else may appear among the JSON."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
@@ -132,7 +132,7 @@ class LibraryLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             detail = record.getMessage()
-        except Exception:  # arguments that do not fit: the library's mistake is no reason to fail its caller
+        except Exception:  # arguments do not match the format: a library's bug must not fail its caller
             detail = str(record.msg)
         fields: dict[str, Any] = {"library": record.name, "detail": detail}
         if record.exc_info is not None and (error := record.exc_info[1]) is not None:
@@ -142,5 +142,5 @@ class LibraryLog(logging.Handler):
 
 
 def silent_logger() -> Logger:
-    """For tests and tools: takes everything, writes nothing."""
+    """Return a logger that writes nothing, for tests and tools."""
     return make_logger(lambda line: None, lambda: 0, LogLevels(default=100))

@@ -1,8 +1,8 @@
-"""A node's metrics: plain counters where requests run, Prometheus families where somebody scrapes.
+"""A node's metrics: plain counters on the request path, Prometheus families for scrapes.
 
-Hot code adds to ints and lists on slotted objects; nothing there takes a lock or builds a label. The names are part of
-the interface users hold us to, and each is there from a node's start, zero included. Every node has `Metrics` of its
-own, since several nodes may share a process; prometheus_client is imported at the first scrape (80 ms), not at start.
+The hot path adds to ints and lists on slotted objects; it takes no lock and builds no label. The metric names are part
+of the public interface, and each exists from the node's start, even at zero. Every node has its own `Metrics`, since
+several nodes may share a process. prometheus_client is imported at the first scrape (80 ms), not at startup.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 REJECTED_PARTITIONS_MAX = 10_000
-"""So many partitions are told apart; of the others only the sum is counted."""
+"""Rejections are counted by partition for this many partitions; other partitions only add to the total."""
 
 
 class PartitionGauges(NamedTuple):
-    """One hosted partition at the moment of a scrape. `replicas` and `in_sync_replicas` are counts."""
+    """One hosted partition at the time of a scrape. `replicas` and `in_sync_replicas` are counts."""
 
     topic: str
     partition: int
@@ -37,7 +37,7 @@ class PartitionGauges(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """How far one group stands behind the end of one partition."""
+    """The lag of one group in one partition."""
 
     group: str
     topic: str
@@ -46,7 +46,7 @@ class GroupLag(NamedTuple):
 
 
 class ApiMetrics:
-    """Requests of one API. Owned by the loop."""
+    """Request metrics of one API. Owned by the loop."""
 
     __slots__ = ("errors", "name", "seconds")
 
@@ -57,9 +57,9 @@ class ApiMetrics:
 
 
 class Metrics:
-    """All counters of one node. Owned by the node's loop, scraped on it.
+    """All counters of one node. Owned by the node's loop, which also scrapes it.
 
-    `partitions`, `groups` and `watermark_age_s` are set by the node: callables that yield the gauges of the moment.
+    The node sets `partitions`, `groups` and `watermark_age_s`: callables that return the current gauges.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Metrics:
         self.scrubbed_bytes = 0
         self.scrub_passes = 0
         self.damages_found = {"scrub": 0, "recovery": 0, "read": 0}
-        """By what found them."""
+        """By what found the damage."""
         self.replicas_healed = 0
         self.replicas_healing = 0
         self.fsync = Histogram()
@@ -88,18 +88,18 @@ class Metrics:
         self.partitions: Callable[[], Iterable[PartitionGauges]] = tuple
         self.groups: Callable[[], Iterable[GroupLag]] = tuple
         self.watermark_age_s: Callable[[str, int], float] = lambda topic, partition: 0.0
-        for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # a scrape shows these before the node has said what it answers
+        for key in (ApiKey.PRODUCE, ApiKey.FETCH):  # scrapes show these before the node registers its APIs
             self.api(key)
 
     def api(self, key: int) -> ApiMetrics:
-        """The counters of one API, made at first use; a node asks for each API that it answers when it starts."""
+        """Return the counters of one API, created on first use. A starting node calls this for each API it supports."""
         found = self._apis.get(key)
         if found is None:
             found = self._apis[key] = ApiMetrics(api_name(key))
         return found
 
     def rejected(self, topic: str, partition: int) -> None:
-        """A request was refused because another node leads. The callers name only partitions that exist."""
+        """Count a request refused because another node leads. Callers pass only partitions that exist."""
         self.not_leader += 1
         rejections = self.leadership_rejections
         key = (topic, partition)
@@ -107,11 +107,11 @@ class Metrics:
             rejections[key] = rejections.get(key, 0) + 1
 
     def exposition(self) -> bytes:
-        """The Prometheus text format, version 0.0.4, of this moment."""
+        """Return the current metrics in Prometheus text format, version 0.0.4."""
         return render(list(self.collect()))
 
     def collect(self) -> Iterator[Metric]:
-        """All families of this node at this moment."""
+        """Yield all current families of this node."""
         yield from self._request_families()
         yield from self._partition_families()
         yield from self._node_families()
@@ -223,7 +223,7 @@ class Metrics:
 
 
 def render(families: Iterable[Metric]) -> bytes:
-    """Families as Prometheus' text. Touches no node state, so it may run in a thread."""
+    """Render families as Prometheus text. Touches no node state, so it may run in a thread."""
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -249,7 +249,7 @@ def _process_families() -> Iterator[Metric]:
 
 
 def api_name(key: int) -> str:
-    """Kafka's own spelling: LIST_OFFSETS is ListOffsets; an unknown key is its number."""
+    """Return Kafka's spelling: LIST_OFFSETS is ListOffsets; an unknown key is its number."""
     try:
         return "".join(word.capitalize() for word in ApiKey(key).name.split("_"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What this process costs: CPU, memory, open files. Read from the kernel at each scrape."""
+"""Resource usage of this process: CPU, memory, open files. Read from the kernel at each scrape."""
 
 import os
 import resource
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """CPU seconds since the start, resident bytes and open files; None where the system does not tell."""
+    """CPU seconds since the start, resident bytes and open files; None if the system does not report it."""
 
     cpu_s: float
     resident_bytes: int | None
@@ -16,7 +16,7 @@ class ProcessUsage:
 
 
 def process_usage() -> ProcessUsage:
-    """This process now. CPU comes from getrusage: /proc/self/stat counts in steps of 10 ms."""
+    """Return the current usage. CPU comes from getrusage, since /proc/self/stat has steps of 10 ms."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return ProcessUsage(
         cpu_s=usage.ru_utime + usage.ru_stime,
@@ -27,7 +27,7 @@ def process_usage() -> ProcessUsage:
 
 
 def machine_boot_id() -> str:
-    """Another one after each boot of the machine; empty where the system does not tell."""
+    """Return an id that changes at each boot of the machine; empty if the system does not report it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot_id:
             return boot_id.read().strip()

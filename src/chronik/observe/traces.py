@@ -1,8 +1,8 @@
-"""Traces: what happened to the fetches, produces and watermarks of a topic, step by step.
+"""Traces: the fetches, produces and watermark changes of a topic, step by step.
 
 Off unless a topic's config `chronik.trace` is true. An event is a struct tagged by `kind`; its JSON is the same over
-HTTP, in the topic `__chronik_traces` and in the pipeline. Fields may be added, never renamed. Every event has the
-running number `n` on its node, the wall time `time_ms`, the node, the topic and the partition.
+HTTP, in the topic `__chronik_traces` and in the pipeline. Fields may be added, never renamed. Every event has its
+sequence number `n` on the node, the wall time `time_ms`, the node, the topic and the partition.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 from chronik.wire.errors import ErrorCode
 
 Why: TypeAlias = Literal["append", "sync", "replica-fetch", "isr-change", "leader"]
-"""What raised a watermark; `leader` for a follower that was told."""
+"""What raised a watermark; on a follower it is `leader`, which sent the new watermark."""
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
-    """What every event has."""
+    """The fields of every event."""
 
     kind: ClassVar[str]
     n: int
@@ -30,7 +30,7 @@ class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
 
 
 class FetchStarted(TraceEvent, frozen=True, gc=False, tag="fetch-started"):
-    """A consumer asks from `offset`. `fetch` is the number of the fetch on this node; its other events bear it too."""
+    """A consumer fetches from `offset`. `fetch` numbers the fetch on this node; its other events carry it too."""
 
     kind = "fetch-started"
     fetch: int
@@ -41,7 +41,7 @@ class FetchStarted(TraceEvent, frozen=True, gc=False, tag="fetch-started"):
 
 
 class WatermarkSeen(TraceEvent, frozen=True, gc=False, tag="watermark-seen"):
-    """How far the partition went when the fetch looked."""
+    """The partition's watermark and log end when the fetch read them."""
 
     kind = "watermark-seen"
     fetch: int
@@ -50,7 +50,7 @@ class WatermarkSeen(TraceEvent, frozen=True, gc=False, tag="watermark-seen"):
 
 
 class NoData(TraceEvent, frozen=True, gc=False, tag="no-data"):
-    """There was not enough: the fetch waits."""
+    """There was not enough data: the fetch waits."""
 
     kind = "no-data"
     fetch: int
@@ -63,7 +63,7 @@ class DataAvailable(TraceEvent, frozen=True, gc=False, tag="data-available"):
 
 
 class FetchServed(TraceEvent, frozen=True, gc=False, tag="fetch-served"):
-    """The fetch's answer, after `elapsed_ms`. `error` is Kafka's name of it, null where there was none."""
+    """The response to the fetch, after `elapsed_ms`. `error` is Kafka's name of the error, or null."""
 
     kind = "fetch-served"
     fetch: int
@@ -94,7 +94,7 @@ class ProduceAcknowledged(TraceEvent, frozen=True, gc=False, tag="produce-acknow
 
 
 class ProduceForwarded(TraceEvent, frozen=True, gc=False, tag="produce-forwarded"):
-    """A batch that came to a node that does not lead, on its way to node `to`."""
+    """A batch that reached a node that is not the leader, forwarded to node `to`."""
 
     kind = "produce-forwarded"
     client_id: str | None
@@ -110,7 +110,7 @@ class ProduceRejected(TraceEvent, frozen=True, gc=False, tag="produce-rejected")
 
 
 class WatermarkUpdated(TraceEvent, frozen=True, gc=False, tag="watermark-updated"):
-    """`acks` is that of the last produce that this leader appended; null on a follower, or where there was none."""
+    """`acks` is that of the last produce that this leader appended; null on a follower, or if there was none."""
 
     kind = "watermark-updated"
     old: int
@@ -150,12 +150,12 @@ def encode_trace(trace: Trace) -> bytes:
 
 
 def decode_trace(data: bytes | str) -> Trace:
-    """The event of `encode_trace`; ValueError where the text is none."""
+    """Decode an event; ValueError if the text is not one."""
     return _decoder.decode(data)
 
 
 class TracePage(msgspec.Struct, frozen=True):
-    """What `/api/traces` answers, as far as readers need it. `next` is the `after` of the next question."""
+    """The response of `/api/traces`, as far as readers need it. `next` is the `after` of the next request."""
 
     events: tuple[Trace, ...]
     next: int
@@ -167,27 +167,27 @@ _page_decoder = msgspec.json.Decoder(TracePage)
 
 
 def decode_page(data: bytes) -> TracePage:
-    """ValueError where the text is none."""
+    """Decode a page; ValueError if the text is not one."""
     return _page_decoder.decode(data)
 
 
 class DropCounter(Protocol):
-    """Where lost events are counted: the node's metrics."""
+    """Counts lost events: the node's metrics."""
 
     traces_dropped: int
 
 
 class TraceRing:
-    """The latest events of one node, bounded: the oldest make room for new ones. Owned by the loop.
+    """The latest events of one node in a bounded ring: new events replace the oldest. Owned by the loop.
 
     Invariant: `_events[(n - 1) % capacity]` is event n for the last `capacity` numbers. `taken` is the number of the
-    last event that found its way to the topic, or was given up; an event that is overwritten beyond it is counted.
+    last event that was taken for the topic or dropped. Overwriting a later event counts it as dropped.
     """
 
     def __init__(self, node_id: int, capacity: int, wall_ms: Callable[[], float], counter: DropCounter) -> None:
         self.node_id = node_id
         self.topics: frozenset[str] = frozenset()
-        """The traced topics, so that one look tells whether there is anything to trace."""
+        """The traced topics, so that one lookup shows whether tracing is needed."""
         self.taken = 0
         self.last_n = 0
         self._capacity = capacity
@@ -201,7 +201,7 @@ class TraceRing:
         return self._fetches
 
     def add(self, event: Trace) -> None:
-        """Takes event number `last_n` + 1."""
+        """Add event number `last_n` + 1."""
         events = self._events
         self.last_n = n = event.n
         if len(events) < self._capacity:
@@ -215,9 +215,9 @@ class TraceRing:
     def read(
         self, after: int, limit: int, topic: str | None = None, partition: int | None = None
     ) -> tuple[list[Trace], int]:
-        """Up to `limit` events with a number above `after`, oldest first, and the `after` of the next call.
+        """Return up to `limit` events with a number above `after`, oldest first, and the `after` of the next call.
 
-        A number above the last one is of a former process: then it begins anew.
+        If `after` is above the last number, it comes from a previous process: reading starts at the oldest event.
         """
         oldest = self.last_n - len(self._events)
         at = oldest if after > self.last_n else max(after, oldest)
@@ -230,17 +230,17 @@ class TraceRing:
         return found, at
 
     def take(self, limit: int) -> list[Trace]:
-        """The next events for the topic; they count as taken."""
+        """Return the next events for the topic and mark them as taken."""
         found, self.taken = self.read(self.taken, limit)
         return found
 
     def drop(self, count: int) -> None:
-        """Events that were taken and could not be brought anywhere."""
+        """Count taken events that could not be delivered."""
         self._counter.traces_dropped += count
 
 
 class PartitionTrace:
-    """The hooks of one traced partition. An untraced one has none, which is all that is asked where requests run."""
+    """The hooks of one traced partition. An untraced partition has none: the request path checks only for that."""
 
     __slots__ = ("_ring", "acks", "partition", "topic")
 
@@ -249,7 +249,7 @@ class PartitionTrace:
         self.topic = topic
         self.partition = partition
         self.acks: int | None = None
-        """Of the last produce."""
+        """The acks of the last produce."""
 
     # -- produce -------------------------------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class PartitionTrace:
             )
         )
 
-    # -- the partition itself ------------------------------------------------------------------------------------------
+    # -- partition -----------------------------------------------------------------------------------------------------
 
     def watermark_updated(self, old: int, new: int, why: Why) -> None:
         acks = None if why == "leader" else self.acks
@@ -406,10 +406,10 @@ class PartitionTrace:
 
 
 def error_name(code: int) -> str:
-    """Kafka's own spelling, NOT_LEADER_OR_FOLLOWER."""
+    """Return Kafka's spelling, such as NOT_LEADER_OR_FOLLOWER."""
     return ErrorCode(code).name.upper()
 
 
 def milliseconds(seconds: float) -> float:
-    """To the microsecond: more would only be noise in the JSON."""
+    """Convert to milliseconds, rounded to the microsecond: more digits would only be noise in the JSON."""
     return round(seconds * 1000, 3)

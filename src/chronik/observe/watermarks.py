@@ -1,7 +1,7 @@
-"""How far watermarks stand behind the ends of their logs: what is sampled, how often, and what is said about it.
+"""Watermark lag: how far high watermarks are behind their log ends, how often to sample, and what to log.
 
-A look every 5 s costs nothing that could be measured. When something is wrong that is too seldom: from the moment that
-a lag is above 100 records or 1 s old, until there is none at all, it is every 500 ms.
+A sample every 5 s has no measurable cost, but is too slow when something is wrong. Once a lag exceeds 100 records or is
+older than 1 s, the interval is 500 ms until there is no lag at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Key = tuple[str, int]
 
 
 class WatermarkPosition(NamedTuple):
-    """A partition that this node leads, at the moment of a sample."""
+    """A partition that this node leads, at the time of a sample."""
 
     topic: str
     partition: int
@@ -28,7 +28,7 @@ class WatermarkPosition(NamedTuple):
 
 
 class WatermarkLag(NamedTuple):
-    """A lag worth a line. `age_s` is how long the oldest record beyond the watermark has been seen there, at least."""
+    """A lag to log. `age_s` is a lower bound on how long the oldest record above the watermark has been there."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ class WatermarkLag(NamedTuple):
 
 
 class _Behind:
-    """One partition since its watermark was first seen behind. What lay below `mark` was there at `marked_s`."""
+    """A partition whose watermark lags. Every record below `mark` existed at `marked_s`."""
 
     __slots__ = ("is_told", "mark", "marked_s")
 
@@ -50,9 +50,9 @@ class _Behind:
 
 
 class WatermarkMonitor:
-    """Pure: positions and their time in, what to say and when to look again out.
+    """Pure: takes positions with their time; returns the lags to log and the next interval.
 
-    Invariant: `_behind` has exactly the partitions whose watermark stood behind at the last sample.
+    Invariant: `_behind` has exactly the partitions whose watermark lagged at the last sample.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class WatermarkMonitor:
         self._sampled_s = 0.0
 
     def sample(self, positions: Iterable[WatermarkPosition], now_s: float) -> list[WatermarkLag]:
-        """Takes a look at all partitions; the lags that are to be logged, each once until it is 0 again."""
+        """Sample all partitions; return the lags to log, each once until it is 0 again."""
         behind: dict[Key, _Behind] = {}
         told: list[WatermarkLag] = []
         is_large = False
@@ -71,7 +71,7 @@ class WatermarkMonitor:
                 continue
             known = self._behind.get((topic, partition)) or _Behind(end, now_s)
             if watermark >= known.mark:
-                # All that lay there at the mark is committed by now: what is behind came later.
+                # All records below the mark are committed now: the lagging records came later.
                 known.mark, known.marked_s = end, now_s
             behind[(topic, partition)] = known
             age_s = now_s - known.marked_s
@@ -86,10 +86,10 @@ class WatermarkMonitor:
 
     @property
     def interval_s(self) -> float:
-        """Until the next sample."""
+        """The time until the next sample."""
         return ALERT_INTERVAL_S if self.is_alert else CALM_INTERVAL_S
 
     def age_s(self, topic: str, partition: int) -> float:
-        """How long the partition's watermark had been behind at the last sample; 0 where it was not."""
+        """How long the partition's watermark had lagged at the last sample; 0 if it did not."""
         known = self._behind.get((topic, partition))
         return 0.0 if known is None else self._sampled_s - known.marked_s

@@ -1,5 +1,5 @@
-"""Kafka's bytes: frames, messages, record batches, codecs and error codes.
+"""Kafka's wire formats: frames, messages, record batches, codecs and error codes.
 
-Nothing here opens a socket or a file, reads a clock or keeps state between calls. `produce` and `fetch` run hot and
-are written by hand; every other API goes through `messages`, which takes the layouts from kio's schema.
+Nothing here opens a socket or a file, reads a clock or keeps state between calls. `produce` and `fetch` are on the hot
+path and written by hand; every other API goes through `messages`, which takes the layouts from kio's schema.
 """

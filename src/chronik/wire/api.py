@@ -1,8 +1,8 @@
-"""Kafka's APIs by key: their names, which versions are flexible, and which versions can be read here.
+"""Kafka's APIs by key: their names, their flexible versions, and the versions supported here.
 
-A flexible version (KIP-482) writes lengths as varints and ends each structure with tagged fields; its request header
-is v2 and its response header v1. The one exception is ApiVersions, whose response header is v0 always, since a client
-reads it before it knows what the broker speaks.
+A flexible version (KIP-482) writes lengths as varints and ends each structure with tagged fields; its request header is
+v2 and its response header v1. The one exception is ApiVersions: its response header is always v0, since a client reads
+it before it knows which versions the broker supports.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["ApiKey", "is_flexible", "known_versions", "response_header_is_flexib
 
 
 class ApiKey(IntEnum):
-    """The first two bytes of a request."""
+    """Kafka's API keys, the first two bytes of a request."""
 
     PRODUCE = 0
     FETCH = 1
@@ -216,7 +216,7 @@ def response_header_is_flexible(key: int, version: int) -> bool:
 
 
 def known_versions(key: int) -> range:
-    """The versions whose messages can be read and written; empty for a key that nobody knows."""
+    """The versions whose messages can be read and written; empty for an unknown key."""
     name = api_key_map.get(key)
     if name is None:
         return range(0)

@@ -15,8 +15,8 @@
     record_count            int32
     records                          compressed as one block by the codec; layout in `records`
 
-Base offset and leader epoch lie before the CRC's range, so the broker writes both into what the producer sent, in
-place, and never looks at the records themselves.
+Base offset and leader epoch precede the CRC's range, so the broker overwrites both in place in the producer's batch and
+never reads the records themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,10 +48,10 @@ DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 
 HEADER: Final = Struct(">qiibIhiqqqhii")
 CRC_START: Final = 21
-"""Where the bytes under the CRC start: at the attributes."""
+"""The CRC covers the bytes from here, the attributes, to the end."""
 
 LENGTH_END: Final = 12
-"""batch_length counts from here."""
+"""batch_length counts the bytes after this position."""
 
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
@@ -71,7 +71,7 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 
 class BatchHeader(NamedTuple):
-    """The fixed part of a batch. `size_bytes` is that of the whole batch, header and records."""
+    """The fixed part of a batch. `size_bytes` is the size of the whole batch, header and records."""
 
     base_offset: int
     size_bytes: int
@@ -113,27 +113,27 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; sequences wrap behind 2^31-1."""
+        """The sequence of the last record; sequences wrap after 2^31-1."""
         return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
 
 
 def read_batch_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """Read the header at `at`. Nothing is checked but that there are enough bytes for it."""
+    """Read the header at `at`. The only check is that there are enough bytes."""
     try:
         fields = HEADER.unpack_from(buf, at)
     except error as e:
         raise KafkaError(ErrorCode.corrupt_message, f"batch header cut short: {len(buf) - at} bytes") from e
-    # Past the constructor that NamedTuple writes in Python: every batch comes through here.
+    # Bypass NamedTuple's constructor, which is Python code: every batch takes this path.
     return tuple.__new__(BatchHeader, (fields[0], fields[1] + LENGTH_END, *fields[2:]))
 
 
 def check_batches(
     records: memoryview, max_batch_bytes: int, *, from_producer: bool = True
 ) -> list[tuple[int, BatchHeader]]:
-    """The batches of `records` with where each starts, after everything that can be checked without decoding.
+    """Return the batches in `records` with their positions, after every check that needs no decoding.
 
-    `from_producer` holds them to what a producer may send: consecutive offsets, at least one record, no control
-    batch, a sequence beside every producer id. Batches from another replica may be compacted, empty or control ones.
+    `from_producer` also checks the rules for producers: consecutive offsets, at least one record, no control batch, a
+    sequence with every producer id. Batches from another replica may be compacted, empty or control batches.
     """
     batches: list[tuple[int, BatchHeader]] = []
     at = 0
@@ -188,13 +188,13 @@ def _wrong_magic(magic: int) -> KafkaError:
 
 
 def stamp(buf: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
-    """Write what the leader assigns into the batch at `at`."""
+    """Write the leader's base offset and epoch into the batch at `at`."""
     _INT64.pack_into(buf, at, base_offset)
     _INT32.pack_into(buf, at + _EPOCH_AT, leader_epoch)
 
 
 def stamp_append_time(buf: bytearray | memoryview, at: int, now_ms: int) -> None:
-    """Make `now_ms` the time of every record in the batch at `at`: message.timestamp.type=LogAppendTime."""
+    """Set the timestamp of every record in the batch at `at` to `now_ms`: message.timestamp.type=LogAppendTime."""
     (length,) = _INT32.unpack_from(buf, at + _LENGTH_AT)
     (attributes,) = _INT16.unpack_from(buf, at + _ATTRIBUTES_AT)
     _INT16.pack_into(buf, at + _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
@@ -220,8 +220,8 @@ def encode_batch(
 ) -> bytes:
     """Build a batch.
 
-    Offsets run from `base_offset`, unless compaction states them: `offsets` for each record that is left, and
-    `last_offset` where the last record is gone but its offset (and the producer's last sequence) must stay known.
+    Offsets are consecutive from `base_offset` unless compaction passes them. `offsets` has one for each remaining
+    record. `last_offset` keeps the offset (and the producer's sequence) of a last record that was removed.
     `append_time_ms` marks the batch as having log append time.
     """
     base_timestamp = records[0][3] if records else -1
@@ -263,7 +263,7 @@ def encode_batch(
 
 
 def decode_batch(buf: Buffer, at: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """The records of the batch at `at`. The CRC is `check_batches`' business; everything else is checked here."""
+    """Decode the records of the batch at `at`. `check_batches` checks the CRC; everything else is checked here."""
     header = read_batch_header(buf, at)
     if header.magic != 2:
         raise _wrong_magic(header.magic)

@@ -1,4 +1,4 @@
-"""One number for what a record says, so that producers, consumers and tables can be compared without its bytes.
+"""A checksum of a record's content, to compare producers, consumers and tables without the record's bytes.
 
 CRC-32C (Castagnoli) over:
 
@@ -7,7 +7,7 @@ CRC-32C (Castagnoli) over:
     header count   int32
     each header    int32 length of its name, the name in UTF-8; int32 length of its value (-1: null), the bytes
 
-All integers big-endian. Null and empty differ; headers count in their order.
+All integers are big-endian. Null and empty differ; the order of headers matters.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NO_HEADERS = _LENGTH(0)
 
 
 class _Lengths(dict[int, bytes]):
-    """Packed lengths: those of most keys and values are looked up, which is faster than packing them again."""
+    """Packed lengths. Most keys and values hit this cache, which is faster than packing again."""
 
     def __missing__(self, length: int) -> bytes:
         return _LENGTH(length)
@@ -31,9 +31,9 @@ _LENGTHS = _Lengths((length, _LENGTH(length)) for length in range(2048))
 
 
 def record_checksum(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()) -> int:
-    """The checksum that ledgers, receipts and audits hold for a record."""
+    """Return the checksum that ledgers, receipts and audits store for a record."""
     if not headers:
-        # Most records, and a producer's ledger asks for each of them: a quarter of the time that the general way takes.
+        # The common case, and a producer's ledger needs it for each record: a quarter of the general path's time.
         if key is not None and value is not None:
             return crc32c(b"".join((_LENGTHS[len(key)], key, _LENGTHS[len(value)], value, _NO_HEADERS)))
         return crc32c(b"".join((*_field(key), *_field(value), _NO_HEADERS)))

@@ -1,12 +1,12 @@
-"""The four codecs of record batches, with decompression that cannot be made to use more memory than allowed.
+"""The four codecs of record batches, with bounded memory for decompression.
 
     0 none, 1 gzip, 2 snappy, 3 lz4 (frame format, independent blocks: Java reads no linked ones), 4 zstd
 
-Snappy comes in two shapes. Java writes xerial's stream: the 8 bytes 82 "SNAPPY" 00, two int32 versions, then blocks
-of int32 size and raw snappy; librdkafka writes one raw block. Both are read, xerial's is written.
+Snappy comes in two formats. Java writes xerial's stream: the 8 bytes 82 "SNAPPY" 00, two int32 versions, then blocks of
+int32 size and raw snappy; librdkafka writes one raw block. Both are read; xerial's is written.
 
-No size that the data claims about itself is believed: the output goes into a buffer that starts small and grows up to
-`max_bytes` as real bytes arrive. What does not fit is a CORRUPT_MESSAGE, as is what does not decompress.
+No size claimed in the data is trusted: the output buffer starts small and grows up to `max_bytes` as real bytes arrive.
+Output that does not fit raises CORRUPT_MESSAGE, as does data that does not decompress.
 """
 
 import zlib
@@ -35,7 +35,7 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 _INT32: Final = Struct(">i")
 
-# An element of three bytes can copy up to 64, so no valid block expands further than this.
+# A three-byte element copies up to 64 bytes, so no valid block expands by more than this factor.
 _SNAPPY_RATIO_MAX: Final = 64
 _FIRST_OUTPUT_BYTES: Final = 64 * 1024
 
@@ -86,7 +86,7 @@ def _corrupt(why: object) -> KafkaError:
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
     gzip = zlib.decompressobj(wbits=31)
     try:
-        # One byte more than allowed, since a limit of 0 would mean none.
+        # One byte more than allowed, since a limit of 0 would mean no limit.
         output = gzip.decompress(data, max_bytes + 1)
     except zlib.error as e:
         raise _corrupt(e) from e
@@ -105,7 +105,7 @@ def _decompress_growing(into: Callable[[Buffer, bytearray], int], data: Buffer, 
         try:
             written = into(data, output)
         except cramjam.DecompressionError as e:
-            # "failed to write whole buffer" is how a full output shows; anything else is the data's fault.
+            # "failed to write whole buffer" means that the output is full; any other error means corrupt data.
             if "write whole buffer" not in str(e):
                 raise _corrupt(e) from e
             if size_bytes == max_bytes:
@@ -144,7 +144,7 @@ def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes:
 
 
 def _decompress_snappy_block(data: memoryview, left_bytes: int, max_bytes: int) -> bytes:
-    # A raw block states its length first; it only sizes the buffer, within what the block could expand to at all.
+    # A raw block starts with its length. It only sizes the buffer, and is limited by what the block could expand to.
     try:
         size_bytes = cramjam.snappy.decompress_raw_len(data)
         if size_bytes > left_bytes:

@@ -1,9 +1,9 @@
-"""Reads a message into kio's entity, by its layout.
+"""Decode a message into kio's entity, by its layout.
 
-kio's own readers do not serve a node: they reserve memory for as many elements as an array's count claims and abort
-the process when that fails (4 bytes from a stranger would stop it), and they fail on tagged fields that are newer
-than their schema. Here nothing is believed that the bytes at hand cannot hold, the number of elements is bounded
-since each becomes a Python object many times its size on the wire, and unknown tagged fields are skipped.
+kio's own readers are not safe for a node. They allocate memory for as many elements as an array's count claims and
+abort the process when that fails, so 4 bytes from an untrusted client could stop it. They also fail on tagged fields
+newer than their schema. This decoder trusts no length that exceeds the bytes at hand. It bounds the number of elements,
+since each becomes a Python object many times its wire size. It skips unknown tagged fields.
 """
 
 import struct
@@ -20,13 +20,13 @@ from chronik.wire.schema import MISSING, Direction, Field, Structure, load
 __all__ = ["decode"]
 
 Read = Callable[[bytes, int, list[int]], tuple[Any, int]]
-"""Takes the body, where the field starts and the elements still allowed (a list of one); value and where it ends."""
+"""(body, position, element budget as a list of one) -> (value, next position)."""
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The numbers, and what is made of them: struct's format letter and a conversion.
+# struct's format letter for each kind of number; `_CONVERSIONS` has the conversions.
 _FORMATS: Final = {
     "bool": "?",
     "int8": "b",
@@ -47,7 +47,7 @@ _ERROR_CODES: Final[Mapping[int, ErrorCode]] = {code.value: code for code in Err
 
 
 def _error_code(value: int) -> ErrorCode:
-    # A code that is newer than the schema is still an error.
+    # A code newer than the schema is still an error.
     return _ERROR_CODES.get(value, ErrorCode.unknown_server_error)
 
 
@@ -77,9 +77,9 @@ _CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def decode(key: int, version: int, direction: Direction, body: bytes) -> Any:
-    """The message that `body` begins with; MalformedRequest unless it is one.
+    """Decode the message at the start of `body`, or raise MalformedRequest.
 
-    What follows is passed over, as in Kafka: librdkafka's Metadata request for all topics has three bytes too many.
+    Trailing bytes are ignored, as in Kafka: librdkafka's Metadata request for all topics has three extra bytes.
     """
     read = _message_read(key, version, direction)
     try:
@@ -99,7 +99,7 @@ def _message_read(key: int, version: int, direction: Direction) -> Read:
 
 
 def _structure_read(structure: Structure) -> Read:
-    """Reads one structure. Neighbouring numbers are unpacked in one go; kio's classes are frozen, so slots are set."""
+    """Build a reader that unpacks adjacent numbers together and sets slots, since kio's classes are frozen."""
     entity = structure.entity
     new = object.__new__
     steps: list[Callable[[bytes, int, list[int], Any], int]] = []
@@ -188,7 +188,7 @@ def _field_read(field: Field, flexible: bool) -> Read:
         if field.kind in _FORMATS:
             return _numbers_read(field, flexible)
         return _array_read(field, flexible)
-    # A tagged structure that is null is left out altogether, so it has no marker.
+    # A null tagged structure is omitted entirely, so it has no marker.
     if field.nested and field.is_nullable and field.tag is None:
         return _nullable_structure_read(_structure_read(field.nested))
     return _one_read(field, flexible, field.is_nullable)
@@ -259,7 +259,7 @@ def _uvarint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _allow(count: int, element_bytes_min: int, left_bytes: int, elements: list[int]) -> None:
-    """Account for `count` elements, refusing what the bytes left cannot hold before anything is made of them."""
+    """Deduct `count` from the element budget; before allocating, refuse what the remaining bytes cannot hold."""
     elements[0] -= count
     if count * element_bytes_min > left_bytes or elements[0] < 0:
         raise MalformedRequest(f"{count} elements in {left_bytes} bytes")
@@ -349,7 +349,7 @@ def _structure_bytes_min(structure: Structure) -> int:
 
 
 def _default(field: Field) -> Any:
-    """What a tagged field has when it is not on the wire."""
+    """Return the value of a tagged field that is not on the wire."""
     if field.default is not MISSING:
         return field.default
     if field.is_array:

@@ -1,12 +1,12 @@
-"""Writes a message from plain Python values, by its layout.
+"""Encode a message from plain Python values, by its layout.
 
-Values are nested mappings and lists under kio's field names. Numbers are ints, error codes ints or ErrorCode; times
-are ints in milliseconds (kio's timedelta and datetime are taken too, None is -1); uuids are UUID, None is zero.
+Values are nested mappings and lists under kio's field names. Numbers are ints; error codes are ints or ErrorCode; times
+are ints in milliseconds (kio's timedelta and datetime work too, None is -1); uuids are UUID, None is zero.
 - A field that this version lacks is dropped, so callers fill in the newest version's fields once.
-- A field that is missing takes the schema's default; where there is none: zero, empty, null for what can be null
-  (arrays excepted: those are empty, because clients read a null array as something else).
-- None for a field that cannot be null in this version becomes zero or empty.
-- A name that no version of the API knows is a bug in the caller: KeyError.
+- A missing field takes the schema's default. Without one it is zero, empty, or null if nullable. Arrays are empty even
+  if nullable, because clients give a null array another meaning.
+- None for a field that is not nullable in this version becomes zero or empty.
+- A name that no version of the API has is a bug in the caller: KeyError.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def _message_put(key: int, version: int, direction: Direction) -> Put:
 
 
 class _UnknownNames:
-    """Tells names that another version has from names that none has, at one place of one API."""
+    """Distinguishes names of other versions from names that no version has, for one structure of an API."""
 
     def __init__(self, key: int, direction: Direction, path: tuple[str, ...]) -> None:
         self._key = key
@@ -120,7 +120,7 @@ def _put_tags(out: bytearray, values: Mapping[str, Any], tagged: list[tuple[str,
         known += 1
         content = bytearray()
         put(content, value)
-        # A tagged field that has its default value stays off the wire.
+        # A tagged field with its default value is not written.
         if content != default:
             count += 1
             fields += tag

@@ -1,4 +1,4 @@
-"""Where the leader is (KIP-951): what Produce and Fetch answer beside NOT_LEADER_OR_FOLLOWER.
+"""Current leader and endpoints (KIP-951), which Produce and Fetch return with NOT_LEADER_OR_FOLLOWER.
 
 current_leader   tagged field of a partition: leader_id int32, leader_epoch int32, tagged fields
 node_endpoints   tagged field 0 of the response: compact array of
@@ -33,7 +33,7 @@ class NodeEndpoint(NamedTuple):
 
 
 def node_endpoints_tags(endpoints: Sequence[tuple[int, str, int, str | None]]) -> bytes:
-    """The tagged fields that end a response: node_endpoints, or none."""
+    """Write the tagged fields that end a response: node_endpoints, or none."""
     if not endpoints:
         return b"\x00"
     parts = [uvarint(len(endpoints) + 1)]
@@ -59,6 +59,6 @@ def read_node_endpoints(buffer: memoryview) -> list[NodeEndpoint]:
 
 
 def read_leader(buffer: memoryview) -> LeaderIdAndEpoch | None:
-    """None for the schema's default, which says that the leader is not known."""
+    """Return None for the schema's default, which means that the leader is unknown."""
     leader = LeaderIdAndEpoch(*LEADER.unpack_from(buffer))
     return None if leader == (-1, -1) else leader

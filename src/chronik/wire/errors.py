@@ -1,4 +1,4 @@
-"""The errors of the wire: Kafka's error codes, and the exceptions that carry them."""
+"""Protocol errors: Kafka's error codes, and the exceptions that carry them."""
 
 from collections.abc import Sequence
 
@@ -8,18 +8,18 @@ __all__ = ["ErrorCode", "KafkaError", "MalformedRequest"]
 
 
 class KafkaError(Exception):
-    """A failure that has a Kafka error code, and so becomes an answer to the client."""
+    """A failure with a Kafka error code, which the client receives in the response."""
 
     def __init__(self, code: ErrorCode, message: str = "", record_errors: Sequence[tuple[int, str]] = ()) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
         self.record_errors = record_errors
-        """Where single records of a batch are to blame: their places in it, and why."""
+        """If single records of a batch caused the error: their index in the batch, and the reason."""
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}" if self.message else self.code.name
 
 
 class MalformedRequest(Exception):
-    """Bytes that do not parse. There is no answer to them: the connection is closed."""
+    """Bytes that cannot be parsed. The connection is closed without a response."""

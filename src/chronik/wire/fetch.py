@@ -1,4 +1,4 @@
-"""Fetch requests (key 1), versions 4-18, both directions, by hand because they run hot. Responses: `fetch_response`.
+"""Fetch requests (key 1), versions 4-18: hand-written reader and writer for the hot path. See also `fetch_response`.
 
     request             replica_id int32 (until 14), max_wait_ms int32, min_bytes int32, max_bytes int32,
                         isolation_level int8, from 7 session_id int32 and session_epoch int32, topics array,
@@ -11,7 +11,7 @@
     forgotten topic     name string (topic_id uuid from 13), partitions array of int32
     replica_state       replica_id int32, replica_epoch int64, tagged fields
 
-From version 12 on strings and arrays are compact, and each structure ends with tagged fields.
+From version 12, strings and arrays are compact, and each structure ends with tagged fields.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ Forgotten = tuple[str | None, UUID | None, list[int]]
 
 
 class FetchPartition(NamedTuple):
-    """`high_watermark` is the one that a follower already knows (KIP-1166), HIGH_WATERMARK_NOT_SENT for consumers."""
+    """`high_watermark` is the one that the follower already knows (KIP-1166); HIGH_WATERMARK_NOT_SENT for consumers."""
 
     partition: int
     current_leader_epoch: int
@@ -86,7 +86,7 @@ class FetchPartition(NamedTuple):
 
 @dataclass(slots=True)
 class FetchTopic:
-    """By name, or from version 13 on by id; the other one is None."""
+    """Identified by name, or by id from version 13; the other one is None."""
 
     name: str | None
     topic_id: UUID | None
@@ -110,7 +110,7 @@ class FetchRequest:
 
 
 def read_fetch_request(version: int, frame: memoryview, at: int) -> FetchRequest:
-    """The request whose body starts at `at`."""
+    """Read the request whose body starts at `at`."""
     try:
         request, at = _read_request(version, frame, at)
     except (error, IndexError) as e:
@@ -259,7 +259,7 @@ def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forg
 
 
 def write_fetch_request(version: int, request: FetchRequest) -> bytes:
-    """A request's body."""
+    """Return the body of a request."""
     flexible = version >= FLEXIBLE_FROM
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.isolation_level)
     session = (request.session_id, request.session_epoch)

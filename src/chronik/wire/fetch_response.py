@@ -1,4 +1,4 @@
-"""Fetch responses (key 1), versions 4-18, both directions, by hand because they run hot. Records are never copied.
+"""Fetch responses (key 1), versions 4-18: hand-written reader and writer for the hot path. Records are never copied.
 
     response             throttle_time_ms int32, from 7 error_code int16 and session_id int32, topics array,
                          tagged from 16: 0 node_endpoints
@@ -10,7 +10,7 @@
     aborted transaction  producer_id int64, first_offset int64
     diverging_epoch      epoch int32, end_offset int64, tagged fields
 
-From version 12 on strings, bytes and arrays are compact, and each structure ends with tagged fields.
+From version 12, strings, bytes and arrays are compact, and each structure ends with tagged fields.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class FetchPartitionResponse:
     last_stable_offset: int = -1
     log_start_offset: int = -1
     aborted_transactions: Sequence[tuple[int, int]] | None = None
-    """Producer id and first offset of each; None for readers that do not ask for committed records only."""
+    """Producer id and first offset of each; None for read_uncommitted consumers."""
     preferred_read_replica: int = -1
     records: Buffer = b""
     diverging_epoch: tuple[int, int] | None = None
@@ -97,7 +97,7 @@ def write_fetch_response(
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> list[Buffer]:
-    """A response's body in pieces: the records are those handed in, between them what we wrote."""
+    """Return the body of a response in parts: the given record buffers between encoded fields, without copies."""
     flexible = version >= FLEXIBLE_FROM
     buffers: list[Buffer] = []
     if version >= 7:
@@ -172,7 +172,7 @@ def _put_partition_tags(out: bytearray, partition: FetchPartitionResponse) -> No
 
 
 def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchResponse:
-    """The response whose body starts at `at`; records are slices of the body."""
+    """Read the response whose body starts at `at`; records are slices of the body."""
     try:
         response, at = _read_response(version, body, at)
     except (error, IndexError) as e:

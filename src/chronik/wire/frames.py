@@ -1,9 +1,9 @@
-"""Frames: how requests and responses are told apart on a connection.
+"""Frames: how requests and responses are delimited on a connection.
 
     frame            size int32, then that many bytes: a header and a body
     request header   api_key int16, api_version int16, correlation_id int32, client_id nullable string (int16 length)
-                     and, where the version is flexible, tagged fields
-    response header  correlation_id int32 and, where the version is flexible, tagged fields
+                     and, if the version is flexible, tagged fields
+    response header  correlation_id int32 and, if the version is flexible, tagged fields
 
 `client_id` keeps its int16 length in flexible versions too.
 """
@@ -26,7 +26,7 @@ _RESPONSE_PREFIX_FLEXIBLE: Final = Struct(">iiB")
 
 
 class RequestHeader(NamedTuple):
-    """A request's header. `body_at` is where the body starts in the frame it was read from."""
+    """A request's header. `body_at` is the position of the body in its frame."""
 
     api_key: int
     api_version: int
@@ -36,7 +36,7 @@ class RequestHeader(NamedTuple):
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
-    """Read the header of a frame (which starts behind its size)."""
+    """Read the header of a frame, which starts after the size field."""
     try:
         api_key, api_version, correlation_id, length = _REQUEST_HEADER.unpack_from(frame)
         client_id: str | None = None
@@ -54,12 +54,12 @@ def read_request_header(frame: memoryview) -> RequestHeader:
         raise MalformedRequest("client id is not UTF-8") from e
     if is_flexible(api_key, api_version):
         at = skip_tags(frame, at)
-    # Past the constructor that NamedTuple writes in Python: every request comes through here.
+    # Bypass NamedTuple's constructor, which is Python code: every request takes this path.
     return tuple.__new__(RequestHeader, (api_key, api_version, correlation_id, client_id, at))
 
 
 def write_request(key: int, version: int, correlation_id: int, client_id: str | None, body: bytes) -> bytes:
-    """A whole frame, its size included."""
+    """Return a whole frame, including its size."""
     name = b"" if client_id is None else client_id.encode()
     flexible = is_flexible(key, version)
     size_bytes = 10 + len(name) + flexible + len(body)
@@ -69,7 +69,7 @@ def write_request(key: int, version: int, correlation_id: int, client_id: str | 
 
 
 def response_prefix(correlation_id: int, flexible: bool, body_len: int) -> bytes:
-    """Size and header of a response; `flexible` as `api.response_header_is_flexible` says."""
+    """Return size and header of a response; `flexible` is `api.response_header_is_flexible`."""
     if flexible:
         return _RESPONSE_PREFIX_FLEXIBLE.pack(body_len + 5, correlation_id, 0)
     return _RESPONSE_PREFIX.pack(body_len + 4, correlation_id)

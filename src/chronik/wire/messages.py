@@ -1,6 +1,6 @@
-"""Every API's messages but the hot ones: read into kio's entities, written from plain values.
+"""Messages of all APIs outside the hot path: decoded into kio's entities, encoded from plain values.
 
-`encode` says how the values to write may look. Produce and Fetch work here too, only slower and with copies.
+`encode` describes the values. Produce and Fetch work here too, but slower and with copies.
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ __all__ = ["read_request", "read_response", "write_request", "write_response"]
 
 
 def read_request(key: int, version: int, body: bytes) -> Any:
-    """The request in `body`, which must be all of it; MalformedRequest for anything else."""
+    """Decode the request at the start of `body`, or raise MalformedRequest."""
     return decode(key, version, "request", body)
 
 
 def read_response(key: int, version: int, body: bytes) -> Any:
-    """The response in `body`, which must be all of it; MalformedRequest for anything else."""
+    """Decode the response at the start of `body`, or raise MalformedRequest."""
     return decode(key, version, "response", body)
 
 
 def write_request(key: int, version: int, values: Mapping[str, Any]) -> bytes:
-    """A request's body."""
+    """Return the body of a request."""
     return encode(key, version, "request", values)
 
 
 def write_response(key: int, version: int, values: Mapping[str, Any]) -> bytes:
-    """A response's body."""
+    """Return the body of a response."""
     return encode(key, version, "response", values)

@@ -1,6 +1,6 @@
-"""The layouts of versions that Kafka 4 no longer has, and kio with it, but that tools in use still ask for.
+"""Layouts of versions that Kafka 4 and kio have dropped, but that tools in use still request.
 
-ListOffsets v0, which Burrow asks for whatever version it is told to speak:
+ListOffsets v0, which Burrow requests whatever version it is configured for:
 
     request     replica_id int32, topics: int32 count of (name string, partitions: int32 count of
                 (partition_index int32, timestamp int64, max_num_offsets int32))

@@ -1,4 +1,4 @@
-"""The primitive types that hand-written codecs share: varints, strings, tagged fields, topic ids.
+"""Primitive types for the hand-written codecs: varints, strings, tagged fields, topic ids.
 
     uvarint          seven bits per byte, least significant first, the high bit set on all but the last
     string           int16 length (-1 is null), UTF-8; compact: uvarint length + 1 (0 is null)
@@ -7,8 +7,8 @@
     tagged fields    uvarint count, then each: uvarint tag, uvarint size, that many bytes
     uuid             16 bytes, zero is "none"
 
-Readers take (buffer, at) and return (value, next at). They raise MalformedRequest for lengths that the buffer cannot
-hold; reading a fixed-size number past the end raises struct.error or IndexError, which the callers turn into it.
+Readers take (buffer, at) and return (value, next at). They raise MalformedRequest for lengths that exceed the buffer.
+Reading a fixed-size number past the end raises struct.error or IndexError, which the callers convert.
 """
 
 from functools import lru_cache
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 ELEMENTS_MAX: Final = 1 << 18
-"""Array elements and tagged fields in one message, all levels together. A Python object costs up to a hundred times
-the few bytes an element may take on the wire, so the frame's size alone would not bound memory."""
+"""The maximum of array elements and tagged fields in one message, over all levels. A Python object costs up to a
+hundred times an element's few bytes on the wire, so the frame size alone would not bound memory."""
 
 TAGS_MAX: Final = 16
-"""Tagged fields in one structure of a hand-read message. Kafka's largest has four; unbounded, a frame full of empty
-ones would hold the loop for seconds."""
+"""The maximum of tagged fields in one structure of a hand-read message. Kafka's largest has four; without a bound, a
+frame full of empty ones would block the loop for seconds."""
 
 ZERO_UUID: Final = UUID(int=0)
 
@@ -102,7 +102,7 @@ def write_string(value: str | None, flexible: bool) -> bytes:
 
 
 def read_array_count(buffer: memoryview, at: int, flexible: bool, element_bytes_min: int) -> tuple[int, int]:
-    """The count of an array (-1 for null), checked against the bytes that are left for its elements."""
+    """Read the count of an array (-1 for null) and check it against the bytes left for its elements."""
     if flexible:
         count, at = read_uvarint(buffer, at)
         count -= 1
@@ -118,7 +118,7 @@ def read_array_count(buffer: memoryview, at: int, flexible: bool, element_bytes_
 
 
 def read_tags(buffer: memoryview, at: int) -> tuple[dict[int, memoryview], int]:
-    """Tagged fields by their tag, each as the slice that it may not reach out of."""
+    """Return tagged fields by tag, each as a slice of exactly its own bytes."""
     count, at = read_uvarint(buffer, at)
     if count > TAGS_MAX:
         raise MalformedRequest(f"{count} tagged fields")

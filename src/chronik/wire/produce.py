@@ -1,4 +1,4 @@
-"""Produce (key 0), versions 3-13, both directions, by hand because it runs hot. Records are never copied.
+"""Produce (key 0), versions 3-13: hand-written readers and writers for the hot path. Records are never copied.
 
     request             transactional_id nullable string, acks int16, timeout_ms int32, topics array
     topic               name string (topic_id uuid from 13), partitions array
@@ -11,7 +11,7 @@
                         from 10 tagged field 0: current_leader
     record error        batch_index int32, message nullable string
 
-From version 9 on strings, bytes and arrays are compact, and each structure ends with tagged fields.
+From version 9, strings, bytes and arrays are compact, and each structure ends with tagged fields.
 """
 
 from collections.abc import Sequence
@@ -55,12 +55,12 @@ TOPIC_IDS_FROM: Final = 13
 
 _INT32: Final = Struct(">i")
 _ACKS_TIMEOUT: Final = Struct(">hi")
-# Without a transactional id, whose length is -1: acks, timeout and the count of topics follow.
+# The start of a request without transactional id (length -1): acks, timeout and topic count follow.
 _OLD_START: Final = Struct(">hhii")
 _INDEX_SIZE: Final = Struct(">ii")
 _PARTITION_3: Final = Struct(">ihqq")
 _PARTITION_5: Final = Struct(">ihqqq")
-# A response's only partition with no message and no leader, from the partition count to the last byte.
+# The only partition of a response, without message and leader, from the partition count to the last byte.
 _ONLY_PARTITION_3: Final = Struct(">iihqqi")
 _ONLY_PARTITION_5: Final = Struct(">iihqqqi")
 _ONLY_PARTITION_8: Final = Struct(">iihqqqihi")
@@ -72,7 +72,7 @@ TopicResponse = tuple[str | None, UUID | None, "list[ProducePartitionResponse]"]
 
 @dataclass(slots=True)
 class ProduceTopic:
-    """By name, or from version 13 on by id; the other one is None."""
+    """Identified by name, or by id from version 13; the other one is None."""
 
     name: str | None
     topic_id: UUID | None
@@ -107,7 +107,7 @@ class ProduceResponse:
 
 
 def read_produce_request(version: int, frame: memoryview, at: int) -> ProduceRequest:
-    """The request whose body starts at `at`; records are slices of the frame."""
+    """Read the request whose body starts at `at`; records are slices of the frame."""
     try:
         if version >= FLEXIBLE_FROM:
             request, at = _read_flexible_request(version, frame, at)
@@ -216,7 +216,7 @@ def write_produce_response(
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> bytes:
-    """A response's body."""
+    """Return the body of a response."""
     flexible = version >= FLEXIBLE_FROM
     if len(topics) == 1 and not node_endpoints:
         name, topic_id, partitions = topics[0]
@@ -285,7 +285,7 @@ def _put_partition(out: bytearray, version: int, partition: ProducePartitionResp
 
 
 def produce_request_buffers(version: int, request: ProduceRequest) -> list[Buffer]:
-    """A request's body in pieces, so that records are not copied on their way out."""
+    """Return the body of a request in parts, so that sending does not copy records."""
     flexible = version >= FLEXIBLE_FROM
     buffers: list[Buffer] = []
     out = bytearray(write_string(request.transactional_id, flexible))
@@ -313,12 +313,12 @@ def produce_request_buffers(version: int, request: ProduceRequest) -> list[Buffe
 
 
 def write_produce_request(version: int, request: ProduceRequest) -> bytes:
-    """A request's body."""
+    """Return the body of a request."""
     return b"".join(produce_request_buffers(version, request))
 
 
 def read_produce_response(version: int, body: memoryview, at: int = 0) -> ProduceResponse:
-    """The response whose body starts at `at`."""
+    """Read the response whose body starts at `at`."""
     try:
         response, at = _read_response(version, body, at)
     except (error, IndexError) as e:

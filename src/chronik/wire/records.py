@@ -20,7 +20,7 @@ __all__ = ["NewRecord", "Record", "decode_records", "encode_record"]
 
 Headers = Sequence[tuple[str, bytes | None]]
 NewRecord = tuple[bytes | None, bytes | None, Headers, int]
-"""Key, value, headers, timestamp_ms: a record that has no offset yet."""
+"""Key, value, headers, timestamp_ms: a record without an offset."""
 
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
@@ -61,7 +61,7 @@ def encode_record(
     _put_bytes(body, value)
     _put_varint(body, len(headers))
     for name, content in headers:
-        # A header key that was not UTF-8 when it was decoded goes back as the bytes it was.
+        # Restore the original bytes of a header key that was not UTF-8 when decoded.
         _put_bytes(body, name.encode("utf-8", "surrogateescape"))
         _put_bytes(body, content)
     _put_varint(out, len(body))
@@ -71,9 +71,9 @@ def encode_record(
 def decode_records(
     data: bytes, record_count: int, base_offset: int, base_timestamp: int, append_time_ms: int | None
 ) -> Iterator[Record]:
-    """The records of a batch, one by one; CORRUPT_MESSAGE where the bytes do not hold what they say.
+    """Yield the records of a batch; CORRUPT_MESSAGE if the bytes are invalid.
 
-    With `append_time_ms` every record has that timestamp, as batches with log append time mean it.
+    If `append_time_ms` is set, every record has that timestamp, as in batches with log append time.
     """
     at = 0
     for _ in range(record_count):

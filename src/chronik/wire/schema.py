@@ -1,8 +1,7 @@
-"""The layouts of Kafka's messages, taken from kio's classes: one module per API and version, loaded when first used.
-What kio lacks is in `old_layouts`.
+"""Layouts of Kafka's messages, from kio's classes: one module per API and version, loaded on first use.
 
-A `Structure` lists the fields of one message or of a structure nested in it. Everything here is immutable and depends
-on kio's release alone, so it is cached for the process.
+A `Structure` lists the fields of one message or nested structure. Everything here is immutable and depends only on
+kio's release, so it is cached for the process. `old_layouts` has the layouts that kio lacks.
 """
 
 import dataclasses
@@ -33,19 +32,19 @@ class Field(NamedTuple):
     is_nullable: bool
     tag: int | None
     default: Any
-    """A plain value, MISSING where the schema names none."""
+    """A plain value; MISSING if the schema defines none."""
 
 
 class Structure(NamedTuple):
     entity: type[Any]
     flexible: bool
     fields: tuple[Field, ...]
-    """In wire order, the tagged ones last."""
+    """In wire order, tagged fields last."""
 
 
 @cache
 def load(key: int, version: int, direction: Direction) -> Structure:
-    """The layout of a message; MalformedRequest for a key or version that nobody knows."""
+    """Return the layout of a message. Raises MalformedRequest for an unknown key or version."""
     if version not in known_versions(key):
         raise MalformedRequest(f"API {key} has no version {version}")
     entity: Any
@@ -58,9 +57,9 @@ def load(key: int, version: int, direction: Direction) -> Structure:
 
 @cache
 def has_field(key: int, direction: Direction, path: tuple[str, ...], name: str) -> bool:
-    """Whether the structure at `path` has that field in any version, which tells an absent field from a misspelt one.
+    """Whether any version has that field in the structure at `path`; distinguishes an absent field from a misspelt one.
 
-    The newest versions come first: they have nearly all fields, and each version looked at is a module to import.
+    The newest versions come first: they have nearly all fields, and each version checked imports a module.
     """
     for version in reversed(known_versions(key)):
         structure: Structure | None = load(key, version, direction)
@@ -82,7 +81,7 @@ def _field(field: "dataclasses.Field[Any]") -> Field:
     type_, is_nullable = _without_none(field.type)
     is_array = get_origin(type_) is tuple
     if is_array:
-        # The elements that may be None are uuids, where None is kio's word for the zero uuid.
+        # Only uuid elements may be None: kio uses None for the zero uuid.
         type_, _ = _without_none(get_args(type_)[0])
     nested = _structure(type_) if hasattr(type_, "__flexible__") else None
     kind = "entity" if nested else field.metadata["kafka_type"]
