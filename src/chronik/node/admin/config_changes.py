@@ -93,7 +93,7 @@ class _Resource:
         return DYNAMIC_BROKER_CONFIGS.get(key, STATIC_BROKER_CONFIGS.get(key))
 
     def value_in_effect(self, definition: ConfigDefinition) -> str:
-        """Return the list to append to: the value set on this resource, or the default that setting it would override."""
+        """Return the list to append to: the value set on this resource, or the default that a new value overrides."""
         if definition.name in self.configs:
             return self.configs[definition.name]
         if self._is_topic:

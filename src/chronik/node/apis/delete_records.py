@@ -30,7 +30,7 @@ NO_LOW_WATERMARK = -1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     host: PartitionHost

@@ -29,7 +29,7 @@ BY_ID_FROM_VERSION = 6
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog

@@ -31,7 +31,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     config: NodeConfig
     metadata: MetadataLog

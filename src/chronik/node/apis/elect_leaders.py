@@ -33,7 +33,7 @@ UNCLEAN = 1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     metadata: MetadataLog
     controller: ControllerService

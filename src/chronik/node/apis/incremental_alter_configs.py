@@ -32,7 +32,7 @@ WAIT = timedelta(seconds=30)
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog

@@ -36,7 +36,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     log: Logger

@@ -24,7 +24,7 @@ FIRST_VERSION_WITH_MANY_MEMBERS = 3
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     log: Logger

@@ -29,7 +29,7 @@ FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog

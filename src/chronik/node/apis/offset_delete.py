@@ -21,7 +21,7 @@ from chronik.wire.errors import ErrorCode
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog

@@ -30,7 +30,7 @@ NO_OFFSET = -1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog
