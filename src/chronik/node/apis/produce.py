@@ -201,7 +201,7 @@ def _append(
     acks: int,
     now_ms: int,
 ) -> bool:
-    """Append to this node's log; return whether the response must wait. `answer`, if given, replaces `pending`'s waiter."""
+    """Append to this node's log; return whether the response waits, for `answer` if given, else for `pending`."""
     partition = node.host.require_leader(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
