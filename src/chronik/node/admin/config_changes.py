@@ -1,4 +1,4 @@
-"""Validates the changes of AlterConfigs and IncrementalAlterConfigs, as one metadata command for each resource."""
+"""Turns AlterConfigs and IncrementalAlterConfigs into one validated metadata command for each resource."""
 
 from __future__ import annotations
 

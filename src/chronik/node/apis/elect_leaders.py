@@ -5,7 +5,8 @@ Behaviour
   in sync or not alive. The current leader hands over; REQUEST_TIMED_OUT if that takes too long.
 - type 1, unclean election, elects any live replica of each leaderless partition, in-sync and eligible ones first:
   ELIGIBLE_LEADERS_NOT_AVAILABLE if none is live. Records that only other replicas have are lost, as the client accepts.
-- ELECTION_NOT_NEEDED if no election is needed. Without a list, all partitions are meant and those are omitted.
+- ELECTION_NOT_NEEDED if the partition needs no election. A request without a list covers all partitions, and its
+  response omits these.
 Versions: 0 preferred leaders only, 1 election type and the top-level error, 2 flexible.
 Answered by the controller; other nodes forward the request to it.
 """

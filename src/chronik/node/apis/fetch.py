@@ -234,7 +234,7 @@ class PendingFetch:
         return name
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
-        """Read every partition up to the size limit. Reads outside the page cache are returned as jobs instead."""
+        """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0

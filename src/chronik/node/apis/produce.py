@@ -4,8 +4,8 @@ Behaviour
 - acks=0 gets no response; an error closes the connection, which is all that such a producer can notice.
 - acks=1 is answered when the batch is durable in this node's log, acks=all (-1) when the watermark has passed it.
 - A duplicate batch of an idempotent producer succeeds with the offsets of the first copy.
-- After a refused batch that its idempotent producer will retry, later batches are refused with the same error:
-  OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
+- If an idempotent producer's batch is refused with a retriable error, its later batches get the same error until it
+  retries: OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
 - A batch is validated completely (length, magic, CRC, count) before any of it is stored. Each partition has an outcome.
 - A batch for a partition that another node leads is forwarded to that node. NOT_LEADER_OR_FOLLOWER, with the leader's
   address, means that the batch was certainly not appended.

@@ -78,7 +78,7 @@ class Forwarding:
         return connection in self._lanes
 
     def is_busy(self, connection: Connection, topic_id: UUID, index: int) -> bool:
-        """Whether the lane exists: its next batch must then be forwarded too, since earlier ones decide its outcome."""
+        """Whether the lane exists. Its next batch must then join it, since earlier batches decide the outcome."""
         lanes = self._lanes.get(connection)
         return lanes is not None and (topic_id, index) in lanes
 
@@ -338,7 +338,7 @@ class Forwarding:
     # -- memory bound --------------------------------------------------------------------------------------------------
 
     def _hold(self, batch: ForwardedBatch) -> None:
-        """Count the batch; above the bound, stop reading from its connection until other batches finish."""
+        """Add the batch to the bytes in flight; above the bound, pause its connection until other batches finish."""
         self.in_flight_bytes += len(batch.records)
         self._settled.clear()
         connection = batch.request.connection

@@ -1,4 +1,4 @@
-"""What replication needs from the rest of the node: connections to other nodes, calls to the controller, the lease."""
+"""What replication needs from its node: connections to other nodes, calls to the controller, and the lease."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@
 2. It moves the damaged segment and all later ones to `set-aside/`, so that its log ends before the damage.
 3. It fetches the missing records from its leader like any lagging replica, and joins the ISR by the usual rule.
 
-Nothing is set aside while no other replica is in sync: readers then get the data as it is. Nor is it while the ISR
-would fall below min.insync.replicas, because a damaged replica still accepts new records. Healing is retried until
-this changes. A replica that an administrator elected despite its losses does not wait for other replicas. Damages are
-kept in memory; the node's log has a line for each step.
+Healing waits while no other replica is in sync: readers then get the data as it is. It also waits if the ISR would fall
+below min.insync.replicas, because a damaged replica still accepts new records. It is retried until this changes. A
+replica that an administrator elected despite its losses does not wait for other replicas. Damages are kept in memory;
+the node's log has a line for each step.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Healing:
 
     async def _attempt(self, partition: Partition, damage: Damage) -> tuple[str, ...]:
         replication = self._replication
-        # From here on no fetch names this partition: its leader must not consider the replica caught up.
+        # From here on no fetch includes this partition: its leader must not consider the replica caught up.
         partition.is_damaged = True
         replication.follow_again(partition)
         try:

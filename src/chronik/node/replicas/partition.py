@@ -173,7 +173,7 @@ class Partition:
         return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool) -> ReadJob:
-        """Return a read to run in a thread. It counts as a job of the log: the caller calls `jobs.end` after it."""
+        """Return a read to run in a thread. It begins a job of the log: the caller calls `jobs.end` after the read."""
         if not self.jobs.begin():
             raise self._not_leader()
         try:
@@ -702,7 +702,7 @@ class Partition:
         # Drop an epoch without records: the leader may send records of an older epoch.
         self.log.epochs.truncate_to(self.log.log_end_offset)
         if was_leader:
-            # A pending batch has survived once the new leader's watermark passes it; a truncation removes it.
+            # A pending batch survives if the new leader's watermark passes it; otherwise it is truncated.
             self._waits.written_is_not_enough()
             self._waits.let_fetches_go()
         if self.log.synced_end_offset < self.log.log_end_offset:
@@ -751,8 +751,8 @@ class Partition:
     ) -> None:
         """Finish a truncation that kept the log below `upto_offset`, and fail the waiters beyond it.
 
-        `lost` is each producer's first truncated batch. Truncated records are never committed; but if `error` is set,
-        they may be committed elsewhere, and their producers get `error`.
+        `lost` is each producer's first truncated batch. Without `error`, the truncated records can never be committed.
+        With `error`, they may be committed elsewhere, and their producers get that error.
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False

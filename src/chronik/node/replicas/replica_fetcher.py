@@ -6,7 +6,7 @@ states what this node has durably. A partition with a slower sync or truncation 
 is included once it is ready, in a second fetch that makes the leader end the first.
 
 After an error, or a response that does not fit the log, the follower fetches again after a pause. It never drops a
-partition for that: the leader may not know yet that it leads, or this node may not know yet that it no longer does.
+partition for that: the leader may not know yet that it leads, or this node may not know yet that the leader changed.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class ReplicaFetcher:
         for _, topic_id, partitions in response.topics:
             for answer in partitions:
                 followed = None if topic_id is None else self._followed.get((topic_id, answer.partition))
-                # If a later fetch included the partition again, only that fetch's response counts.
+                # If a later fetch included the partition again, only that fetch's response is used.
                 if followed is not None and NOT_NAMED < followed.named_in <= number and self._is_current(followed):
                     self._take(followed, answer)
         if self._syncing > syncing:

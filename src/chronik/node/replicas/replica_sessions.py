@@ -2,9 +2,9 @@
 
 A follower keeps one fetch session (KIP-227) with each leader, over one connection. It includes a partition in a fetch
 when its position there changed. The leader then responds once for that partition: with records, an error, or the
-diverging epoch. Until the follower includes it again, the leader sends only its watermark and log start. So a fetch
-costs as much as what changed, not as much as all partitions: partitions notify their sessions of appends, and a session
-always knows which of its partitions changed.
+diverging epoch. Until the follower includes it again, the leader sends only its watermark and log start. So the cost of
+a fetch depends on the changed partitions, not on all partitions: partitions notify their sessions of appends, and a
+session always knows which of its partitions changed.
 
 The leader answers a fetch as soon as there are records, and within WATERMARK_DELAY_S if only a watermark rose: usually
 the next records arrive in that time. A follower with a new position need not wait for its long poll to end: its next
@@ -66,7 +66,7 @@ class Entry:
         self.wanted = wanted
         self.partition: Partition | None = None
         self.is_open = False
-        """Whether records may be sent: the follower named the partition and has had no response for it since."""
+        """Whether records may be sent: a fetch included the partition, and it has had no response since."""
         self.error = ErrorCode.none
         self.diverging: EpochEnd | None = None
         self.start = -1
@@ -96,8 +96,8 @@ class ReplicaSession:
     """The fetch session of one follower.
 
     Invariant: each partition in `_entries` notifies this session of appends while this node leads it. `_ready` holds
-    the entries that need a response at once; `_news` holds those where only the watermark or log start changed. Owned
-    by the loop.
+    the entries that need a response at once; `_news` holds entries with only a new watermark or log start. Owned by the
+    loop.
     """
 
     def __init__(self, sessions: ReplicaSessions, session_id: int, replica_id: int) -> None:

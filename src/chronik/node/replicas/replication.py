@@ -241,7 +241,7 @@ class Replication:
             partition.doubt_outcomes()
 
     async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
-        """Return why the proposal may not be committed, or an empty string if it is committed.
+        """Return why the proposal is not known to be committed, or an empty string if it is committed.
 
         A controller with a hanging disk cannot respond although the quorum may have committed the proposal. In that
         case the metadata shows the outcome.
