@@ -1,1 +1,1 @@
-"""What the admin APIs share: configs, topic creation, plans for partitions."""
+"""Shared code of the admin APIs: configs, topic creation, and plans for partitions."""

@@ -1,4 +1,4 @@
-"""Changes to configs: what AlterConfigs and IncrementalAlterConfigs ask for, checked, as one metadata command each."""
+"""Turns AlterConfigs and IncrementalAlterConfigs into one validated metadata command for each resource."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Operation(IntEnum):
-    """Kafka's numbers for what is done to one config."""
+    """Kafka's codes for the operation on one config."""
 
     SET = 0
     DELETE = 1
@@ -34,7 +34,7 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One config of one resource."""
+    """A change of one config of one resource."""
 
     name: str
     operation: int
@@ -47,7 +47,7 @@ Planned = Callable[[ClusterImage], AlterConfigs]
 def replace_all(
     resource_type: int, name: str, configs: Iterable[tuple[str, str | None]], config: NodeConfig
 ) -> Planned:
-    """AlterConfigs: what is named is set, everything else that was set on the resource is unset."""
+    """Plan AlterConfigs: set the named configs, and unset all other configs of the resource."""
     changes = [Change(key, Operation.SET, value) for key, value in configs]
 
     def plan(image: ClusterImage) -> AlterConfigs:
@@ -59,7 +59,7 @@ def replace_all(
 
 
 def change_some(resource_type: int, name: str, changes: list[Change], config: NodeConfig) -> Planned:
-    """IncrementalAlterConfigs: only what is named changes."""
+    """Plan IncrementalAlterConfigs: change only the named configs."""
 
     def plan(image: ClusterImage) -> AlterConfigs:
         resource = _Resource(resource_type, name, config, image)
@@ -69,7 +69,7 @@ def change_some(resource_type: int, name: str, changes: list[Change], config: No
 
 
 class _Resource:
-    """A topic or a broker in one image, and what is set on it. Raises where it does not exist."""
+    """A topic or broker in one image, with its configs. KafkaError if it does not exist."""
 
     def __init__(self, resource_type: int, name: str, config: NodeConfig, image: ClusterImage) -> None:
         self.name = name
@@ -93,7 +93,7 @@ class _Resource:
         return DYNAMIC_BROKER_CONFIGS.get(key, STATIC_BROKER_CONFIGS.get(key))
 
     def value_in_effect(self, definition: ConfigDefinition) -> str:
-        """What a list is appended to: the value set here, or the default that setting it here would hide."""
+        """Return the list to append to: the value set on this resource, or the default that a new value overrides."""
         if definition.name in self.configs:
             return self.configs[definition.name]
         if self._is_topic:

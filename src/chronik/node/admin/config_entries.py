@@ -1,6 +1,6 @@
-"""Configs as the admin APIs show them: every value with its source, the synonyms it overrides, its type and its text.
+"""Configs as the admin APIs return them: each value with its source, synonyms, type and documentation.
 
-A resource is what configs belong to: a topic, a broker, or a broker's loggers.
+Configs belong to a resource: a topic, a broker, or a broker's loggers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class ResourceType(IntEnum):
-    """Kafka's numbers for what configs belong to."""
+    """Kafka's codes for the resource types of configs."""
 
     TOPIC = 2
     BROKER = 4
@@ -33,7 +33,7 @@ COMPONENTS = ("groups", "metadata", "node", "storage")
 
 
 def topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) -> list[Values]:
-    """All configs of a topic."""
+    """Return all configs of a topic."""
     return [
         _entry(definition, topic_values(definition, topic, config, image), is_read_only=False)
         for definition in TOPIC_CONFIGS.values()
@@ -41,13 +41,13 @@ def topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) ->
 
 
 def created_topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) -> list[Values]:
-    """All configs of a topic as CreateTopics answers them: each with a source, which Java insists on."""
+    """Return all configs of a topic for CreateTopics: each with a source, which the Java client requires."""
     shown = ("name", "value", "read_only", "config_source", "is_sensitive")
     return [{key: entry[key] for key in shown} for entry in topic_entries(topic, config, image)]
 
 
 def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[Values]:
-    """All configs of this broker; for the empty name, what was set for all brokers."""
+    """Return all configs of this broker, or for the empty name the cluster-wide broker configs."""
     if name == CLUSTER_DEFAULT:
         return [
             _entry(
@@ -75,7 +75,7 @@ def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[V
 
 
 def logger_entries(levels: LogLevels) -> list[Values]:
-    """The level of each component's log lines, and under the name `root` that of all others."""
+    """Return the log level of each component, and under the name `root` the level of all other components."""
     names = {level: name for name, level in LOGGER_LEVELS.items()}
     found = {ROOT_LOGGER: levels.default, **{name: levels.level_of(name) for name in (*COMPONENTS, *levels.components)}}
     return [
@@ -96,7 +96,7 @@ def logger_entries(levels: LogLevels) -> list[Values]:
 def chosen(
     entries: Iterable[Values], keys: Iterable[str] | None, *, synonyms: bool, documentation: bool
 ) -> list[Values]:
-    """The entries that a request asked for (no keys: all), without what it did not ask for."""
+    """Return the requested entries (no keys: all), with synonyms and documentation only if requested."""
     wanted = frozenset(keys or ())
     return [
         {
@@ -110,7 +110,7 @@ def chosen(
 
 
 def check_broker_name(name: str, config: NodeConfig) -> None:
-    """A node tells and takes only its own configs, and those for all."""
+    """Raise unless the name is this broker or the cluster-wide default: a node handles no other broker's configs."""
     if name not in {CLUSTER_DEFAULT, str(config.node_id)}:
         raise KafkaError(
             ErrorCode.invalid_request,
@@ -119,8 +119,8 @@ def check_broker_name(name: str, config: NodeConfig) -> None:
 
 
 def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
-    """What the node was started with, under Kafka's names."""
-    # The registered port is the real one where the node was told to take any.
+    """Return the node's startup settings under Kafka's names."""
+    # If the node was configured to use any free port, only the registration has the real one.
     registered = image.brokers.get(config.node_id)
     values: dict[str, object] = {
         "advertised.listeners": f"PLAINTEXT://{config.advertised_kafka(registered.port if registered else None)}",

@@ -1,6 +1,6 @@
-"""Authorized operations, as the describing APIs list them: all that a resource has, as there is no authorizer.
+"""Authorized operations in responses: all operations of a resource, because there is no authorizer.
 
-A set of operations is an int32 with bit N set for operation N; the smallest int32 says that nobody asked.
+A set of operations is an int32 with bit N set for operation N. The smallest int32 means that they were not requested.
 """
 
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = 3, 4, 5, 6, 7, 8

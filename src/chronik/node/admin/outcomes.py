@@ -1,4 +1,4 @@
-"""What the admin APIs share: many outcomes in one answer, each with its own error, all within the request's timeout."""
+"""Shared by the admin APIs: many outcomes in one response, each with its own error, within the request timeout."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ H = TypeVar("H", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One entry of an answer: how it is named there, and the work that fills it."""
+    """One entry of a response: the fields that identify it, and the work that fills it."""
 
     name: Values
     work: Coroutine[Any, Any, Values]
 
 
 async def within(runtime: Runtime, wait: timedelta, outcomes: Sequence[Outcome]) -> list[Values]:
-    """Runs the work of all entries side by side, so that they share commits; one answer each, in order.
+    """Run the work of all entries concurrently, so that they share commits; return their results in order.
 
-    What is not done within the timeout is answered with REQUEST_TIMED_OUT and goes on all the same.
+    Work that exceeds the timeout is answered with REQUEST_TIMED_OUT and continues.
     """
     tasks = [runtime.loop.create_task(_filled(runtime.log, outcome)) for outcome in outcomes]
     if not tasks:
@@ -57,12 +57,12 @@ async def _filled(log: Logger, outcome: Outcome) -> Values:
 
 
 def refusal(error: KafkaError, **name: Any) -> Values:
-    """An entry that failed."""
+    """Return the entry for a failure."""
     return {**name, "error_code": error.code, "error_message": error.message or None}
 
 
 def duplicates(items: Iterable[H]) -> list[H]:
-    """What occurs more than once, each named once, in the order of its first occurrence."""
+    """Return the items that occur more than once, each once, in the order of first occurrence."""
     counts: dict[H, int] = {}
     for item in items:
         counts[item] = counts.get(item, 0) + 1

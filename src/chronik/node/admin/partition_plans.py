@@ -1,4 +1,4 @@
-"""Admin requests about partitions become one metadata command each: planned on the newest image, then proposed."""
+"""Turns an admin request about partitions into one metadata command, planned on the newest image and then proposed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 async def carry_out(metadata: MetadataLog, wait: timedelta, make_plan: Callable[[ClusterImage], Plan]) -> Plan:
-    """Propose what the plan says, and return it for its outcomes. REQUEST_TIMED_OUT if that takes too long."""
+    """Propose the plan, and return it with its outcomes. REQUEST_TIMED_OUT if that takes too long."""
     wait_s = bounded_wait_s(wait)
     try:
         async with asyncio.timeout(wait_s):

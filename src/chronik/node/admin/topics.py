@@ -1,4 +1,4 @@
-"""Topics that this node has created: by a client's request, or because a service of the node needs one."""
+"""Topic creation through the controller, for a client's request or for a service of this node."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from chronik.node.membership.topic_plans import NewTopic
 
 
 class Topics:
-    """Any node may ask: the controller decides. Owned by the loop."""
+    """Any node may request a topic; the controller creates it. Owned by the loop."""
 
     def __init__(self, metadata: MetadataLog, client: ControllerClient, applied: Callable[[], Awaitable[None]]) -> None:
-        """`applied` returns when the partitions hosted here follow the image as it is now."""
+        """`applied` returns when the partitions hosted here match the current image."""
         self._metadata = metadata
         self._client = client
         self._applied = applied
 
     async def create(self, topic: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
-        """Create a topic, by its name alone with the node's defaults, and wait until the live brokers serve it.
+        """Create a topic and wait until the live brokers serve it. A plain name uses the node's defaults.
 
         TOPIC_ALREADY_EXISTS if it exists. `by_broker` allows internal topics.
         """

@@ -1,1 +1,1 @@
-"""The Kafka APIs that this node answers, one module each."""
+"""The Kafka APIs that this node supports, one module each."""

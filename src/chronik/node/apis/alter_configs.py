@@ -1,12 +1,12 @@
 """AlterConfigs (key 33), versions 0-2.
 
 Behaviour
-- Replaces all configs of a topic or of this broker: what is not named goes back to its default.
-- Each resource has its own outcome; a resource is changed as a whole or not at all. One that stands twice in the
+- Replaces all configs of a topic or of this broker: a config that is not named returns to its default.
+- Each resource has its own outcome, and is changed as a whole or not at all. A resource that appears twice in the
   request is INVALID_REQUEST.
-- validate_only answers the same and changes nothing.
+- validate_only returns the same response and changes nothing.
 Versions: 2 flexible.
-Not supported: loggers (INVALID_REQUEST; IncrementalAlterConfigs has them), groups and client metrics.
+Not supported: loggers, groups and client metrics (INVALID_REQUEST).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """AlterPartitionReassignments (key 45), versions 0-1.
 
 Behaviour
-- Each partition has its own outcome. It is answered when the move has begun; ListPartitionReassignments shows it until
-  all new replicas are in sync, when the old ones go.
-- null replicas call a move off: NO_REASSIGNMENT_IN_PROGRESS where there is none. A new list during a move replaces it.
+- Each partition has its own outcome. The response is sent when the reassignment has begun. ListPartitionReassignments
+  lists it until all new replicas are in sync and the old ones are removed.
+- null replicas cancel a reassignment: NO_REASSIGNMENT_IN_PROGRESS if there is none. A new list replaces a running one.
 - INVALID_REPLICA_ASSIGNMENT for a list that is empty, names a broker twice or one that is not registered, or would
   leave the partition without a leader.
 Versions: 1 says whether the number of replicas may change (INVALID_REPLICATION_FACTOR).
-Answered by the controller; other nodes pass the request on.
+Answered by the controller; other nodes forward the request to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ApiVersions (key 18), versions 0-4.
 
 Behaviour
-- Lists every API with the versions this node answers.
-- A version that is not known here is answered in the v0 body with UNSUPPORTED_VERSION and key 18's own range, without
-  parsing the request: that is how a newer client finds out.
-- The response header is v0 always.
+- Lists every API with the versions that this node supports.
+- An unknown version is answered with a v0 body, UNSUPPORTED_VERSION and the version range of key 18, without parsing
+  the request: that is how a newer client learns the range.
+- The response header is always v0.
 Versions: 3 flexible and client software name, 4 feature ranges starting at 0.
 Not supported: finalized features; there is no `transaction.version`, so clients stay with transactions version 1.
 """
@@ -34,7 +34,7 @@ async def handle(apis: Iterable[Api], request: Request) -> Values:
 
 
 def unsupported_version_body() -> bytes:
-    """The v0 body that says which versions of ApiVersions itself may be asked for."""
+    """Return the v0 body with the supported version range of ApiVersions itself."""
     return _UNSUPPORTED.pack(ErrorCode.unsupported_version, 1, ApiKey.API_VERSIONS, *API.versions)
 
 
@@ -42,5 +42,5 @@ API = Api(ApiKey.API_VERSIONS, (0, 4), unsupported_version_body=unsupported_vers
 
 
 def handler(apis: Iterable[Api]) -> Handler:
-    """`apis` are all that this node answers, this one included."""
+    """`apis` are all that this node supports, including this one."""
     return Handler(API, partial(handle, tuple(apis)))

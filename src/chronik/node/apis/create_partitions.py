@@ -2,9 +2,9 @@
 
 Behaviour
 - Each topic has its own outcome, answered when the partitions are durable and this node's logs of them are open.
-- The number only grows (INVALID_PARTITIONS); a topic that stands twice in one request is INVALID_REQUEST.
-- Manual assignments, where given, are for the new partitions only and must have the topic's replication factor.
-- validate_only answers the same and changes nothing.
+- The partition count can only grow (INVALID_PARTITIONS). A topic that appears twice in a request is INVALID_REQUEST.
+- Manual assignments are for the new partitions only and must have the topic's replication factor.
+- validate_only returns the same response and changes nothing.
 Versions: 2 flexible.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), since their partitions map groups to coordinators.
 """
@@ -28,7 +28,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -56,7 +56,7 @@ async def handle(node: Services, request: Request) -> Values:
 
 async def _grow(node: Services, topic: Any, validate_only: bool) -> Values:
     assignments = None
-    # An empty list means what null means: librdkafka and kafka-python send either for "place them yourself".
+    # An empty list means the same as null: librdkafka and kafka-python send either for automatic placement.
     if topic.assignments:
         assignments = [assignment.broker_ids for assignment in topic.assignments]
 

@@ -2,12 +2,12 @@
 
 Behaviour
 - Each topic has its own outcome. It is answered when the topic is durable and this node's logs of it are open, so the
-  client's next request finds it; a wait beyond the request's timeout ends with REQUEST_TIMED_OUT, and the topic may
-  still come to be.
-- A name that stands twice in one request is INVALID_REQUEST, and none of its entries is carried out.
-- -1 partitions or replicas take the node's defaults; manual assignments go with -1 for both.
-- validate_only answers the same and changes nothing.
-Versions: 4 defaults by -1, 5 flexible, partitions and configs in the answer, 7 topic ids.
+  client's next request finds it. A wait beyond the request's timeout ends with REQUEST_TIMED_OUT; the topic may still
+  be created.
+- A name that appears twice in one request is INVALID_REQUEST, and no topic of that name is created.
+- -1 partitions or replicas use the node's defaults. Manual assignments require -1 for both.
+- validate_only returns the same response and changes nothing.
+Versions: 4 defaults by -1, 5 flexible, partitions and configs in the response, 7 topic ids.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 partitions in a request (POLICY_VIOLATION).
 """
 
@@ -32,7 +32,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog

@@ -1,7 +1,7 @@
 """DeleteGroups (key 42), versions 0-2.
 
 Behaviour
-- A group without members is removed with its offsets; the answer comes when the tombstones are written.
+- A group without members is removed with its offsets. The response is sent when the tombstones are written.
 - NON_EMPTY_GROUP for a group with members, GROUP_ID_NOT_FOUND for one that does not exist.
 Versions: 2 flexible.
 """

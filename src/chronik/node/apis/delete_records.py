@@ -1,12 +1,12 @@
 """DeleteRecords (key 21), versions 0-2.
 
 Behaviour
-- Moves a partition's log start to the given offset (-1: the high watermark); records below can no longer be read.
-  Segments that hold nothing else are dropped.
-- Answers when every replica in sync has done the same, with the smallest of their log starts: no failover brings back
-  what is told to be deleted. REQUEST_TIMED_OUT where that, or having min.insync.replicas in sync, takes too long.
-- An offset beyond the high watermark is OFFSET_OUT_OF_RANGE; one below the log start changes nothing.
-- Only where `cleanup.policy` names delete (POLICY_VIOLATION): a compacted topic promises each key's latest record.
+- Raises a partition's log start to the given offset (-1: the high watermark). Records below it can no longer be read,
+  and segments that hold only such records are deleted.
+- Answers with the low watermark, the smallest log start of the in-sync replicas, once all of them have done the same:
+  no failover brings deleted records back. REQUEST_TIMED_OUT if this, or reaching min.insync.replicas, takes too long.
+- An offset above the high watermark is OFFSET_OUT_OF_RANGE; one below the log start changes nothing.
+- POLICY_VIOLATION unless `cleanup.policy` includes delete: a compacted topic promises each key's latest record.
 Versions: 2 flexible.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
 """
@@ -30,7 +30,7 @@ NO_LOW_WATERMARK = -1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     host: PartitionHost
@@ -68,7 +68,7 @@ async def _delete(node: Services, topic: str, wanted: Any, wait_s: float) -> Val
     if not partition.settings.is_deletable:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
     low_watermark = await partition.delete_records(wanted.offset, wait_s)
-    # The lease may have ended while the replicas followed.
+    # The lease may have ended while the replicas caught up.
     node.host.require_leader(topic, wanted.partition_index)
     return {"low_watermark": low_watermark}
 

@@ -1,9 +1,9 @@
 """DeleteTopics (key 20), versions 1-6.
 
 Behaviour
-- Each topic has its own outcome, answered when the deletion is durable and this node has let go of the topic's logs, so
-  the name can be used again at once. A topic made again under the name has another id.
-- An entry names a topic or gives its id; both or neither, or a topic that stands twice, is INVALID_REQUEST.
+- Each topic has its own outcome, answered when the deletion is durable and this node has released the topic's logs, so
+  the name can be reused at once. A recreated topic has a new id.
+- An entry has either a topic's name or its id. Both, neither, or a topic that appears twice is INVALID_REQUEST.
 Versions: 4 flexible, 5 error messages, 6 by id.
 Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
 """
@@ -29,7 +29,7 @@ BY_ID_FROM_VERSION = 6
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -92,7 +92,7 @@ def _find(image: ClusterImage, name: str | None, topic_id: UUID | None) -> Topic
 
 
 def _resolved(image: ClusterImage, name: str | None, topic_id: UUID | None) -> str:
-    """What an entry stands for, so that a topic's name and its id are seen as the same."""
+    """Return a key for the entry that is the same for a topic's name and its id."""
     if topic_id is None:
         return f"name {name}"
     known = image.names_by_id.get(topic_id)

@@ -1,10 +1,10 @@
 """DescribeCluster (key 60), versions 0-1.
 
 Behaviour
-- The cluster's id, its controller and its live brokers, as Metadata gives them.
-- Authorized operations, where asked for, are all that Kafka knows for a cluster: there is no authorizer.
+- Returns the cluster id, the controller and the live brokers, like Metadata.
+- Authorized operations, if requested, are all that Kafka defines for a cluster, because there is no authorizer.
 Versions: 1 endpoint type.
-Not supported: asking for the controllers' endpoints (MISMATCHED_ENDPOINT_TYPE): this is a broker's listener.
+Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is a broker's listener.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """DescribeConfigs (key 32), versions 1-4.
 
 Behaviour
-- Topics, this broker, the cluster-wide broker defaults (a broker with the empty name) and this broker's loggers. Each
-  resource has its own outcome.
-- Each config comes with the value in effect, where it comes from, and on request every value that it overrides.
-- No keys, or an empty list of them, means all; keys that are none are left out.
+- Describes topics, this broker, the cluster-wide broker defaults (a broker with the empty name) and this broker's
+  loggers. Each resource has its own outcome.
+- Each config has its effective value, the source of that value, and on request every value that it overrides.
+- No keys, or an empty list, means all configs; unknown keys are omitted.
 Versions: 3 documentation and types, 4 flexible.
 Not supported: configs of groups and client metrics (INVALID_REQUEST).
 """
@@ -31,7 +31,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     config: NodeConfig
     metadata: MetadataLog

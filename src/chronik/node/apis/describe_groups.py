@@ -1,7 +1,7 @@
 """DescribeGroups (key 15), versions 0-6.
 
 Behaviour
-- State, protocol and members of each group; metadata and assignments of the members only while the group is stable.
+- Returns state, protocol and members of each group; member metadata and assignments only while the group is stable.
 - A group that does not exist is described as Dead; from version 6 with GROUP_ID_NOT_FOUND.
 Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6 error messages.
 """

@@ -1,9 +1,9 @@
 """DescribeLogDirs (key 35), versions 1-4.
 
 Behaviour
-- A node has one log folder. The sizes are those of the segments of each partition that it hosts; null topics means all.
-- A topic or partition that is not hosted here is left out, as Kafka does.
-Versions: 2 flexible, 3 error code of the whole answer, 4 free and total space of the disk that the folder is on.
+- A node has one log folder. A partition's size is that of its segments; null topics means all topics.
+- A topic or partition that this node does not host is omitted, as in Kafka.
+Versions: 2 flexible, 3 top-level error code, 4 free and total space of the folder's disk.
 Not supported: moving between folders (there is only one).
 """
 
@@ -23,7 +23,7 @@ from chronik.wire.errors import ErrorCode
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog

@@ -1,13 +1,14 @@
 """ElectLeaders (key 43), versions 0-2.
 
 Behaviour
-- type 0 gives each partition to its preferred leader, the first of its replicas: PREFERRED_LEADER_NOT_AVAILABLE where
-  that one is not in sync or not alive. The present leader hands over; REQUEST_TIMED_OUT where that takes too long.
-- type 1 gives each partition without a leader to any replica that is alive, in-sync and eligible ones first:
-  ELIGIBLE_LEADERS_NOT_AVAILABLE where none is. Records that only others have are lost; that is what is asked for.
-- ELECTION_NOT_NEEDED where there is nothing to do. Without a list of partitions all are meant, and those are left out.
+- type 0 elects the preferred leader, the first replica of each partition: PREFERRED_LEADER_NOT_AVAILABLE if it is not
+  in sync or not alive. The current leader hands over; REQUEST_TIMED_OUT if that takes too long.
+- type 1, unclean election, elects any live replica of each leaderless partition, in-sync and eligible ones first:
+  ELIGIBLE_LEADERS_NOT_AVAILABLE if none is live. Records that only other replicas have are lost, as the client accepts.
+- ELECTION_NOT_NEEDED if the partition needs no election. A request without a list covers all partitions, and its
+  response omits these.
 Versions: 0 preferred leaders only, 1 election type and the top-level error, 2 flexible.
-Answered by the controller; other nodes pass the request on.
+Answered by the controller; other nodes forward the request to it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ UNCLEAN = 1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     metadata: MetadataLog
     controller: ControllerService

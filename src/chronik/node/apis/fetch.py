@@ -1,20 +1,20 @@
 """Fetch (key 1), versions 4-18.
 
 Behaviour
-- Whole batches below the watermark, byte for byte as they were produced; the first non-empty partition ignores the size
+- Returns whole batches below the watermark, byte for byte as produced. The first non-empty partition ignores the size
   limits, so that a large batch never stalls its consumer.
-- Waits up to max_wait_ms until min_bytes are there, summed over all partitions; an error in any ends the wait.
-- Sessions (KIP-227) as in `fetch_sessions`; an incremental response names only partitions with news.
-- read_committed stops at the last stable offset, which is the watermark while there are no transactions.
+- Waits up to max_wait_ms for min_bytes, summed over all partitions; an error in any partition ends the wait.
+- Sessions (KIP-227) as in `fetch_sessions`; an incremental response contains only partitions that changed.
+- read_committed stops at the last stable offset, which is the watermark because there are no transactions.
 - A response is bounded by the node's fetch_bytes_max, whatever the client allows.
-- A leader that has just taken over waits, up to max_wait_ms, until its watermark is worth showing: clients may have
-  seen a higher one. Then OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
-- A consumer with a rack is sent to an in-sync replica in it (KIP-392), and served there below that replica's watermark.
-- Errors that come from old metadata name the leader (KIP-951).
-- Replicas of this cluster fetch by sessions of their own kind, see `replica_sessions`.
+- A new leader waits, up to max_wait_ms, until its watermark reaches its epoch's start: clients may have seen a higher
+  watermark. After that it answers OFFSET_NOT_AVAILABLE (before version 11 NOT_LEADER_OR_FOLLOWER).
+- A consumer with a rack is redirected to an in-sync replica there (KIP-392), which serves up to its own watermark.
+- Errors caused by old metadata include the current leader (KIP-951).
+- Replicas of this cluster use their own kind of session, see `replica_sessions`.
 Versions: 5 log start offset, 7 sessions, 9 leader epoch, 11 follower reads, 12 flexible and diverging epochs, 13 topic
 ids, 15 replica state, 16 node endpoints, 17 directory ids, 18 the follower's watermark.
-Not supported: records behind the watermark for consumers, except where `visibility=appended`.
+Not supported: records above the watermark for consumers, except with `visibility=appended`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WAIT_MS_MAX = 5 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -90,9 +90,9 @@ def handle(node: Services, request: Request, reply: Reply) -> None:
 
 
 class PendingFetch:
-    """One fetch until it is answered: reads what is there, and waits for more where that is not enough.
+    """A fetch until it is answered: reads the available data, and waits for more if that is not enough.
 
-    Owned by the loop. Answered once: with data, at its deadline, or never, when its connection ends first.
+    Owned by the loop. Answered once: with data, at its deadline, or never if its connection closes first.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class PendingFetch:
         self._session = session
         self._incremental = incremental
         self._entries = self._wanted()
-        # What the limits never let through cannot be waited for.
+        # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
         self._waiting_on: list[Partition] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -138,9 +138,9 @@ class PendingFetch:
         self._reading = False
         self._is_over = False
         self._is_full = False
-        """More is there than the limits let through: there is nothing to wait for."""
+        """The response cannot grow by waiting: the limits are reached, or the consumer should read elsewhere."""
         self._is_settling = False
-        """A leader has just taken over, and may have the data in a moment."""
+        """A partition's new leader may have the data in a moment."""
         self._trace = self._traced() if node.runtime.traces.topics else None
 
     def _traced(self) -> FetchTrace:
@@ -157,7 +157,7 @@ class PendingFetch:
             for wanted in topic.partitions
         ]
 
-    # -- the course of a fetch -----------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         responses, size_bytes, failed, cold = self._read()
@@ -198,7 +198,7 @@ class PendingFetch:
         self._finish()
 
     def _finish(self) -> None:
-        """Answer with what is there now."""
+        """Answer with the data that is available now."""
         if self._is_over or self._reading:
             return
         self._stop_waiting()
@@ -234,7 +234,7 @@ class PendingFetch:
         return name
 
     def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
-        """Read every partition until the size limit; reads whose pages are not in memory are returned instead."""
+        """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0
@@ -272,7 +272,7 @@ class PendingFetch:
         return responses, size_bytes, failed, cold
 
     def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
-        """The partition, if this node may read it for this client: as its leader, or as a replica near to it."""
+        """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
         (name, topic_id), index = key
         if name is None:
             name = None if topic_id is None else self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
@@ -297,7 +297,7 @@ class PendingFetch:
         offset = wanted.fetch_offset
         upto = partition.visible_end_offset
         if partition.is_settling:
-            # Said only where the wait was in vain.
+            # The client sees this error only if the wait does not help.
             self._is_settling = True
             response.error_code = self._not_yet()
             response.high_watermark = response.last_stable_offset = -1
@@ -330,7 +330,7 @@ class PendingFetch:
         return ErrorCode.not_leader_or_follower
 
     def _prefers_another(self, partition: Partition, offset: int, response: FetchPartitionResponse) -> bool:
-        """Whether the consumer should read from a replica in its own rack; the response then says which."""
+        """Whether the consumer should read from a replica in its own rack; if so, the response names it."""
         if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
             return False
         replica = read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
@@ -338,7 +338,7 @@ class PendingFetch:
         return replica is not None
 
     def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
-        """Some data is not in the page cache: read it in a thread, and answer with it."""
+        """Read data that is not in the page cache in a thread, then answer."""
         self._reading = True
         connection = self._request.connection
         connection.when_closed(self, self._abandon)
@@ -359,7 +359,7 @@ class PendingFetch:
             for read, outcome in zip(cold, finished.result(), strict=True):
                 partition = read.partition
                 if partition.generation != read.generation or not (partition.leads or partition.follows):
-                    # Its role changed, or its lease ran out: what was read may be stale, or of two logs.
+                    # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
                     read.response.error_code = ErrorCode.not_leader_or_follower
                 elif not isinstance(outcome, Exception):
                     damaged_at = read.job.damaged_at
@@ -368,7 +368,7 @@ class PendingFetch:
                     else:
                         read.response.records = outcome
                 elif is_damage(outcome):
-                    # For example a broken chain of batches: this replica cannot reach what was written there.
+                    # For example a broken chain of batches: this replica cannot reach the records after it.
                     is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
                     code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
                     read.response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
@@ -381,7 +381,7 @@ class PendingFetch:
 
         future.add_done_callback(done)
 
-    # -- answering -----------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def _answer(self, responses: list[FetchPartitionResponse]) -> None:
         self._is_over = True
@@ -417,7 +417,7 @@ class PendingFetch:
         self._reply.send(body)
 
     def _endpoints(self, responses: list[FetchPartitionResponse]) -> list[tuple[int, str, int, str | None]]:
-        """Names the leader in each response that comes from old metadata, and where to find those leaders."""
+        """Set the current leader in each response with an old-metadata error; return these leaders' addresses."""
         if self._request.api_version < NODE_ENDPOINTS_FROM_VERSION:
             return []
         node = self._node
@@ -440,7 +440,7 @@ class PendingFetch:
 
 
 class _ColdRead(NamedTuple):
-    """A read that would have blocked the loop, and where its data goes."""
+    """A read that would have blocked the loop, and the response for its data."""
 
     response: FetchPartitionResponse
     partition: Partition

@@ -1,4 +1,4 @@
-"""The traces of one fetch: made only where some topic is traced, and only for its traced partitions."""
+"""The traces of one fetch: created only if a topic is traced, and only for the traced partitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchRequ
 
 
 class FetchTrace:
-    """Owned by the loop. `_entries` has the hooks of each partition of the fetch, None for one that is not traced."""
+    """Owned by the loop. `_entries` has the trace of each partition of the fetch, None if it is not traced."""
 
     __slots__ = ("_clock", "_entries", "_has_waited", "_number", "_request")
 
@@ -50,7 +50,7 @@ class FetchTrace:
             trace.data_available(self._number, size_bytes)
 
     def served(self, responses: list[FetchPartitionResponse]) -> None:
-        """The answer goes out. Data that nobody waited for became available no later than now."""
+        """Trace the response. If the fetch did not wait, its data became available no later than now."""
         elapsed_s = self._clock() - self._request.started_s
         for entry, response in zip(self._entries, responses, strict=True):
             if entry is None:

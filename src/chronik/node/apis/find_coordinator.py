@@ -1,12 +1,12 @@
 """FindCoordinator (key 10), versions 0-6.
 
 Behaviour
-- The coordinator of a group is the broker that leads the group's partition of `__consumer_offsets`, found by Java's
-  hash of the group's name, as in Kafka. That topic is created when somebody first asks.
-- COORDINATOR_NOT_AVAILABLE while the topic cannot be made, the partition has no leader, or this node has no lease and
-  so may not know the leader: clients ask again, another node too.
+- The coordinator of a group is the leader of the group's partition of `__consumer_offsets`. As in Kafka, Java's hash of
+  the group id selects the partition. The first request creates that topic.
+- COORDINATOR_NOT_AVAILABLE while the topic cannot be created, the partition has no leader, or this node has no lease
+  and may not know the leader. Clients then retry, also at other nodes.
 Versions: 1 key type, 3 flexible, 4 many keys at once, each with its own error, 5 and 6 as 4.
-Not supported: transactions (type 1; `transactions` says which error it gets and why) and share groups (type 2).
+Not supported: transactions (type 1; `transactions` explains the error) and share groups (type 2).
 """
 
 from __future__ import annotations

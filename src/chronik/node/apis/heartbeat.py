@@ -1,9 +1,9 @@
 """Heartbeat (key 12), versions 0-4.
 
 Behaviour
-- Keeps a member's session alive; REBALANCE_IN_PROGRESS tells it to join again.
-- ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID and FENCED_INSTANCE_ID tell it that the group has gone on without it.
-- While the group is being loaded the answer is no error: the session starts afresh when that is done.
+- Keeps a member's session alive. REBALANCE_IN_PROGRESS means that the member must rejoin.
+- ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID and FENCED_INSTANCE_ID mean that the group has continued without the member.
+- While the group is loading, the response has no error: the session restarts when loading ends.
 Versions: 3 static members, 4 flexible.
 """
 

@@ -2,12 +2,12 @@
 
 Behaviour
 - Sets, unsets, appends to or subtracts from single configs of a topic, of this broker, or of all brokers (the empty
-  name); lists only can be appended to. What is appended to an unset list is added to its default.
-- Each resource has its own outcome, answered when the change is durable and in effect here; a resource is changed as a
-  whole or not at all. One that stands twice in the request is INVALID_REQUEST.
-- validate_only answers the same and changes nothing.
+  name). Only lists support append and subtract. An append to an unset list extends its default.
+- Each resource has its own outcome, answered when the change is durable and in effect on this node. A resource is
+  changed as a whole or not at all. A resource that appears twice in the request is INVALID_REQUEST.
+- validate_only returns the same response and changes nothing.
 Versions: 1 flexible.
-Not supported: groups and client metrics, and loggers, whose levels are set where the node starts (INVALID_REQUEST).
+Not supported: groups and client metrics, and loggers, whose levels are set when the node starts (INVALID_REQUEST).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAIT = timedelta(seconds=30)
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -53,7 +53,7 @@ async def handle(node: Services, request: Request) -> Values:
 
 
 async def alter_resources(node: Services, message: Any, plans: Sequence[Planned]) -> Values:
-    """Carries out one plan for each of the request's resources."""
+    """Run one plan for each resource of the request."""
     keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
     repeated = duplicates(keys)
     return {

@@ -2,10 +2,10 @@
 
 Behaviour
 - An idempotent producer gets an id that no producer of this cluster had before, with epoch 0.
-- A producer that brings its id and epoch (after a sequence error, KIP-360) gets the same id with the next epoch, or a
-  new id when the epochs are used up.
+- A producer that sends its id and epoch (after a sequence error, KIP-360) gets the same id with the next epoch, or a
+  new id if its epochs are exhausted.
 Versions: 2 flexible, 3 id and epoch in the request, 4 PRODUCER_FENCED.
-Not supported: a transactional id; `transactions` says which error it gets, and why that one.
+Not supported: a transactional id; `transactions` explains the error.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 Behaviour
 - Answered when the group's next generation is formed: when all members have joined, or the rebalance timeout ends. The
   first rebalance of an empty group waits `group_initial_rebalance_delay_ms` (100 ms) for members started together.
-- From version 4 a dynamic member first gets MEMBER_ID_REQUIRED with its id, and joins with that. A static member is
+- From version 4 a dynamic member first gets MEMBER_ID_REQUIRED with its id, and joins with that id. A static member is
   added at once.
-- A follower that joins again unchanged gets the current generation; a leader that does so starts a rebalance, and so
-  does any member with other metadata.
-- A static member that starts anew with the same topics takes its old place without a rebalance; its other process, if
-  it still runs, is fenced (FENCED_INSTANCE_ID). A leader is then told to skip the assignment (version 9).
-- The coordinator never looks at assignors: eager and cooperative ones are the same to it.
+- A follower that rejoins unchanged gets the current generation. A leader that rejoins starts a rebalance, as does any
+  member with changed metadata.
+- A static member that restarts with the same topics keeps its place without a rebalance. Its old process, if it still
+  runs, is fenced (FENCED_INSTANCE_ID). If it is the leader, the response sets skip assignment (version 9).
+- The coordinator ignores the assignors: eager and cooperative ones make no difference to it.
 Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRED, 5 static members, 6 flexible,
-7 protocol type in the answer, 8 reason (logged at debug), 9 skip assignment.
+7 protocol type in the response, 8 reason (logged at debug), 9 skip assignment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     log: Logger

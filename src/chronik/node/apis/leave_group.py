@@ -1,8 +1,8 @@
 """LeaveGroup (key 13), versions 0-5.
 
 Behaviour
-- The members leave at once and the others share their work. Each has its own error; before version 3 there is one
-  member, and its error is the answer's.
+- The members leave at once, and the group rebalances. Each member has its own error; before version 3 there is one
+  member, and its error is the top-level one.
 - A static member that shuts down does not send this. An administrator removes it by its instance id, with an empty
   member id.
 Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
@@ -24,7 +24,7 @@ FIRST_VERSION_WITH_MANY_MEMBERS = 3
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     log: Logger

@@ -1,9 +1,9 @@
 """ListGroups (key 16), versions 0-5.
 
 Behaviour
-- The groups that this node coordinates, none while it has no lease; a client asks every node. Filters are compared
-  without regard to case.
-- COORDINATOR_LOAD_IN_PROGRESS while the node loads groups, since the list would not be whole.
+- Returns the groups that this node coordinates, none while it has no lease; clients query every node. Filters are case
+  insensitive.
+- COORDINATOR_LOAD_IN_PROGRESS while the node loads groups, because the list would be incomplete.
 Versions: 3 flexible, 4 states, 5 types: every group here is of type "classic".
 """
 

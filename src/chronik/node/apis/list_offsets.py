@@ -1,19 +1,20 @@
 """ListOffsets (key 2), versions 0-9.
 
 Behaviour
-- latest (-1) is what consumers see as the end: the high watermark, or the last stable offset for read_committed; it
-  never goes backwards.
-- replica id -2, Kafka's debugging consumer, is answered by any replica from its own log, whoever leads: latest is the
-  log end, with the leader epoch of the last record. That claims no authority, so it needs no lease. `chronik topic
-  recover` compares the replicas of an offline partition by it.
+- latest (-1) is the end that consumers see: the high watermark, or the last stable offset for read_committed; it never
+  goes backwards.
+- replica id -2, Kafka's debugging consumer, is answered by any replica from its own log, leader or not: latest is the
+  log end, with the leader epoch of the last record. This needs no lease, because it claims no authority. `chronik topic
+  recover` uses it to compare the replicas of an offline partition.
 - earliest (-2) and earliest local (-4) are the log start offset; latest tiered (-5) is none, answered as -1.
-- max timestamp (-3) names the record's own offset, not the end of its batch.
-- any other timestamp names the first visible record that is not older, or -1 when there is none.
-- a leader whose watermark has not reached its epoch's start does not know the end that clients have seen, and answers
-  OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest and for times with no answer below.
-- a leader whose lease has ended before the answer is given answers NOT_LEADER_OR_FOLLOWER.
-- version 0, which Burrow asks for, gives a list: the one offset, or none. Times are UNSUPPORTED_VERSION there: they
-  were about segments and when their files changed.
+- max timestamp (-3) returns the record's own offset, not the end of its batch.
+- any other timestamp returns the first visible record that is not older, or -1 if there is none.
+- a leader whose watermark has not reached its epoch's start does not know the end that clients have seen. It answers
+  OFFSET_NOT_AVAILABLE (KIP-207; LEADER_NOT_AVAILABLE before version 5) for latest, and for timestamps that match no
+  record below its watermark.
+- a leader whose lease ends before the response is sent answers NOT_LEADER_OR_FOLLOWER.
+- version 0, which Burrow uses, returns a list of one offset or none. Timestamps are UNSUPPORTED_VERSION there: they
+  referred to segments and the modification times of their files.
 Versions: 1 one offset with its time, 2 isolation level, 4 leader epoch, 6 flexible, 7 max timestamp, 8 earliest local,
 9 latest tiered.
 Not supported: tiered storage.
@@ -46,7 +47,7 @@ TIMES_FROM_VERSION = 1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     host: PartitionHost
@@ -77,8 +78,8 @@ async def handle(node: Services, request: Request) -> Values:
             partitions.append(values)
         topics.append({"name": topic.name, "partitions": partitions})
     for values, partition, generation in answered:
-        # To look for times takes a while, in which the lease may end for what was answered first. A debugging consumer
-        # asks for no authority.
+        # Timestamp lookups take time, in which the lease of partitions already looked up may end. A debugging consumer
+        # needs no authority.
         if not is_debugging and (partition.generation != generation or not partition.leads):
             values.update(_unknown(partition.index, ErrorCode.not_leader_or_follower))
             values.pop("old_style_offsets", None)
@@ -86,7 +87,7 @@ async def handle(node: Services, request: Request) -> Values:
 
 
 def _hosted(node: Services, topic: str, index: int, is_debugging: bool) -> Partition:
-    """The partition that answers: led by this node, or for a debugging consumer just open here."""
+    """Return the partition that answers: led by this node, or for a debugging consumer any open one."""
     partition = node.host.partitions.get((topic, index)) if is_debugging else None
     if partition is None or partition.is_closed:
         return node.host.require_leader(topic, index)
@@ -109,7 +110,7 @@ async def _offset(node: Services, partition: Partition, timestamp_ms: int, is_de
     generation = partition.generation
     if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
         raise KafkaError(ErrorCode.invalid_request, f"timestamp {timestamp_ms} has no meaning")
-    # A truncation waits for it.
+    # A truncation waits for this job.
     if not partition.jobs.begin():
         raise KafkaError(ErrorCode.not_leader_or_follower, "the log is being truncated")
     with partition.jobs.running():

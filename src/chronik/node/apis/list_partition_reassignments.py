@@ -1,9 +1,9 @@
 """ListPartitionReassignments (key 46), version 0.
 
 Behaviour
-- The partitions whose replicas are on the move, with all replicas, those to come and those to go; of all topics, or of
-  the partitions asked for. What is not on the move, or does not exist, is left out.
-Answered by the controller, which begins and ends moves; other nodes pass the request on.
+- Returns the partitions that are being reassigned, with their current, adding and removing replicas: of all topics, or
+  of the requested partitions. Partitions that are not being reassigned, or do not exist, are omitted.
+Answered by the controller, which begins and ends reassignments; other nodes forward the request to it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Metadata (key 3), versions 0-13.
 
 Behaviour
-- Answered from this node's own image: all brokers, and the topics asked for by name or id; null (in v0 an empty list)
+- Answered from this node's own image: all brokers, and the topics requested by name or id; null (in v0 an empty list)
   means all topics, an empty list none.
-- A topic that does not exist is created, if the node's `auto_create_topics` and the request allow it, and is in the
-  answer with its leaders.
-- Where a leader has just gone, the answer waits a moment for its successor, and still names the node that is gone.
-- A replica is offline where its node is down.
+- A topic that does not exist is created if the node's `auto_create_topics` and the request allow it, and the response
+  contains its leaders.
+- If a leader has just failed, the response waits briefly for its successor, and still lists the failed node.
+- A replica is offline if its node is down.
 Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline replicas, 7 leader epochs, 9 flexible,
 10 topic ids, 12 topics by id, 13 top-level error.
 """
@@ -33,7 +33,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     config: NodeConfig
     metadata: MetadataLog
@@ -98,9 +98,9 @@ async def _find(node: Services, wanted: Any, may_create: bool) -> Values:
 
 
 async def _create(node: Services, name: str) -> TopicImage:
-    """Create a topic with the node's defaults; fine if another client was first.
+    """Create a topic with the node's defaults, unless another client has just created it.
 
-    The groups' own topic too, which lag tools ask for before there is a group.
+    This includes the offsets topic, which lag tools request before any group exists.
     """
     try:
         if name == OFFSETS_TOPIC:
@@ -109,7 +109,7 @@ async def _create(node: Services, name: str) -> TopicImage:
             await node.topics.create(name)
     except KafkaError as error:
         if error.code == ErrorCode.coordinator_not_available:
-            # The groups' error; a client that asks for metadata retries after this one.
+            # A group error; metadata clients retry after LEADER_NOT_AVAILABLE.
             raise KafkaError(ErrorCode.leader_not_available, error.message) from error
         if error.code != ErrorCode.topic_already_exists:
             raise

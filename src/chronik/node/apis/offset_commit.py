@@ -1,11 +1,11 @@
 """OffsetCommit (key 8), versions 2-10.
 
 Behaviour
-- Answered when the offsets are written to `__consumer_offsets`; commits that wait are written together.
+- Answered when the offsets are committed to `__consumer_offsets`; waiting commits are written together.
 - A member commits with its generation: an older one is ILLEGAL_GENERATION, and in CompletingRebalance even the current
-  one is REBALANCE_IN_PROGRESS. Who is not a member (generation -1) may commit only while the group has no members.
+  one is REBALANCE_IN_PROGRESS. A client without membership (generation -1) may commit only while the group is empty.
 - Partitions that do not exist are UNKNOWN_TOPIC_OR_PARTITION, unknown topic ids UNKNOWN_TOPIC_ID, metadata of more than
-  4,096 bytes OFFSET_METADATA_TOO_LARGE; the other partitions of the request are committed all the same.
+  4,096 bytes OFFSET_METADATA_TOO_LARGE; the other partitions of the request are still committed.
 Versions: 3 throttling, 5 no retention time, 6 leader epoch, 7 static members, 8 flexible, 9 member epochs of KIP-848
 (a classic generation here), 10 topic ids.
 Not supported: the retention time of versions 2-4, which Kafka ignores as well once a group has members.
@@ -29,7 +29,7 @@ FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog
@@ -85,7 +85,7 @@ async def handle(node: Services, request: Request) -> Values:
 
 
 def _topic_key(topic: object) -> Values:
-    """How the request names the topic, and so the answer."""
+    """Return the fields that identify the topic, in the response as in the request."""
     return {name: getattr(topic, name) for name in ("name", "topic_id") if hasattr(topic, name)}
 
 

@@ -1,9 +1,9 @@
 """OffsetDelete (key 47), version 0.
 
 Behaviour
-- Removes offsets of a group that has no members, or of topics that its members do not subscribe to; others are
-  GROUP_SUBSCRIBED_TO_TOPIC. A group with members of another protocol than "consumer" is NON_EMPTY_GROUP.
-- GROUP_ID_NOT_FOUND for a group that does not exist, UNKNOWN_TOPIC_OR_PARTITION for partitions that do not.
+- Removes offsets of a group without members, or of topics that its members do not subscribe to; subscribed topics are
+  GROUP_SUBSCRIBED_TO_TOPIC. A group with members of a protocol other than "consumer" is NON_EMPTY_GROUP.
+- GROUP_ID_NOT_FOUND for a group that does not exist, UNKNOWN_TOPIC_OR_PARTITION for partitions that do not exist.
 Versions: only 0.
 """
 
@@ -21,7 +21,7 @@ from chronik.wire.errors import ErrorCode
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog

@@ -1,12 +1,12 @@
 """OffsetFetch (key 9), versions 1-10.
 
 Behaviour
-- The committed offsets of the partitions asked for; -1 without an error where there is none, and so for every partition
-  of a group that does not exist. Null topics means all that the group has.
-- Only what the log has is answered. `require_stable` has nothing to wait for as long as there are no transactions.
-- A coordinator that moved or loads is the error of the group: in the group's entry from version 8, of the whole answer
-  in versions 2-7, of each partition in version 1.
-Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 members of KIP-848 (taken and
+- Returns the committed offsets of the requested partitions, or -1 without an error if there is none, as for every
+  partition of an unknown group. Null topics means all offsets of the group.
+- Returns only offsets that are in the log. `require_stable` never waits, because there are no transactions.
+- If the coordinator moved or is loading, the error is in the group's entry from version 8, at the top level in versions
+  2-7, and in each partition in version 1.
+Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many groups, 9 members of KIP-848 (accepted but
 not checked), 10 topic ids.
 """
 
@@ -30,7 +30,7 @@ NO_OFFSET = -1
 
 
 class Services(NamedTuple):
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     groups: GroupService
     metadata: MetadataLog
@@ -49,7 +49,7 @@ async def handle(node: Services, request: Request) -> Values:
 
 
 async def _group(node: Services, version: int, wanted: Any) -> Values:
-    """One group's offsets. `wanted` is a group of the request, or the request where it is about one group."""
+    """Return one group's offsets. `wanted` is a group of the request, or the request itself before version 8."""
     topics: list[tuple[Values, str | None, Iterable[int]]] = []
     partitions: list[TopicPartition] | None = None
     if wanted.topics is not None:
@@ -98,7 +98,7 @@ def _name(node: Services, version: int, topic: Any) -> str | None:
 
 
 def _topic_key(topic: object) -> Values:
-    """How the request names the topic, and so the answer."""
+    """Return the fields that identify the topic, in the response as in the request."""
     return {name: getattr(topic, name) for name in ("name", "topic_id") if hasattr(topic, name)}
 
 

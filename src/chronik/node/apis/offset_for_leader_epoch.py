@@ -1,9 +1,9 @@
 """OffsetForLeaderEpoch (key 23), versions 2-4.
 
 Behaviour
-- Says where an epoch ended in this leader's log, so that a consumer whose position lies behind that end finds out that
-  its records were truncated (KIP-320).
-- The answer names the largest epoch that is not newer than the one asked for; an unknown one is (-1, -1).
+- Returns where an epoch ended in this leader's log, so that a consumer with a position beyond that end learns that its
+  records were truncated (KIP-320).
+- Returns the largest epoch that is not newer than the requested one; an unknown epoch is (-1, -1).
 Versions: 3 replica id, 4 flexible.
 """
 

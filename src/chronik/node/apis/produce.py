@@ -2,16 +2,16 @@
 
 Behaviour
 - acks=0 gets no response; an error closes the connection, which is all that such a producer can notice.
-- acks=1 answers when this node's log counts the batch as written, acks=all (-1) when the watermark has passed it.
-- A repeated batch of an idempotent producer succeeds with the offsets it already has.
-- A batch behind one that was refused, and that its idempotent producer will send again, is refused too, as that was:
-  OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
-- A batch is checked whole (length, magic, CRC, count) before a byte of it is stored; each partition has an outcome.
-- A batch for a partition that another node leads is forwarded to it. NOT_LEADER_OR_FOLLOWER, with the leader's address,
-  means that the batch was surely not appended.
+- acks=1 is answered when the batch is durable in this node's log, acks=all (-1) when the watermark has passed it.
+- A duplicate batch of an idempotent producer succeeds with the offsets of the first copy.
+- If an idempotent producer's batch is refused with a retriable error, its later batches get the same error until it
+  retries: OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch (see `storage.refusals`).
+- A batch is validated completely (length, magic, CRC, count) before any of it is stored. Each partition has an outcome.
+- A batch for a partition that another node leads is forwarded to that node. NOT_LEADER_OR_FOLLOWER, with the leader's
+  address, means that the batch was certainly not appended.
 - A wait longer than the request's timeout ends with REQUEST_TIMED_OUT; the batch may still be committed.
 Versions: 3 batch format 2 and transactional id, 5 log start offset, 7 zstd, 8 error messages, 9 flexible, 10 current
-leader, 13 topic ids. 0-2 are advertised only because librdkafka switches compression off above a minimum of 0.
+leader, 13 topic ids. 0-2 are advertised only because librdkafka disables compression if the minimum is above 0.
 Not supported: transactional batches (INVALID_TXN_STATE), batch formats 0 and 1.
 """
 
@@ -53,7 +53,7 @@ TopicResponses = tuple[str | None, UUID | None, list[ProducePartitionResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What this API uses of its node."""
+    """The parts of the node that this API uses."""
 
     runtime: Runtime
     metadata: MetadataLog
@@ -118,7 +118,7 @@ def _append_or_forward(
     produce: ProduceRequest,
     now_ms: int,
 ) -> None:
-    """Append here, unless another node leads or what came before on this connection is still on its way there."""
+    """Append locally, unless another node leads or earlier batches of this connection are still being forwarded."""
     connection = pending.request.connection
     forwarding = node.forwarding
     if forwarding.has_lanes(connection):
@@ -136,7 +136,7 @@ def _append_or_forward(
         hosted = node.host.partitions.get((name, response.partition))
         if not forwarding.can_forward(connection, topic, response.partition, produce.acks):
             if hosted is not None:
-                # It may lead again, under the same name: after a lease that ran out, or a hand-over that was not.
+                # This node may lead again: its lease may be renewed, or a handover may be cancelled.
                 hosted.refused(records, error, now_ms)
             raise
         if hosted is not None:
@@ -152,7 +152,7 @@ def _forward(
     records: memoryview | None,
     produce: ProduceRequest,
 ) -> None:
-    """To the node that leads, behind what was sent there before; appended here after all, should this one lead then."""
+    """Forward to the leader after the earlier batches, or append locally if this node leads by then."""
     request, acks, name = pending.request, produce.acks, topic.name
     done = pending.wait_for(response) if acks != 0 else _closing_on_error(request)
 
@@ -182,7 +182,7 @@ def _forward(
 
 
 def _closing_on_error(request: Request) -> Waiter:
-    """A producer that wants no answer notices an error by the end of its connection."""
+    """Return a waiter that closes the connection on an error: an acks=0 producer notices nothing else."""
 
     def done(error: KafkaError | None) -> None:
         if error is not None:
@@ -201,7 +201,7 @@ def _append(
     acks: int,
     now_ms: int,
 ) -> bool:
-    """Append to this node's log; tells whether the answer has to wait, for `answer`'s call or else for `pending`'s."""
+    """Append to this node's log; return whether the response waits, for `answer` if given, else for `pending`."""
     partition = node.host.require_leader(topic, response.partition, is_answer=False)
     if records is None or not len(records):
         raise KafkaError(ErrorCode.invalid_record, "no records")
@@ -211,7 +211,7 @@ def _append(
     if partition.is_internal:
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic} is written by the cluster only")
     if partition.trace is not None:
-        # Before the append, which may raise the watermark.
+        # Set before the append, which may raise the watermark.
         partition.trace.acks = acks
     try:
         if acks == -1:
@@ -244,7 +244,7 @@ def _append(
 
 
 def _traced(pending: PendingProduce, trace: PartitionTrace, answer: Waiter, appended: Appended, acks: int) -> Waiter:
-    """Notes what becomes of an append whose answer has to wait."""
+    """Return a waiter that traces the outcome of an append whose response must wait."""
     client_id = pending.request.client_id
 
     def done(error: KafkaError | None) -> None:
@@ -258,7 +258,7 @@ def _traced(pending: PendingProduce, trace: PartitionTrace, answer: Waiter, appe
 
 
 class PendingProduce:
-    """A produce request whose batches are appended and not all written yet. Answered once; late calls do nothing."""
+    """A produce request whose batches do not all have an outcome yet. Answered once; late calls do nothing."""
 
     __slots__ = ("_endpoints", "_is_started", "_node", "_waiting", "forwarded", "reply", "request", "topics")
 
@@ -271,7 +271,7 @@ class PendingProduce:
         self._endpoints: dict[int, NodeEndpoint] | None = None
         self._is_started = False
         self.forwarded: ForwardedRequest | None = None
-        """Set once a batch of it is forwarded."""
+        """Set once a batch of this request is forwarded."""
 
     @property
     def is_over(self) -> bool:
@@ -297,7 +297,7 @@ class PendingProduce:
         trace.acknowledged(self.request.client_id, appended.base_offset, appended.last_offset, acks, elapsed_s)
 
     def name_leader(self, response: ProducePartitionResponse, topic: str) -> None:
-        """Tell the producer where to go instead (KIP-951)."""
+        """Add the current leader and its address to the response (KIP-951)."""
         leader = self._node.host.other_leader(topic, response.partition)
         if leader is not None:
             response.current_leader, member = leader
@@ -306,14 +306,14 @@ class PendingProduce:
             self._endpoints[member.id] = NodeEndpoint(member.id, member.host, member.port, member.rack)
 
     def started(self) -> bool:
-        """All partitions have been appended to: answers now if none waits, and tells whether any does."""
+        """Finish the appends: answer now if no partition waits, and return whether one does."""
         self._is_started = True
         if not self._waiting:
             self._answer()
         return not self.reply.done
 
     def wait_for(self, response: ProducePartitionResponse) -> Waiter:
-        """The answer waits until the returned function is called."""
+        """Delay the response until the returned function is called."""
         self._waiting.append(response)
 
         def done(error: KafkaError | None) -> None:

@@ -1,11 +1,11 @@
 """SyncGroup (key 14), versions 0-5.
 
 Behaviour
-- The leader brings the assignment; it is written to `__consumer_offsets` before any member is answered. Followers wait
-  for it. In a stable group the current assignment is answered at once.
-- REBALANCE_IN_PROGRESS when another rebalance has begun: the member joins again.
-- A member that has joined and does not sync within the rebalance timeout is removed.
-Versions: 3 static members, 4 flexible, 5 protocol type and name, which must be those of the generation.
+- The leader sends the assignment, which is written to `__consumer_offsets` before any member is answered. Followers
+  wait for it. In a stable group the current assignment is returned at once.
+- REBALANCE_IN_PROGRESS if another rebalance has begun: the member must rejoin.
+- A member that has joined but does not sync within the rebalance timeout is removed.
+Versions: 3 static members, 4 flexible, 5 protocol type and name, which must match the generation's.
 """
 
 from __future__ import annotations

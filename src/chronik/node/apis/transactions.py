@@ -1,16 +1,16 @@
 """AddPartitionsToTxn (24) 0-3, AddOffsetsToTxn (25) 0-4, EndTxn (26) 0-4 and TxnOffsetCommit (28) 0-4: refused.
 
 Behaviour
-- Transactions are not built yet. Every call is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
-- Why that code: a client must fail at once, with words. Java, kafka-python, aiokafka and librdkafka treat it as fatal
-  in FindCoordinator (type transaction) and InitProducerId, which is where `init_transactions` begins, and librdkafka
-  shows FindCoordinator's error message. librdkafka retries any other error there, UNSUPPORTED_VERSION and
-  INVALID_REQUEST included, until the application's timeout; the COORDINATOR_ errors are retried by all. So
-  FindCoordinator and InitProducerId answer the same code, and so do these four, which a client reaches only past them.
-- Why they are advertised: an API that is not gets the connection closed, which a client reads as a network failure and
-  tries again.
-Versions: 3 flexible, in all four. EndTxn and TxnOffsetCommit 5 are left out: they belong to transaction version 2.
-Not supported: all of it. The seam: a coordinator beside `groups`, and these handlers as its front.
+- Transactions are not implemented. Every call is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+- Why that code: a client must fail at once, with a message. Java, kafka-python, aiokafka and librdkafka treat it as
+  fatal in FindCoordinator (type transaction) and InitProducerId, where `init_transactions` begins, and librdkafka shows
+  FindCoordinator's error message. librdkafka retries any other error there, including UNSUPPORTED_VERSION and
+  INVALID_REQUEST, until the application's timeout; all clients retry the COORDINATOR_ errors. So FindCoordinator and
+  InitProducerId return the same code, and so do these four APIs, which a client calls only after those two.
+- Why they are advertised: a request for an unadvertised API closes the connection, which a client treats as a network
+  failure and retries.
+Versions: 3 flexible, in all four. EndTxn and TxnOffsetCommit 5 are omitted: they belong to transaction version 2.
+Not supported: all of it. The place to add it: a coordinator beside `groups`, called by these handlers.
 """
 
 from __future__ import annotations

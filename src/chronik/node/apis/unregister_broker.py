@@ -1,10 +1,10 @@
 """UnregisterBroker (key 64), version 0.
 
 Behaviour
-- A node leaves the cluster for good: its registration goes, and its vote, which a node that has none gets first.
-- INVALID_REQUEST while any partition has a replica there: move them first (AlterPartitionReassignments).
-- The node may still run; it serves nothing any more and is to be stopped. To join again it needs an empty data folder.
-- Where the node is the controller, another takes over first; NOT_CONTROLLER then has the client ask again.
+- Removes a node permanently: its registration, then its vote. If there is a learner, it becomes a voter first.
+- INVALID_REQUEST while any partition has a replica there: move the replicas first (AlterPartitionReassignments).
+- The node may still run, but serves nothing and should be stopped. To rejoin, it needs an empty data folder.
+- If the node is the controller, another node takes over first; NOT_CONTROLLER then makes the client retry.
 """
 
 from __future__ import annotations

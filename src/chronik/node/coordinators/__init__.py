@@ -1,1 +1,1 @@
-"""Coordinators that keep their state in a topic: consumer groups."""
+"""Coordinators that store their state in an internal topic: consumer groups."""

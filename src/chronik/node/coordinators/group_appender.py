@@ -1,4 +1,4 @@
-"""Writes what groups decide to the offsets topic: in order, many decisions in one batch, each within a bound."""
+"""Writes group state to the offsets topic: in order, many appends in one batch, each within a time limit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 
 APPEND_BYTES_MAX = 512 * 1024
-"""Appends that wait for the same partition share a batch up to this size."""
+"""Waiting appends to the same partition share a batch up to this size."""
 
 APPEND_TIMEOUT_S = 5.0
-"""How long a batch may wait for the watermark, as `offsets.commit.timeout.ms` in Kafka. After that nobody knows whether
-it will be committed, so whoever waits for it gets an error."""
+"""How long a batch may wait for the high watermark, like Kafka's `offsets.commit.timeout.ms`. After that it is unknown
+whether the batch will be committed, so the waiting requests get an error."""
 
 
 class GroupAppender:
-    """The appends of one partition: in order, one batch at a time, all that waits in the next one (group commit).
+    """Appends to one partition in order, one batch at a time; all waiting appends share the next batch (group commit).
 
-    How much may wait is bounded by the requests in flight, one for each connection.
+    The number of waiting appends is bounded by the requests in flight, one for each connection.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GroupAppender:
             self.task = self._runtime.loop.create_task(self._write_all(), name=name)
 
     def close(self) -> None:
-        """The partition is another's: what waits is not written, and what is being written is reported to nobody."""
+        """Stop after the partition moved: drop the waiting appends, and ignore the outcome of the running one."""
         self._is_closed = True
         self._waiting.clear()
 
@@ -55,7 +55,7 @@ class GroupAppender:
             taken = self._take()
             error = await self._write(taken)
             if error is ErrorCode.request_timed_out:
-                # What came meanwhile cannot be committed before this batch, and has waited for it: it waits no longer.
+                # Later appends cannot be committed before this batch and have already waited for it: fail them too.
                 taken += self._waiting
                 self._waiting.clear()
             for append in taken:

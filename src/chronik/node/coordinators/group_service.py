@@ -1,12 +1,12 @@
-"""Carries out on the node's loop what the group state machine decides: replies, appends in order, timers, loading.
+"""Runs the group state machine on the node's loop: replies, ordered appends, timers and loading.
 
-The state machine (`chronik.groups`) owns all rules. Here are only the futures of the requests that wait, one queue of
-appends for each partition of the offsets topic, one timer, and the tasks that create and load that topic.
+The state machine (`chronik.groups`) owns all rules. This module only has the futures of the waiting requests, one
+append queue for each partition of the offsets topic, one timer, and the tasks that create and load that topic.
 
-A coordinator needs a lease. This node answers for a group only while it leads the group's partition under a valid
-lease, checked when the answer is given (`_authority`); otherwise clients get NOT_COORDINATOR and look for the
-coordinator elsewhere. Time without a lease does not count for the groups: members that could not reach their
-coordinator keep their place if it still is their coordinator when the lease is back.
+A coordinator needs a lease. This node answers for a group only while it leads the group's partition with a valid lease.
+The lease is checked when the response is sent (`_authority`); otherwise clients get NOT_COORDINATOR and look for the
+coordinator elsewhere. The groups' clock stops without a lease: members that could not reach their coordinator keep
+their membership if it is still their coordinator when the lease is renewed.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from chronik.wire.batch import check_batches, decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
-"""Small segments, since only closed ones are compacted and all that is left is read when a partition is taken over."""
+"""Small segments: only closed ones are compacted, and a new coordinator reads everything that compaction leaves."""
 
 LOAD_CHUNK_BYTES = 256 * 1024
-"""So much of a partition is read and decoded in one go in the executor, and replayed in one go on the loop."""
+"""The size of one chunk, which is read and decoded in the executor and replayed on the loop in one step."""
 
 LOAD_RETRY_MIN_S = 0.05
 LOAD_RETRY_MAX_S = 1.0
-"""After a failover the in-sync replicas are there again within milliseconds, and groups stand still until they are."""
+"""Retries start fast: after a failover the in-sync replicas return within milliseconds, and groups wait for them."""
 
 START_WAIT_S = 0.5
-"""A start waits this long for the groups; what is not loaded by then answers COORDINATOR_LOAD_IN_PROGRESS."""
+"""Startup waits this long for groups to load. Groups that load longer answer COORDINATOR_LOAD_IN_PROGRESS."""
 
 LEASE_CHECK_S = 0.25
-"""How soon after the end of the lease the requests that wait are answered."""
+"""How soon after the lease ends the waiting requests are answered."""
 
 STOP_WAIT_S = 5.0
 EXPIRY_INTERVAL_S = 600.0
@@ -60,9 +60,9 @@ EXPIRY_INTERVAL_S = 600.0
 class GroupService:
     """The groups of this node. Owned by the loop.
 
-    Invariants: the coordinator hears of the appends of one partition in the order in which it asked for them, and of
-    none that was asked for before the partition was last loaded. What is loaded was read in the leader epoch in which
-    this node leads: no other coordinator has written since.
+    Invariants: the coordinator is notified of the appends of one partition in the order in which it requested them, and
+    of none that it requested before the partition was last loaded. Loaded state was read in the leader epoch in which
+    this node leads, so no other coordinator has written since.
     """
 
     def __init__(
@@ -101,17 +101,17 @@ class GroupService:
         self._leased_s = self._loop.time()
         """When the lease was last seen to be valid."""
         self._without_lease_s = 0.0
-        """The time without a lease so far, which the groups' clock leaves out."""
+        """The total time without a lease, which the groups' clock excludes."""
         self._is_suspended = False
-        """Whether the lease was found to be over and not yet found to be back."""
+        """Whether the lease has ended and its renewal has not been seen yet."""
         self._topic_ready: asyncio.Task[None] | None = None
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._is_stopped = False
 
-    # Start and stop
+    # Lifecycle
 
     async def start(self) -> None:
-        """Load the groups that this node coordinates, if there are any yet."""
+        """Load the groups that this node coordinates, if the offsets topic exists."""
         if self._metadata.image.topic(OFFSETS_TOPIC) is not None:
             self._take_over()
             loads = list(self._loads.values())
@@ -121,7 +121,7 @@ class GroupService:
         self._check_lease()
 
     async def stop(self) -> None:
-        """Let the appends that run end, then send whoever waits elsewhere. A second call changes nothing."""
+        """Wait for running appends, then fail the waiting requests so that clients look elsewhere. Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -139,7 +139,7 @@ class GroupService:
     # The offsets topic
 
     async def ensure_topic(self) -> None:
-        """Have the offsets topic, and its partitions here at least in loading. Created when it is first needed."""
+        """Wait until the offsets topic exists and its local partitions are at least loading; create it if needed."""
         if self._coordinator.partition_count:
             return
         if self._is_stopped:
@@ -150,7 +150,7 @@ class GroupService:
             raise KafkaError(ErrorCode.coordinator_not_available, f"no {OFFSETS_TOPIC}: {error}") from error
 
     def _start_topic(self) -> asyncio.Task[None]:
-        """The one task that makes the topic ready; whoever needs it waits for the same."""
+        """Return the single task that makes the topic ready; all callers share it."""
         task = self._topic_ready
         if task is None:
             task = self._topic_ready = self._loop.create_task(self._make_topic_ready(), name="offsets-topic")
@@ -173,7 +173,7 @@ class GroupService:
                     raise
         await self._host.applied()
         self._take_over()
-        # An empty partition is loaded at once: the first request need not be sent again.
+        # An empty partition loads at once, so the first request need not be retried.
         loads = list(self._loads.values())
         if loads:
             await asyncio.wait(loads, timeout=START_WAIT_S)
@@ -188,7 +188,7 @@ class GroupService:
                 self._load(partition.partition)
 
     def metadata_event(self, event: Event) -> None:
-        """The image has changed: offsets of deleted topics go, and coordinators move with their partitions."""
+        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
         if self._is_stopped:
             return
         match event:
@@ -201,7 +201,7 @@ class GroupService:
             case TopicCreated(topic=topic) if topic.name == OFFSETS_TOPIC:
                 self._start_topic()
             case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
-                # With every new leader epoch: even if this node led before, another coordinator may have led since.
+                # On every new leader epoch: even if this node led before, another coordinator may have led since.
                 self._unload(partition.partition)
                 if partition.leader == self._runtime.node_id:
                     self._load(partition.partition)
@@ -224,7 +224,7 @@ class GroupService:
                 await self._read_partition(partition)
                 break
             except KafkaError as error:
-                # Normal after a failover: too few replicas are there yet, or another node leads by now.
+                # Normal after a failover: too few replicas are in sync yet, or another node leads now.
                 if error.message != told:
                     told = error.message
                     self._log.info("groups_load_waits", partition=partition, reason=told)
@@ -248,7 +248,7 @@ class GroupService:
         partition = self._host.partitions.get((OFFSETS_TOPIC, index))
         if partition is None:
             raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
-        # Only a coordinator writes here, and it does so after this: nothing is missed beyond the end as it is now.
+        # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
         end_offset = partition.log_end_offset
         await self._committed(partition, end_offset)
         offset = partition.log_start_offset
@@ -257,7 +257,7 @@ class GroupService:
             read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
             chunk = await self._runtime.run_blocking(partial(_read, read))
             if chunk is None:
-                break  # Compaction has removed all that was left.
+                break  # Compaction has removed the remaining records.
             records, offset = chunk
             self._coordinator.replay(index, records)
             count += len(records)
@@ -289,7 +289,7 @@ class GroupService:
     # The lease
 
     def _authority(self, group_id: str) -> GroupCoordinator:
-        """The coordinator, if it may answer for the group now; NOT_COORDINATOR otherwise."""
+        """Return the coordinator if it may answer for the group now; raise NOT_COORDINATOR otherwise."""
         index = self._coordinator.partition_of(group_id)
         if index is not None:
             partition = self._host.partitions.get((OFFSETS_TOPIC, index))
@@ -310,16 +310,16 @@ class GroupService:
     def _resume(self) -> None:
         self._is_suspended = False
         self._without_lease_s += self._loop.time() - self._leased_s
-        # Offsets of topics that were deleted meanwhile could not be removed from the log.
+        # Without a lease, the offsets of deleted topics could not be removed from the log.
         self._forget_deleted_topics()
 
     def _suspend(self) -> None:
-        """The lease is over: requests that wait are sent to look for another coordinator, and no session ends."""
+        """The lease has ended: make waiting requests look for another coordinator, and expire no session."""
         if not self._is_suspended:
             self._is_suspended = True
             self._run(self._coordinator.refuse_waiting(self._now()))
 
-    # What the APIs ask
+    # Requests
 
     async def join(self, request: JoinRequest) -> Values:
         await self.ensure_topic()
@@ -366,7 +366,7 @@ class GroupService:
         return self._authority(group_id).describe(group_id)
 
     def groups(self) -> list[Values]:
-        """Every group here; none without a lease, and COORDINATOR_LOAD_IN_PROGRESS while that is not all."""
+        """Return all groups of this node, or none without a lease. COORDINATOR_LOAD_IN_PROGRESS while groups load."""
         if not self._lease_is_valid():
             return []
         if self._coordinator.is_loading:
@@ -374,7 +374,7 @@ class GroupService:
         return self._coordinator.groups()
 
     async def coordinator_of(self, group_id: str) -> BrokerImage:
-        """The broker that coordinates a group: the leader of its partition. Known only while this node has a lease."""
+        """Return the broker that coordinates a group: the leader of its partition. This node needs a valid lease."""
         await self.ensure_topic()
         if not self._lease_is_valid():
             raise KafkaError(ErrorCode.coordinator_not_available, "this node has no contact to the controller")
@@ -389,7 +389,7 @@ class GroupService:
         return leader
 
     def lag_gauges(self) -> Iterator[tuple[str, str, int, int]]:
-        """Group, topic, partition and how far the group is behind the end, if the end is known here."""
+        """Yield group, topic, partition and the group's lag, for partitions that this node hosts."""
         if not self._lease_is_valid():
             return
         for group_id, (topic, index), committed in self._coordinator.all_committed():
@@ -397,7 +397,7 @@ class GroupService:
             if partition is not None:
                 yield group_id, topic, index, max(0, partition.high_watermark - committed.offset)
 
-    # Carrying out
+    # Actions
 
     async def _ask(self, group_id: str, start: Callable[[int, Moment], list[Action]]) -> Values:
         self._authority(group_id)
@@ -411,7 +411,7 @@ class GroupService:
         return values
 
     def _now(self) -> Moment:
-        """By the groups' clock, which stops without a lease."""
+        """Return the time of the groups' clock, which stops without a lease."""
         if not self._is_suspended and self._lease_is_valid():
             self._leased_s = self._loop.time()
         return Moment(int((self._leased_s - self._without_lease_s) * 1000), self._runtime.env.wall_ms())
@@ -421,7 +421,7 @@ class GroupService:
             match action:
                 case Reply(token=token, values=values):
                     reply = self._replies.pop(token)
-                    # It is done already where its connection is gone and cancelled the wait.
+                    # It is already done if its connection was closed, which cancels the wait.
                     if not reply.done():
                         reply.set_result(values)
                 case Append():
@@ -446,14 +446,14 @@ class GroupService:
         self._run(self._coordinator.appended(token, error, self._now()))
 
     def _set_timer(self) -> None:
-        """One timer for all groups. One that is too early does no harm, so that it is moved only to the front."""
+        """Set the single timer for all groups. It is only ever moved earlier, since an early tick is harmless."""
         deadline_ms = self._coordinator.next_deadline_ms()
         if deadline_ms is None or self._is_stopped or (self._timer_ms is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        # The next whole millisecond: `_now` rounds down, and a timer before its time would only be set again.
+        # The next whole millisecond: `_now` rounds down, so an earlier timer would only be set again.
         self._timer = self._loop.call_at((deadline_ms + 1) / 1000 + self._without_lease_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -470,7 +470,7 @@ class GroupService:
 
 
 def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | None]], int] | None:
-    """The records of a chunk of log and the offset after it; None where there is nothing. Runs in the executor."""
+    """Return the records of a log chunk and the offset after it, or None if it is empty. Runs in the executor."""
     data = memoryview(job())
     records: list[tuple[bytes | None, bytes | None]] = []
     next_offset: int | None = None
@@ -483,6 +483,6 @@ def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | N
             if not header.is_control:
                 records += [(record.key, record.value) for record in decode_batch(batch)]
         except KafkaError:
-            # A record without a key counts as unreadable: damage to one batch must not cost the groups beside it.
+            # A record without a key is treated as unreadable: one damaged batch must not affect other groups.
             records.append((None, None))
     return None if next_offset is None else (records, next_offset)

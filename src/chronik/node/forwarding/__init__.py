@@ -1,1 +1,1 @@
-"""Produce requests for partitions that another node leads, passed on to that leader."""
+"""Forwards produce requests for partitions that another node leads to that leader."""

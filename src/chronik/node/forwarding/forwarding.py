@@ -1,14 +1,14 @@
-"""Produce at a node that does not lead: the batch goes on to the leader, and its answer comes back.
+"""Produce forwarding: a node that does not lead forwards the batch to the leader and returns the leader's response.
 
-A *lane* is what one connection sends to one partition. Its batches reach the log in the order in which they came: they
-go to one leader over one connection, and where the leader changes, the next ones wait until the outcome of the earlier
-ones is known. NOT_LEADER_OR_FOLLOWER is answered only where the batch was surely not appended. Where the outcome is
-unknown, the answer is REQUEST_TIMED_OUT. After either, later batches of the lane fail too, until the one that failed is
-sent again: otherwise an idempotent producer's later batch could come before its earlier one.
+A produce *lane* holds the batches that one connection sends to one partition. They reach the log in the order in which
+they arrived: they go to one leader over one connection, and after a leader change the next batches wait until the
+outcome of the earlier ones is known. The node answers NOT_LEADER_OR_FOLLOWER only if the batch was certainly not
+appended, and REQUEST_TIMED_OUT if the outcome is unknown. After either error, later batches of the lane fail too until
+the producer retries the failed batch. Otherwise an idempotent producer's later batch could overtake an earlier one.
 
-A batch with acks=0 has nobody to tell: it is sent on as acks=1, and again while it was surely not appended. Those
-behind it wait until a leader has taken the first one: one that does not lead yet could refuse that and take these.
-Where a leader whose lease ran out for a moment did just that to batches on their way, those that it refused are lost.
+A batch with acks=0 has no response. It is forwarded with acks=1, and retried while it was certainly not appended. Later
+batches wait until a leader accepts the first: a node that does not lead yet could refuse the first and accept the later
+ones. If a leader does so to batches in flight, because its lease expired for a moment, the refused batches are lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chronik.wire.produce import ProducePartitionResponse
 
 RETRY_S = 0.02
 UNANSWERED_TIMEOUT_MS = 5_000
-"""A batch with acks=0 is tried for so long at least, whatever its request says about a wait for nothing."""
+"""The minimum time for retries of an acks=0 batch, whatever timeout its request has."""
 
 NOT_APPENDED = frozenset(
     {
@@ -43,18 +43,18 @@ NOT_APPENDED = frozenset(
         ErrorCode.unknown_leader_epoch,
     }
 )
-"""With these a node says that it does not lead, and has appended nothing."""
+"""Errors which mean that the node does not lead and has appended nothing."""
 
 
 class Forwarding:
-    """Owned by the loop. Invariant: `in_flight_bytes` is what the lanes hold of batches that are not over."""
+    """Owned by the loop. Invariant: `in_flight_bytes` is the size of all batches without an outcome."""
 
     def __init__(
         self, runtime: Runtime, metadata: MetadataLog, peers: Peers, host: PartitionHost, deadlines: Deadlines
     ) -> None:
         self.in_flight_bytes = 0
         self.is_leaving = False
-        """Set when the node is about to stop: it sends producers away while it can."""
+        """Set when the node is about to stop: it then redirects producers instead of forwarding."""
         self._loop = runtime.loop
         self._node_id = runtime.node_id
         self._metrics = runtime.metrics
@@ -72,18 +72,18 @@ class Forwarding:
         self._settled = asyncio.Event()
         self._settled.set()
 
-    # -- what Produce asks ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def has_lanes(self, connection: Connection) -> bool:
         return connection in self._lanes
 
     def is_busy(self, connection: Connection, topic_id: UUID, index: int) -> bool:
-        """Whether earlier batches of the lane decide what becomes of the next: it must take the same way."""
+        """Whether the lane exists. Its next batch must then join it, since earlier batches decide the outcome."""
         lanes = self._lanes.get(connection)
         return lanes is not None and (topic_id, index) in lanes
 
     def can_forward(self, connection: Connection, topic: TopicImage, index: int, acks: int) -> bool:
-        """Whether there is somewhere to send a batch that this node cannot append itself, or will be in a moment."""
+        """Whether a batch that this node cannot append has a leader elsewhere, or will have one in a moment."""
         partition = topic.partition(index)
         if partition is None or connection.peer_id is not None or not self._is_enabled:
             return False
@@ -94,12 +94,12 @@ class Forwarding:
         return not self.is_leaving and partition.leader != NO_LEADER
 
     def _is_handing_over(self, topic: str, index: int) -> bool:
-        """Whether this node still leads by the image, and another is about to."""
+        """Whether this node, still the leader in the image, is handing over."""
         hosted = self._host.partitions.get((topic, index))
         return hosted is not None and hosted.hands_over_to != NO_LEADER
 
     def forward(self, batch: ForwardedBatch) -> None:
-        """Take over one batch, whose waiter hears of the outcome."""
+        """Forward one batch; its waiter receives the outcome."""
         acks, timeout_ms = batch.request.acks, batch.request.timeout_ms
         lane = self._lane(batch.request.connection, batch.key)
         timeout_ms = max(timeout_ms, UNANSWERED_TIMEOUT_MS) if acks == 0 else max(timeout_ms, 0)
@@ -114,7 +114,7 @@ class Forwarding:
         self._drain(lane)
 
     async def settled(self, timeout_s: float) -> None:
-        """Waits until every batch has its outcome, those that nobody waits for included."""
+        """Wait until every batch has its outcome, acks=0 batches included, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -134,16 +134,16 @@ class Forwarding:
         return lane
 
     def _connection_closed(self, connection: Connection) -> None:
-        """What it sent still goes on; nobody is told the outcome."""
+        """Drop the connection's lanes. Its batches are still forwarded, without a response."""
         self._lanes.pop(connection, None)
         self._held.pop(connection, None)
 
     def _drain(self, lane: Lane) -> None:
-        """Routes what waits, as long as its turn has come."""
+        """Route the queued batches in order, until one has to wait."""
         while lane.queue:
             leader = self._leader(lane.key)
             if lane.open and leader != lane.leader:
-                # What is open at another leader has to be decided first.
+                # Batches in flight to another leader need an outcome first.
                 return
             batch = lane.queue[0]
             if leader == self._node_id:
@@ -194,7 +194,7 @@ class Forwarding:
         self._drain(lane)
 
     def _again(self, batch: ForwardedBatch) -> None:
-        """Surely not appended, and nobody to tell: back to its place in the queue."""
+        """Put a batch that was certainly not appended back into the queue, at its place, for a retry."""
         lane = batch.lane
         if batch.number < lane.taken:
             self._overtaken(batch)
@@ -207,7 +207,7 @@ class Forwarding:
         self._drain_later(lane)
 
     def _taken(self, batch: ForwardedBatch) -> None:
-        """A leader has it, in the log or as an error of its own: nothing of this lane may come before it any more."""
+        """A leader has appended or rejected the batch: no earlier batch of the lane may be appended any more."""
         lane = batch.lane
         lane.taken_by = batch.leader
         lane.taken = max(lane.taken, batch.number)
@@ -215,11 +215,11 @@ class Forwarding:
             self._overtaken(lane.queue[0])
 
     def _overtaken(self, batch: ForwardedBatch) -> None:
-        """A later batch is in the log. With acks=0 it is lost rather than out of order; the connection is told so."""
+        """Fail a batch after a later one was appended. With acks=0 it is lost, and the error closes the connection."""
         self._metrics.rejected(batch.topic.name, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, "the leader took a later batch"))
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sends and responses -------------------------------------------------------------------------------------------
 
     def _send_soon(self, batch: ForwardedBatch) -> None:
         if not self._due:
@@ -239,7 +239,7 @@ class Forwarding:
             pipeline.send(batches)
 
     def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
-        """The leader's outcome of one batch."""
+        """Handle the leader's response for one batch."""
         if batch.is_over:
             return
         if answer.error_code in NOT_APPENDED:
@@ -259,7 +259,7 @@ class Forwarding:
         self._finish(batch, None)
 
     def not_sent(self, batch: ForwardedBatch, reason: str) -> None:
-        """The leader could not be reached."""
+        """The batch was not sent: the leader could not be reached."""
         if batch.is_over:
             return
         if batch.request.acks == 0:
@@ -268,7 +268,7 @@ class Forwarding:
             self._refuse(batch, reason)
 
     def in_doubt(self, batch: ForwardedBatch, reason: str) -> None:
-        """It was sent, and no answer comes: it may be appended or not."""
+        """The batch was sent but not answered: it may or may not be appended."""
         if not batch.is_over:
             self._break(batch)
             self._finish(batch, KafkaError(ErrorCode.request_timed_out, f"not known whether it was appended: {reason}"))
@@ -282,19 +282,19 @@ class Forwarding:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def _refuse(self, batch: ForwardedBatch, reason: str) -> None:
-        """Surely not appended: the producer may send it elsewhere."""
+        """Fail a batch that was certainly not appended: the producer may send it elsewhere."""
         self._break(batch)
         self._metrics.rejected(batch.topic.name, batch.response.partition)
         self._finish(batch, KafkaError(ErrorCode.not_leader_or_follower, reason))
 
     def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
-        """The leader did not take it."""
+        """Fail a batch that the leader rejected."""
         if error.code in REPEATED:
             self._break(batch)
         self._finish(batch, error)
 
     def _break(self, batch: ForwardedBatch) -> None:
-        """Those behind a batch that failed must not get ahead of it: what was not sent yet fails too."""
+        """Fail the unsent batches after a failed one, so that they do not overtake it."""
         if batch.request.acks == 0:
             return
         lane = batch.lane
@@ -330,15 +330,15 @@ class Forwarding:
                 lanes.pop(lane.key, None)
 
     def _schedule_drain(self, lane: Lane) -> None:
-        """In the next turn of the loop: this one may be in the middle of the lane."""
+        """Drain the lane in the next loop turn: the current one may be in the middle of a drain."""
         if not lane.is_scheduled:
             lane.is_scheduled = True
             self._loop.call_soon(self._drain_scheduled, lane)
 
-    # -- the bound -----------------------------------------------------------------------------------------------------
+    # -- memory bound --------------------------------------------------------------------------------------------------
 
     def _hold(self, batch: ForwardedBatch) -> None:
-        """Over the bound a connection is not read on until others have got rid of theirs."""
+        """Add the batch to the bytes in flight; above the bound, pause its connection until other batches finish."""
         self.in_flight_bytes += len(batch.records)
         self._settled.clear()
         connection = batch.request.connection

@@ -1,4 +1,4 @@
-"""A lane: what one connection sends to one partition while another node leads it, kept in order. See `forwarding`."""
+"""A produce lane: one connection's batches, in order, for one partition that another node leads. See `forwarding`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.produce import ProducePartitionResponse
 
 BROKEN_S = 1.0
-"""So long after a failure a batch may come that its sender sent before it knew of the failure."""
+"""For this long after a failure, batches may arrive that the producer sent before it knew of the failure."""
 
 
 class ForwardedRequest(NamedTuple):
-    """A produce request of which batches are forwarded. Those for one leader travel together."""
+    """A produce request with forwarded batches. Batches for the same leader are sent together."""
 
     connection: Connection
     acks: int
@@ -27,7 +27,7 @@ class ForwardedRequest(NamedTuple):
 
 
 class ForwardedBatch:
-    """One batch on its way. Invariant: once `is_over`, its request has its outcome, and nothing more of it is sent."""
+    """A forwarded batch. Invariant: once `is_over`, its request has the outcome and the batch is not sent again."""
 
     __slots__ = (
         "_on_timeout",
@@ -57,13 +57,13 @@ class ForwardedBatch:
     ) -> None:
         """`waiter` is called once, with `response` filled or with the error.
 
-        `append_here` appends to this node's log, if this node has come to lead: it calls the waiter then, and what it
-        raises is the outcome.
+        `append_here` appends to this node's log if this node has become the leader. It calls the waiter, or raises the
+        error that is the outcome.
         """
         self.request = request
         self.topic = topic
         self.response = response
-        # Of its own: the connection's buffer is used again.
+        # A copy: the connection reuses its buffer.
         self.records = memoryview(bytearray(records))
         self.header: BatchHeader | None = read_batch_header(self.records) if len(records) >= HEADER_BYTES else None
         self.append_here = append_here
@@ -77,7 +77,7 @@ class ForwardedBatch:
         return self.topic.id, self.response.partition
 
     def enter(self, lane: Lane, number: int, deadline_s: float, on_timeout: Callable[[ForwardedBatch], None]) -> None:
-        """Take its place among the batches of its lane."""
+        """Put the batch into its lane, under its number."""
         self.lane = lane
         self.number = number
         self.deadline_s = deadline_s
@@ -90,7 +90,7 @@ class ForwardedBatch:
 class Lane:
     """The batches of one connection for one partition.
 
-    Invariant: those that are not over were routed to `leader` (`open` of them), or wait in `queue`, by their numbers.
+    Invariant: a batch that is not over is either in `open`, routed to `leader`, or in `queue`, sorted by number.
     """
 
     __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "routed", "taken", "taken_by")
@@ -99,11 +99,11 @@ class Lane:
         self.key = key
         self.leader = NO_LEADER
         self.taken_by = NO_LEADER
-        """Who took the last batch that was answered: it leads, and takes those behind it too."""
+        """The node that accepted the last answered batch: it leads, and will accept the following ones too."""
         self.taken = 0
-        """The largest number of a batch that was taken: one before it that was not comes too late."""
+        """The highest number of an accepted batch. An earlier batch that was not accepted is too late."""
         self.routed = 0
-        """The largest number of a batch that was ever on its way to a leader."""
+        """The highest number of a batch that was ever routed to a leader."""
         self.open: dict[ForwardedBatch, None] = {}
         self.queue: deque[ForwardedBatch] = deque()
         self.broken: BatchHeader | None = None
@@ -115,12 +115,12 @@ class Lane:
         return not self.open and not self.queue
 
     def has_later_open(self, batch: ForwardedBatch) -> bool:
-        """Whether one that came behind it is on its way already, and may be taken: then it would be out of order."""
-        # Batches come by their numbers: only one that was refused, and came back, has to look.
+        """Whether a later batch is already in flight and may be accepted: this batch would then be out of order."""
+        # Batches are routed in number order: only a batch that was refused and requeued needs the search.
         return batch.number < self.routed and any(other.number > batch.number for other in self.open)
 
     def break_at(self, header: BatchHeader | None, now_s: float) -> None:
-        """This batch failed: later ones must not get ahead of it. Only an idempotent producer says which these are."""
+        """Remember a failed batch, so that later ones do not overtake it. Only idempotent producers send sequences."""
         if header is None or header.producer_id < 0:
             return
         if self.broken is None or not _is_after(header, self.broken):
@@ -128,7 +128,7 @@ class Lane:
             self.broken_s = now_s
 
     def refuses(self, header: BatchHeader | None, now_s: float) -> bool:
-        """Whether a batch comes after one that failed and was not sent again."""
+        """Whether the batch comes after a failed one that the producer has not retried."""
         failed = self.broken
         if failed is None or header is None:
             return False
@@ -142,7 +142,7 @@ class Lane:
 
 
 def _is_after(header: BatchHeader, other: BatchHeader) -> bool:
-    """Whether a batch of the same producer comes later than another."""
+    """Whether the batch comes after `other` of the same producer and producer epoch."""
     if (header.producer_id, header.producer_epoch) != (other.producer_id, other.producer_epoch):
         return False
     return is_after(header.base_sequence, other.base_sequence)

@@ -1,4 +1,4 @@
-"""The connection that carries forwarded batches to one leader: in order, and answered for each request as a whole."""
+"""A leader pipeline: the connection that forwards batches to one leader, in order, with one response per request."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ PURPOSE = "produce"
 VERSION = 13
 CONNECT_TIMEOUT_S = 2.0
 ACKS_FOR_NONE = 1
-"""A leader that is asked for no answer could not say that it does not lead."""
+"""Used for acks=0: without a response, the leader could not report that it does not lead."""
 
 
 class Outcomes(Protocol):
     """Receives the outcome of each batch."""
 
     def answered(self, batch: ForwardedBatch, answer: ProducePartitionResponse) -> None:
-        """The leader's outcome."""
+        """The leader answered."""
 
     def not_sent(self, batch: ForwardedBatch, reason: str) -> None:
         """The leader could not be reached."""
 
     def in_doubt(self, batch: ForwardedBatch, reason: str) -> None:
-        """The batch was sent, and no answer comes: it may be appended or not."""
+        """The batch was sent but not answered: it may or may not be appended."""
 
 
 class LeaderPipeline:
-    """Invariant: batches leave in the order in which they were given. Owned by the loop."""
+    """Invariant: batches are sent in the order in which they were passed to `send`. Owned by the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, outcomes: Outcomes, leader: int) -> None:
         self._loop = loop
@@ -52,7 +52,7 @@ class LeaderPipeline:
         self._connecting: asyncio.Task[None] | None = None
 
     def send(self, batches: list[ForwardedBatch]) -> None:
-        """One request with these batches, which belong together."""
+        """Send these batches in one request."""
         connection = self._peers.open_connection(self._leader, PURPOSE)
         if connection is not None and self._connecting is None:
             self._write(connection, batches)

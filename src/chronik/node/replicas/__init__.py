@@ -1,1 +1,1 @@
-"""The partitions that this node hosts: logs, syncs, both sides of replication, healing and housekeeping."""
+"""The partitions that this node hosts: logs, syncs, replication as leader and follower, healing and housekeeping."""

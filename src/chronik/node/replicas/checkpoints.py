@@ -1,8 +1,8 @@
-"""How far each log is safely on disk, and how far it is committed: two small files, written now and then.
+"""Recovery points and high watermarks of all logs: two small files, written periodically.
 
-The recovery point tells an unclean start what is damage and what a crash leaves. So it must be lowered, durably, before
-a log is truncated or removed: otherwise a torn end, in a log that is shorter by right, would pass for damage. And it
-must not be lowered before that where records were lost: it is the only proof.
+After an unclean shutdown the recovery point separates damage from the normal effects of a crash. So it must be lowered
+durably before a log is truncated or removed: otherwise the torn end of a log that was truncated on purpose would look
+like damage. If records were lost, it must not be lowered any earlier: it is the only proof of the loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chronik.storage.folder import DataFolder, RecoveryPoint, TopicIdPartition, 
 
 
 class Checkpoints:
-    """Owned by the loop; files are written in the executor, one at a time. Who waits shares a write."""
+    """Owned by the loop; files are written in the executor, one at a time. Concurrent callers share a write."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Checkpoints:
         self._last_watermarks: Mapping[TopicIdPartition, int] | None = None
 
     async def write(self) -> None:
-        """Both files as of now, at the latest when this returns."""
+        """Write both files; when this returns, they are at least as new as the call."""
         self._asked += 1
         asked = self._asked
         async with self._lock:
@@ -58,7 +58,7 @@ class Checkpoints:
             self._written = asked
 
     async def lower(self, partition: Partition, offset: int) -> None:
-        """The log is about to be cut, with no other job on it, and will end at `offset`."""
+        """Lower the recovery point to `offset` before a truncation, which holds the log exclusively."""
         self._lowered[(partition.topic, partition.index)] = offset
         await self.write()
 
@@ -69,13 +69,13 @@ class Checkpoints:
             if partition is not None and partition.jobs.is_exclusive:
                 points[key] = points[key]._replace(offset=min(points[key].offset, offset))
             else:
-                # The cut is over, and the log says itself where it ends.
+                # The truncation is over, and the log itself has the right end.
                 del self._lowered[key]
         return points
 
 
 def recovery_points_of(folder: DataFolder, partitions: Iterable[Partition]) -> dict[TopicPartition, RecoveryPoint]:
-    """Those of the open logs; logs that are not open, or lost records that nobody knows of yet, keep theirs."""
+    """Return the recovery points. Logs that are not open, or with an unreported loss, keep their recorded ones."""
     points = dict(folder.recovery_points)
     for partition in partitions:
         if partition.loss is None:

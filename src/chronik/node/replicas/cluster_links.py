@@ -1,4 +1,4 @@
-"""What replication needs of the rest of the node: the way to other nodes, the controller's ear, and the lease."""
+"""What replication needs from its node: connections to other nodes, calls to the controller, and the lease."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from chronik.metadata.calls import ReplicaReport, ReportedResult
 from chronik.wire.errors import ErrorCode, KafkaError
 
 IsrMembers: TypeAlias = tuple[tuple[int, int], ...]
-"""Broker ids with their broker epochs, -1 where not known."""
+"""Broker ids with their broker epochs, -1 if unknown."""
 
 ProposeIsr: TypeAlias = Callable[[UUID, int, int, int, IsrMembers, int], Awaitable[object]]
 """(topic id, partition, leader epoch, partition epoch, members, hand over to).
 
-The last is -1 where this node goes on leading. Returns when the controller has committed it, raises KafkaError where it
-has not or nobody knows; it may be committed all the same.
+The last is -1 if this node continues to lead. Returns when the controller has committed the proposal. Raises KafkaError
+if it has not, or if the outcome is unknown: the proposal may still be committed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterLinks:
-    """Handed in by the broker. `connect` gives a connection of replication's own: what it carries may take long."""
+    """Supplied by the broker. `connect` opens a connection for replication only, since its requests may take long."""
 
     connect: Callable[[int], Awaitable[Connection]]
     propose_isr: ProposeIsr
@@ -50,4 +50,4 @@ async def _keep_all(reports: tuple[ReplicaReport, ...], waits_for_image: bool) -
 
 
 ALONE = ClusterLinks(_nobody, _no_controller, _keep_all, _always)
-"""For a node without peers: it needs nobody's leave."""
+"""For a node without peers: its lease is always valid."""

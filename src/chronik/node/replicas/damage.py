@@ -1,4 +1,4 @@
-"""Damage in the log of a replica: what it is, how it is recognised, and what became of it."""
+"""Damage in a replica's log: how it is detected, and its state until it is healed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DamageState: TypeAlias = Literal["waiting", "fetching", "healed"]
 
 @dataclass(slots=True)
 class Damage:
-    """Damage that was found in the log of one replica, and the outcome."""
+    """Damage found in the log of one replica, and its outcome."""
 
     topic: str
     partition: int
@@ -27,23 +27,23 @@ class Damage:
     found_ms: int
     state: DamageState = "waiting"
     waits_for: str = ""
-    """Why it is not being healed now."""
+    """Why healing does not progress now."""
     set_aside: tuple[str, ...] = ()
-    """Folders with the damaged segments; until they have been removed after their retention."""
+    """Folders with the damaged segments. They are removed after their retention."""
     healed_ms: int | None = None
     logged: set[int] = field(default_factory=set)
-    """The offsets at which it was found, as far as the node has logged them."""
+    """The damaged offsets that the node has already logged."""
 
 
 class Lost(NamedTuple):
-    """From `offset` on records are bad or missing."""
+    """Records from `offset` on are corrupt or missing."""
 
     offset: int
     reason: str
 
 
 def found_at_recovery(log: Log) -> Lost | None:
-    """The damage that was found when the log was opened."""
+    """Return the damage found when the log was opened."""
     report = log.recovery
     if report is None or not report.is_damaged:
         return None
@@ -53,7 +53,7 @@ def found_at_recovery(log: Log) -> Lost | None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a read failed because the log's files are not what they were: bad batches, a file that is gone, EIO."""
+    """Whether a read failed because of damaged files: corrupt batches, a missing file, or EIO."""
     if isinstance(error, KafkaError):
         return error.code == ErrorCode.corrupt_message
     return isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENOENT)

@@ -1,14 +1,14 @@
-"""Healing: a replica that found damage in its log becomes whole again from another replica, without an operator.
+"""Healing: repair a replica with a damaged log from another replica, without an operator.
 
-1. It has another replica lead, if it leads; and it reports to the controller that it lost records. From the commit of
-   that report on it is neither in sync nor eligible, so that no record depends on it.
-2. It moves the damaged segment and all later ones to `set-aside/`: its log ends before the damage.
-3. It fetches what is missing from its leader, as any replica that is behind, and joins the ISR by the usual rule.
+1. If the damaged replica leads, it hands over leadership. It reports to the controller that it lost records. Once that
+   report is committed, the replica is neither in sync nor eligible, so no record depends on it.
+2. It moves the damaged segment and all later ones to `set-aside/`, so that its log ends before the damage.
+3. It fetches the missing records from its leader like any lagging replica, and joins the ISR by the usual rule.
 
-Nothing is set aside while no other replica is in sync: readers then get what there is. Nor while the partition would be
-left with fewer replicas in sync than min.insync.replicas: a damaged replica still takes new records. It is tried again
-until one of these has changed. A replica that an administrator chose to lead, at the price of what it lost, does not
-wait for others. What was found is kept in memory; the node's log has a line for each step.
+Healing waits while no other replica is in sync: readers then get the data as it is. It also waits if the ISR would fall
+below min.insync.replicas, because a damaged replica still accepts new records. It is retried until this changes. A
+replica that an administrator elected despite its losses does not wait for other replicas. Damages are kept in memory;
+the node's log has a line for each step.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ OFFSETS_LOGGED_MAX = 100
 RETRY_S = 2.0
 POLL_S = 0.05
 HAND_OVER_S = 1.5
-"""A hand-over is given up sooner; then the controller moves the leadership."""
+"""Longer than a handover may take. After that, the controller moves leadership."""
 APPLIED_S = 10.0
-"""Longer than a node needs to apply what the controller has committed."""
+"""Longer than a node needs to apply committed metadata."""
 HEALS_A_DAY_MAX = 3
 DAY_S = 86_400.0
 
 
 class Healing:
-    """Owned by the loop. Invariant: at most one partition is between its report and the end of its set-aside."""
+    """Owned by the loop. Invariant: at most one partition is between its loss report and the end of its set-aside."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Healing:
         log: Logger,
     ) -> None:
         self.damages: deque[Damage] = deque(maxlen=DAMAGES_KEPT_MAX)
-        """The latest, oldest first."""
+        """The latest damages, oldest first."""
         self._loop = loop
         self._env = env
         self._data_path = data_path
@@ -69,16 +69,16 @@ class Healing:
         replication.damaged = self.found
 
     async def close(self) -> None:
-        """Segments that are being set aside are set aside to the end, since half of that would leave a log unusable."""
+        """Stop healing. A set-aside that has started runs to its end, because half of it leaves an unusable log."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def found(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
-        """A batch at or after `offset` is not what was written, or is missing."""
+        """Record and heal damage: a batch at or after `offset` is corrupt or missing."""
         if partition.is_closed:
-            # Its files are on their way out.
+            # Its files are being removed.
             return
         damage = self._open.get(partition)
         is_new = damage is None or damage.state != "waiting"
@@ -90,7 +90,7 @@ class Healing:
             self._run(self._heal(partition, damage))
         damage.offset = min(damage.offset, offset)
         if offset not in damage.logged and len(damage.logged) < OFFSETS_LOGGED_MAX:
-            # Once for each offset: readers may return to it for ever.
+            # Once for each offset: readers may retry it forever.
             damage.logged.add(offset)
             self._metrics.damages_found[how] += 1
             if how != "recovery":  # the host has logged the recovery's whole report
@@ -104,13 +104,13 @@ class Healing:
                 )
 
     def index_rebuilt(self, partition: Partition, base_offset: int, reason: str) -> None:
-        """An index was wrong, which costs no record and needs no other replica."""
+        """Record a rebuilt index. A wrong index loses no record and needs no other replica."""
         now_ms = self._env.wall_ms()
         damage = Damage(partition.topic, partition.index, base_offset, "scrub", reason, now_ms, "healed")
         damage.healed_ms = now_ms
         self.damages.append(damage)
 
-    # -- one replica ---------------------------------------------------------------------------------------------------
+    # -- healing one replica -------------------------------------------------------------------------------------------
 
     async def _heal(self, partition: Partition, damage: Damage) -> None:
         where = {"topic": partition.topic, "partition": partition.index}
@@ -130,7 +130,7 @@ class Healing:
                 self._count()
 
     async def _set_aside(self, partition: Partition, damage: Damage, where: dict[str, Any]) -> bool:
-        """One attempt; whether the log now ends before the damage."""
+        """Make one attempt; return whether the log now ends before the damage."""
         async with self._one:
             reason = self._why_not(partition)
             if not reason:
@@ -149,11 +149,11 @@ class Healing:
                     "segments_set_aside", **where, log_end_offset=partition.log_end_offset, folders=folders
                 )
             if damage.offset < partition.log_end_offset:
-                # Damage was found further down meanwhile.
+                # Damage was found at a lower offset meanwhile.
                 return False
             damage.state, damage.waits_for = "fetching", ""
             return True
-        # If another replica can lead, let it: readers get from it what is bad here.
+        # If another replica can lead, hand over: it can serve the records that are damaged here.
         self._replication.log_failed(partition)
         if reason != damage.waits_for:
             self._log.warning(
@@ -163,7 +163,7 @@ class Healing:
         return False
 
     def _why_not(self, partition: Partition) -> str:
-        """Why the replica cannot be healed now; empty if it can."""
+        """Return why the replica cannot be healed now, or an empty string if it can."""
         log, node_id = partition.log, partition.node_id
         if log.read_only_forever and not log.is_broken:
             return f"the log has failed, restart the node: {log.read_only_reason}"
@@ -183,7 +183,7 @@ class Healing:
 
     async def _attempt(self, partition: Partition, damage: Damage) -> tuple[str, ...]:
         replication = self._replication
-        # From here on it is not named in a fetch: its leader must not take it for one that keeps up.
+        # From here on no fetch includes this partition: its leader must not consider the replica caught up.
         partition.is_damaged = True
         replication.follow_again(partition)
         try:
@@ -202,7 +202,7 @@ class Healing:
             replication.follow_again(partition)
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float = inf) -> None:
-        """Wait for the condition, at most this long."""
+        """Wait until the condition holds, at most `timeout_s`."""
         deadline_s = self._loop.time() + timeout_s
         while True:
             if condition() or self._loop.time() >= deadline_s:
@@ -219,14 +219,14 @@ class Healing:
 
 
 def _is_loss_accepted(partition: Partition) -> bool:
-    """Whether an unclean election has this replica lead with what can be read of its log."""
+    """Whether an unclean election made this replica the leader with a broken log."""
     image = partition.image
     is_elected = image is not None and image.leader == partition.node_id and image.unclean_epoch == image.leader_epoch
     return is_elected and partition.log.is_broken
 
 
 def _is_out(partition: Partition) -> bool:
-    """Whether this node has applied that its replica is neither in sync nor eligible."""
+    """Whether this node has applied the metadata that makes its replica neither in sync nor eligible."""
     image = partition.image
     is_out = image is not None and partition.node_id not in (*image.isr, *image.eligible)
     return is_out and partition.leader is None

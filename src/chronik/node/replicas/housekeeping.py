@@ -1,4 +1,4 @@
-"""What a node does beside requests: retention of logs and of what was set aside, compaction, and recovery points."""
+"""Periodic work of a node: retention of logs and set-aside segments, compaction, and recovery points."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ YIELD_EVERY_PARTITIONS = 100
 
 
 class Housekeeping:
-    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not stop the rest.
+    """Four timers. Each round visits every hosted partition; a failure in one is logged and does not end the round.
 
-    Owned by the loop: it decides there, reads and writes files in the executor, and swaps the result in on the loop.
+    Owned by the loop: decisions and the swap of results run on the loop, file reads and writes in the executor.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Housekeeping:
         host: PartitionHost,
         log: Logger,
     ) -> None:
-        """`age_ms` is the time by which things are old: see `AgeClock`."""
+        """`age_ms` returns the time from which ages are computed: see `AgeClock`."""
         self._loop = loop
         self._env = env
         self._age_ms = age_ms
@@ -69,7 +69,7 @@ class Housekeeping:
             try:
                 await work()
             except OSError as error:
-                self._log.error("housekeeping_failed", error=repr(error))  # a full disk; tried again next time
+                self._log.error("housekeeping_failed", error=repr(error))  # a full disk; retried in the next round
             except Exception:
                 self._log.exception("housekeeping_failed")
 

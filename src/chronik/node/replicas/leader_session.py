@@ -1,4 +1,4 @@
-"""The fetch session of a follower with one leader: one connection, one long poll, and what happens when either ends."""
+"""A follower's fetch session with one leader: one connection, one long poll, and recovery when either ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chronik.wire.fetch import FetchRequest, FetchResponse, FetchTopic, read_fet
 FETCH_VERSION = 18
 WAIT_MS = 500
 ANSWER_TIMEOUT_S = 3.0
-"""A leader that leaves a fetch unanswered for so long beyond its wait is given up, and connected to anew."""
+"""If a leader leaves a fetch unanswered this long beyond its max wait, the follower reconnects."""
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 IN_FLIGHT_MAX = 2
 PAUSE_S_MIN = 0.02
@@ -30,25 +30,25 @@ SESSION_ERRORS = (ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_
 
 
 class FetchSource(Protocol):
-    """Who has something to ask of the leader."""
+    """The source of the fetches: it supplies the positions and takes the responses."""
 
     def has_due(self) -> bool:
-        """Whether there is something new to say."""
+        """Whether there are new positions to send."""
 
     def may_wait(self) -> bool:
-        """Whether more to say will come in a moment, so that an idle session waits for it."""
+        """Whether new positions are expected shortly, so that an idle session waits for them."""
 
     def named(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
-        """What fetch `number` names, and what it forgets."""
+        """Return the partitions that fetch `number` includes, and those it removes from the session."""
 
     def answered(self, number: int, response: FetchResponse) -> None: ...
 
     def connected(self) -> None:
-        """A new session begins: the leader knows nothing yet."""
+        """A new session begins: the leader knows no positions yet."""
 
 
 class LeaderSession:
-    """Invariant: at most two fetches are in flight, the second only to end the first. Owned by the loop."""
+    """Invariant: at most two fetches are in flight, and the second is sent only to end the first. Owned by the loop."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class LeaderSession:
         self._is_closed = False
         self._connecting: asyncio.Task[None] | None = None
         self._losses = 0
-        """Connections in a row that ended before they brought an answer."""
+        """Consecutive connections that ended before any response."""
         self._watch: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Connect, unless that is done or under way."""
+        """Connect, unless already connected or connecting."""
         if self._connecting is None and self._connection is None and not self._is_closed:
             self._connecting = self._loop.create_task(self._reach(), name=f"follow-node-{self._leader_id}")
 
@@ -98,7 +98,7 @@ class LeaderSession:
     async def _reach(self) -> None:
         pause_s = PAUSE_S_MIN
         if self._losses > 1:
-            # A leader that is starting takes connections before it can answer on them.
+            # A starting leader accepts connections before it can answer requests.
             await asyncio.sleep(min(PAUSE_S_MIN * 2 ** (self._losses - 2), PAUSE_S_MAX))
         while True:
             try:
@@ -123,10 +123,10 @@ class LeaderSession:
         self._asker.connected()
         self.kick()
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
-        """There may be a reason to ask: all that this turn of the loop brings goes along."""
+        """Send a fetch in the next loop turn if one is due, so that it includes everything from this turn."""
         if not self._is_kicked:
             self._is_kicked = True
             self._loop.call_soon(self._send)
@@ -138,7 +138,7 @@ class LeaderSession:
             return
         in_flight = len(self._in_flight)
         has_due = self._asker.has_due()
-        # A session has no name before its first answer, and cannot be interrupted until then.
+        # The session has no id before the first response, so a second fetch cannot end the first until then.
         if in_flight and (in_flight >= IN_FLIGHT_MAX or not has_due or not self._id):
             return
         if not in_flight and self._asker.may_wait():
@@ -169,7 +169,7 @@ class LeaderSession:
             self._log.warning("leader_does_not_answer")
             self._connection.close()
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def _answered(self, connection: Connection, number: int, future: asyncio.Future[memoryview]) -> None:
         error: BaseException | None = asyncio.CancelledError() if future.cancelled() else future.exception()
@@ -204,7 +204,7 @@ class LeaderSession:
             self.open()
 
     def _refused(self, code: ErrorCode) -> None:
-        """The whole fetch was refused: begin a new session, after a pause unless only the session is gone."""
+        """Start a new session after a top-level error: at once for a session error, otherwise after a pause."""
         connection, self._connection = self._connection, None
         is_over = code in SESSION_ERRORS
         if not is_over:

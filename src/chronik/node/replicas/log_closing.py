@@ -1,4 +1,4 @@
-"""Closing the logs of a node that stops: one after the other, each for as long as the disk may take."""
+"""Close the logs of a stopping node: one after the other, each within the disk's time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chronik.storage.log import Log
 async def close_logs(
     loop: asyncio.AbstractEventLoop, env: Environment, disk: DiskWatch, partitions: Iterable[Partition], log: Logger
 ) -> bool:
-    """Whether all logs were closed cleanly. TimeoutError if the disk does not answer: then they stay as they are."""
+    """Close the logs; return whether all closed cleanly. On TimeoutError (a hanging disk) the other logs stay open."""
     is_clean = True
     for partition in partitions:
         async with asyncio.timeout(disk.patience_s):
@@ -28,7 +28,7 @@ async def close_logs(
 
 
 def close_log(log: Log) -> str | None:
-    """What kept the log from being closed cleanly. Runs in a thread."""
+    """Close the log; return the error if it did not close cleanly. Runs in a thread."""
     try:
         return None if log.close() else log.read_only_reason
     except Exception as error:

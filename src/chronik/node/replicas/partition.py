@@ -1,4 +1,4 @@
-"""One partition as this node hosts it: appends, waits, and the roles that the metadata gives it."""
+"""A partition hosted by this node: its appends, its waiting requests, and its role of leader or follower."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LATEST_EPOCH = -1
 DELETE_ALL = -1
 
 Appended: TypeAlias = AppendResult | Duplicate
-"""What a produce did: the offsets of its records, new or (for a repeated batch) those they already had."""
+"""The result of a produce: the offsets of the new records, or for a duplicate batch the offsets of the first copy."""
 
 
 class ReplicationContext(Protocol):
-    """Who replicates: knows the brokers, and hears when a partition's part in it changes."""
+    """What a partition needs from replication: the live brokers, the lease, and callbacks for its own changes."""
 
     live: Mapping[int, int]
     """The epoch of each broker that may be in an ISR."""
@@ -48,34 +48,34 @@ class ReplicationContext(Protocol):
     def lease_is_valid(self) -> bool: ...
 
     def isr_is_due(self, partition: Partition) -> None:
-        """A replica may join the ISR, or has what it takes to lead."""
+        """A replica may join the ISR, or has all records it needs to take over leadership."""
 
     def role_changed(self, partition: Partition) -> None: ...
 
     def counted(self, partition: Partition) -> None:
-        """The follower's copy counts as written up to its end."""
+        """This follower's whole log is durable."""
 
     def log_failed(self, partition: Partition) -> None:
-        """The log can be read but not written: not now (a full disk), or not before the node starts anew."""
+        """The log is read-only: for now (a full disk), or until the node restarts."""
 
     def sync_failed(self, partition: Partition) -> None:
-        """The same, and what the page cache had of the log is not to be trusted either."""
+        """The log is read-only, and its unsynced data in the page cache cannot be trusted either."""
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
-        """The leader does not have records that were committed, and that this replica has."""
+        """The leader lacks committed records that this replica has."""
 
     def cannot_lead(self, partition: Partition) -> None:
-        """The metadata has this node lead the partition, with a log that had failed before."""
+        """The metadata makes this node the leader, but its log has already failed."""
 
     def damaged(self, partition: Partition, offset: int, how: HowFound, reason: str) -> None:
-        """What was written at or after `offset` is bad or missing: the replica has to be healed."""
+        """Records at or after `offset` are corrupt or missing: the replica must be healed."""
 
 
 class Partition:
-    """Invariant: log_start_offset <= high_watermark <= log_end_offset; while this node leads, both never fall.
+    """Invariant: log_start_offset <= high_watermark <= log_end_offset. While this node leads, the last two never fall.
 
-    `role` is what the metadata says of this node: `leader` is the same object while it leads, otherwise None.
-    Everything that changes a partition runs on the node's loop, so that it has a single writer and offsets cannot race.
+    `role` is this node's role according to the metadata. `leader` is the same object while this node leads, else None.
+    Everything that changes a partition runs on the node's loop, so there is a single writer and offsets cannot race.
     """
 
     def __init__(
@@ -106,21 +106,21 @@ class Partition:
         self.is_closed = False
         self.image: PartitionImage | None = None
         self.loss: Loss | None = None
-        """What the log lost before it was opened, until the controller knows; the replica plays no part until then."""
+        """What the log lost before it was opened. The replica takes no role until the controller knows of the loss."""
         watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self.role: PartitionLeader | PartitionFollower = PartitionFollower(NO_LEADER, NO_EPOCH, watermark)
         self.leader: PartitionLeader | None = None
         self.refusal = ""
-        """Why this replica does not follow its leader; empty while it does."""
+        """Why this replica refuses to follow its leader; empty while it follows."""
         self.hands_over_to = NO_LEADER
-        """Who shall lead instead: until that is decided, this node takes no records and answers no readers."""
+        """The next leader. Until the handover is decided, this node accepts no records and serves no readers."""
         self.durable_log_start = log.log_start_offset
-        """Records below do not come back, whatever happens to this node. At most the log's start."""
+        """Records below this offset stay deleted even after a crash of this node. At most the log start offset."""
         self.generation = 0
-        """Rises when what was read before may no longer be true: with each role, and with each truncation."""
+        """Rises when earlier reads may be stale: with each role change and each truncation."""
         self.jobs = StorageJobs()
         self.is_damaged = False
-        """While it is healed: it does not lead, and names no position that others could rely on."""
+        """True while the replica is being healed: it does not lead, and does not report a fetch position."""
         self._appender: PartitionLeader | None = None
         self._next_image: PartitionImage | None = None
         self.counts_unsynced = counts_unsynced
@@ -130,13 +130,13 @@ class Partition:
         self._metrics = metrics
         self._traces = traces
         self.trace: PartitionTrace | None = None
-        """Set while the topic is traced: asked where requests run, so nothing else is done where it is not."""
+        """Set only while the topic is traced, so that an untraced request pays for one check and nothing else."""
         self._set_trace()
         self._logger = logger
         self._waits = PartitionWaits[Partition]()
         self._refused = RefusedBatches()
         self._is_in_doubt = False
-        """Whether the log may end with what this node took as the leader, and a new leader does not have."""
+        """Whether the log may end with records that this node appended as leader and that the new leader lacks."""
         self._deleting = asyncio.Lock()
 
     def _set_trace(self) -> None:
@@ -144,7 +144,7 @@ class Partition:
         if is_traced != (self.trace is not None):
             self.trace = PartitionTrace(self._traces, self.topic, self.index) if is_traced else None
 
-    # -- what others may know ------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -156,13 +156,13 @@ class Partition:
 
     @property
     def counted_end_offset(self) -> int:
-        """Below this, this node's copy counts as written."""
+        """The end of the durable part of this node's log: the synced end, or the log end under `counts_unsynced`."""
         return self.log.log_end_offset if self.counts_unsynced else self.log.synced_end_offset
 
     def fetch_position(self) -> tuple[int, int] | None:
-        """Where this node's copy goes on, and the epoch of the record before; None while it must not ask.
+        """Return the next fetch offset and the epoch of the record before it, or None while this node must not fetch.
 
-        A follower asks from what counts as written, since its leader takes the question for that.
+        A follower fetches only from its durable end, because the leader takes the fetch offset as proof of durability.
         """
         log = self.log
         end = log.log_end_offset
@@ -173,7 +173,7 @@ class Partition:
         return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
 
     def read_job(self, offset: int, max_bytes: int, upto_offset: int, *, min_one_batch: bool) -> ReadJob:
-        """A read for a thread. It is a job of the log: `jobs.end` follows it."""
+        """Return a read to run in a thread. It begins a job of the log: the caller calls `jobs.end` after the read."""
         if not self.jobs.begin():
             raise self._not_leader()
         try:
@@ -199,44 +199,44 @@ class Partition:
         return () if self.image is None else self.image.isr
 
     def is_fit_to_lead(self, image: PartitionImage) -> bool:
-        """Whether others may be measured by this node's log.
+        """Whether this node's log may become the reference for the other replicas.
 
-        A leader outside of the ISR may lack committed records: the controller names none, and none is accepted. One
-        whose log is damaged may lack them too. The only replica leads all the same: its log is all that there is.
+        A replica outside the ISR may lack committed records: the controller elects none, and this check accepts none.
+        A replica with a damaged log may lack them too. A sole replica leads anyway: there is no other copy.
         """
         is_whole = not self.log.read_only_forever and not self.is_damaged
         return self.node_id in image.isr and (is_whole or len(image.replicas) == 1)
 
     @property
     def leads(self) -> bool:
-        """Whether this node may answer for the partition now: the metadata says so, and its lease runs."""
+        """Whether this node may serve as leader now: the metadata names it leader, and its lease is valid."""
         return self._appender is not None and self._replicating.lease_is_valid()
 
     @property
     def follows(self) -> bool:
-        """Whether this node may answer readers of its copy: it follows a leader, and its lease runs."""
+        """Whether this node may serve reads as a follower: it does not lead, and its lease is valid."""
         if self.leader is not None or self.is_closed or self.jobs.is_exclusive or self.loss is not None:
             return False
         return self._replicating.lease_is_valid()
 
     @property
     def visible_end_offset(self) -> int:
-        """The first offset that consumers do not see."""
+        """The first offset that is not visible to consumers."""
         if self.settings.visible_when_appended and self.leader is not None:
             return self.log.log_end_offset
         return self.role.high_watermark
 
     @property
     def is_settling(self) -> bool:
-        """Whether this node leads so freshly that its watermark may lie below what clients have seen.
+        """Whether this new leader's watermark may still be below what clients have seen.
 
-        However long that takes: without enough replicas in sync the watermark cannot rise, and no end may go back.
+        There is no time limit: with too few in-sync replicas the watermark cannot rise, and the end must not go back.
         """
         leader = self.leader
         return leader is not None and not leader.has_reached_its_epoch and not self.settings.visible_when_appended
 
     def check_end_is_known(self) -> None:
-        """The end that consumers see may not go back at a failover (KIP-207)."""
+        """Raise OFFSET_NOT_AVAILABLE if the visible end could go back after a failover (KIP-207)."""
         leader = self.leader
         if leader is not None and self.is_settling:
             raise KafkaError(
@@ -259,10 +259,10 @@ class Partition:
     def stop_listening(self, listener: ReplicaListener[Partition]) -> None:
         self._waits.listeners.pop(listener, None)
 
-    # -- what requests are checked against -----------------------------------------------------------------------------
+    # -- request checks ------------------------------------------------------------------------------------------------
 
     def check_leader_epoch(self, epoch: int) -> None:
-        """A client that knows another epoch than ours has old metadata, or we have."""
+        """Raise if the client's leader epoch differs: either the client or this node has old metadata."""
         current = self.role.leader_epoch
         if epoch in (LATEST_EPOCH, current):
             return
@@ -271,18 +271,18 @@ class Partition:
         raise KafkaError(ErrorCode.unknown_leader_epoch, f"epoch {epoch} is not known here yet")
 
     def check_enough_replicas(self) -> None:
-        """acks=all needs min.insync.replicas in sync before the append."""
+        """Raise NOT_ENOUGH_REPLICAS before an acks=all append if the ISR is below min.insync.replicas."""
         leader = self.leader
         if leader is not None and not leader.has_enough_replicas:
             raise KafkaError(ErrorCode.not_enough_replicas, too_few(leader))
 
     def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
-        """A batch was not appended, with `error`: what its producer sent behind it must not get ahead of it."""
+        """Remember a batch that failed with `error`, so that its producer's later batches do not overtake it."""
         if error.code in REPEATED and len(records) >= HEADER_BYTES:
             self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
 
     def check_passing_on(self, records: memoryview, now_ms: int) -> None:
-        """Raises where the leader may not have what this batch's producer sent here before it, when this node led."""
+        """Raise if the leader may lack earlier batches that this batch's producer sent here while this node led."""
         if len(records) < HEADER_BYTES or not (self._refused or self._is_in_doubt):
             return
         header = read_batch_header(records)
@@ -299,10 +299,10 @@ class Partition:
             ErrorCode.not_leader_or_follower, f"{self.topic}-{self.index} is not led by node {self.node_id}"
         )
 
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- appends -------------------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, now_ms: int) -> Appended:
-        """Append a producer's batch; its bytes are stamped in place and written as they came."""
+        """Append a producer's batch. The broker stamps its own header fields in place and keeps all other bytes."""
         leader = self._appender
         if leader is None:
             raise self._not_leader()
@@ -328,7 +328,7 @@ class Partition:
         return result
 
     def append_internal(self, batch: bytes, now_ms: int) -> Appended:
-        """Append a batch that this node made itself (group state)."""
+        """Append a batch that this node built itself (group state)."""
         leader = self._appender
         if leader is None:
             raise self._not_leader()
@@ -344,12 +344,12 @@ class Partition:
         try:
             return self.log.append(records, batches, leader_epoch, now_ms)
         except StorageError:
-            # A full disk, most often: another replica may have room.
+            # Usually a full disk: another replica may have space.
             self._replicating.log_failed(self)
             raise
 
     def append_fetched(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
-        """Append what the leader sent, as it is."""
+        """Append batches fetched from the leader, unchanged."""
         self.log.append_as_follower(records, batches, now_ms)
         if self.counts_unsynced:
             self._counted_as_follower()
@@ -367,7 +367,7 @@ class Partition:
             self._waits.tell_appended(self)
 
     def _counted(self, end_offset: int, size_bytes: int, why: Why) -> None:
-        """This node's copy counts as written up to `end_offset`."""
+        """This node's log is durable up to `end_offset`."""
         leader = self.leader
         if leader is None:
             self._counted_as_follower()
@@ -405,10 +405,10 @@ class Partition:
     def _bytes_since(self, watermark: int) -> int:
         return self.log.bytes_between(watermark, self.role.high_watermark) if self._waits.fetches else 0
 
-    # -- the syncer's side ---------------------------------------------------------------------------------------------
+    # -- syncs and disk failures ---------------------------------------------------------------------------------------
 
     def sync_job(self) -> SyncJob | None:
-        """Nothing is synced while the log is being cut: that leaves it synced."""
+        """Return the next sync, or None during a truncation, which leaves the log synced."""
         if self.jobs.is_exclusive:
             return None
         job = self.log.sync_job()
@@ -433,7 +433,7 @@ class Partition:
         self._replicating.sync_failed(self)
 
     def stalled(self) -> None:
-        """A sync does not end. Whoever waits hears that the outcome is unknown, and another replica should lead."""
+        """A sync hangs: fail the waiting requests with an unknown outcome, and hand leadership to another replica."""
         if self.is_closed or self.counts_unsynced:
             return
         self.log.stall()
@@ -441,28 +441,28 @@ class Partition:
         self._replicating.log_failed(self)
 
     def doubt_outcomes(self) -> None:
-        """Whoever waits for its records hears that nobody here will know soon: it may ask the next leader."""
+        """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
         self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
 
     def resumed(self) -> None:
         self.log.resume()
 
     def found_damaged(self, offset: int, how: HowFound = "read", reason: str = BAD_BATCH) -> bool:
-        """What was written at or after `offset` is bad or missing. Returns whether another replica can serve readers.
+        """Report corrupt or missing records at or after `offset`; return whether another replica can serve readers.
 
-        If no other replica can lead, readers get what there is, and those that check CRCs notice.
+        If no other replica can lead, readers get the data as it is, and clients that check CRCs notice the damage.
         """
         self._replicating.damaged(self, offset, how, reason)
         others = () if self.leader is None else self.leader.in_sync_replicas
         return self.leader is None or any(x != self.node_id and x in self._replicating.live for x in others)
 
-    # -- waiting -------------------------------------------------------------------------------------------------------
+    # -- produce waiters -----------------------------------------------------------------------------------------------
 
     def is_written(self, end_offset: int) -> bool:
         return self.counts_unsynced or self.log.synced_end_offset >= end_offset
 
     def when_written(self, end_offset: int, waiter: Waiter) -> None:
-        """Call back when this node's copy counts up to `end_offset` (acks=1): at once, if it does already."""
+        """Call `waiter` when this node's log is durable up to `end_offset` (acks=1), at once if it already is."""
         if self.is_written(end_offset):
             waiter(None)
         elif self.log.read_only_forever:
@@ -474,7 +474,7 @@ class Partition:
         return self.role.high_watermark >= end_offset
 
     def when_committed(self, end_offset: int, waiter: Waiter) -> None:
-        """Call back when the watermark has reached `end_offset` (acks=all)."""
+        """Call `waiter` when the watermark reaches `end_offset` (acks=all), at once if it already has."""
         if self.is_committed(end_offset):
             waiter(None)
         elif self.log.read_only_forever:
@@ -485,9 +485,9 @@ class Partition:
     # -- deleted records -----------------------------------------------------------------------------------------------
 
     async def delete_records(self, offset: int, wait_s: float) -> int:
-        """Let go of everything below `offset` (-1: below the watermark), here and at every replica in sync.
+        """Delete all records below `offset` (-1: below the watermark), here and on every in-sync replica.
 
-        Returns where the logs of all of them start by then; TimeoutError when that takes longer than `wait_s`.
+        Return the low watermark, the smallest log start of these replicas. TimeoutError after `wait_s`.
         """
         leader = self.leader
         if leader is None:
@@ -496,7 +496,7 @@ class Partition:
         if offset == DELETE_ALL:
             offset = watermark
         if offset > watermark:
-            # What lies between may have been shown to this client by the leader before.
+            # The previous leader may have shown the offsets in between to this client.
             self.check_end_is_known()
         if offset < 0 or offset > watermark:
             raise KafkaError(ErrorCode.offset_out_of_range, f"offset {offset} is not below the watermark {watermark}")
@@ -522,7 +522,7 @@ class Partition:
             self._waits.forget_deletion(waiter)
 
     async def raise_log_start(self, offset: int) -> None:
-        """Records below `offset` are gone for readers at once, and for good when this returns."""
+        """Hide records below `offset` from readers at once; they are deleted durably when this returns."""
         if self.is_closed or not self.jobs.begin():
             raise self._not_leader()
         with self.jobs.running():
@@ -537,12 +537,12 @@ class Partition:
             self.durable_log_start = max(self.durable_log_start, start)
 
     def log_start_rose(self) -> None:
-        """Followers hear of it soon, and let go of as much."""
+        """Notify the followers, which then raise their own log start."""
         if self._waits.listeners:
             self._waits.tell_watermark(self)
 
     def _check_deleted(self) -> None:
-        """Who waits for the low watermark is told, where something happened that may have raised it."""
+        """Wake DeleteRecords waiters if the low watermark rose."""
         waits, leader = self._waits.deleted, self.leader
         if waits and leader is not None:
             leader.deletes(self.durable_log_start)
@@ -553,9 +553,9 @@ class Partition:
     def replica_fetched(
         self, replica_id: int, broker_epoch: int, leader_epoch: int, offset: int, last_epoch: int, log_start: int
     ) -> EpochEnd | None:
-        """A replica asks from `offset`: its log counts up to there, unless it diverges from ours; then, where.
+        """Record a follower's fetch from `offset`, which proves that its log is durable up to there.
 
-        Raises what keeps it from fetching here.
+        If its log diverges from this one, return the diverging epoch. Raise if the follower must not fetch here.
         """
         leader = self.leader
         if leader is None or self.is_closed:
@@ -591,7 +591,7 @@ class Partition:
         return None
 
     def told_watermark(self, leaders_watermark: int) -> None:
-        """The leader's watermark, from an answer that fits this node's log."""
+        """Take the leader's watermark from a response that continues this node's log."""
         self._is_in_doubt = False
         role = self.role
         if isinstance(role, PartitionFollower):
@@ -600,7 +600,7 @@ class Partition:
                 self._watermark_rose(before, self._bytes_since(before), "leader")
 
     def refuse_to_follow(self, offset: int) -> None:
-        """The leader lacks committed records that this replica has: it keeps them, and reports the leader.
+        """Stop following a leader that lacks committed records: keep them here, and report the leader.
 
         If this replica is in sync or eligible, the controller elects another leader; else an administrator decides.
         """
@@ -618,14 +618,14 @@ class Partition:
         self._logger.error("follower_refuses_truncation", topic=self.topic, partition=self.index, reason=self.refusal)
 
     def watermark_checked(self, before: int) -> None:
-        """The leader's rules were asked for something else, and the watermark may have risen on the way."""
+        """Notify waiters if a call to the leader state machine has raised the watermark above `before`."""
         if self.role.high_watermark > before:
             self._watermark_rose(before, self._bytes_since(before), "isr-change")
 
     # -- roles ---------------------------------------------------------------------------------------------------------
 
     def apply(self, image: PartitionImage) -> None:
-        """Be what the metadata says. Older news change nothing; while the log is being cut, news wait."""
+        """Take the role that the metadata assigns. Ignore an older image; defer a newer one during a truncation."""
         known = self.image if self._next_image is None else self._next_image
         if (
             self.is_closed
@@ -648,7 +648,7 @@ class Partition:
                 self._replicating.cannot_lead(self)
         elif self.leader is not None:
             if known is not None and not set(known.replicas) <= set(image.replicas):
-                # What a replica said counts no more once it goes; if it comes back, it has to say it again.
+                # A removed replica's position is void. If the replica is added again, it must fetch again.
                 self._waits.let_listeners_go(self)
             self._appender = self.leader
             self.hands_over_to = NO_LEADER
@@ -662,12 +662,12 @@ class Partition:
             self.found_damaged(lost.offset, "recovery", lost.reason)
 
     def _trace_isr(self, known: PartitionImage, image: PartitionImage) -> None:
-        """By the leader; where there is none, by all that are left."""
+        """Trace an ISR change on the leader, or on every replica if there is no leader."""
         if self.trace is not None and image.leader in (self.node_id, NO_LEADER):
             self.trace.isr_changed(known.isr, image.isr, image.leader, image.leader_epoch)
 
     def _lead(self, image: PartitionImage) -> None:
-        """A new leader epoch begins here, behind all that is in the log."""
+        """Become the leader: the new leader epoch starts at the log end."""
         before = self.role.high_watermark
         self._role_ends()
         self._is_in_doubt = False
@@ -691,7 +691,7 @@ class Partition:
         self._check_enough_after()
 
     def _follow(self, image: PartitionImage) -> None:
-        """Another node leads, or none. What this one has beyond the new leader's log will be cut."""
+        """Become a follower, possibly without a leader. Records that the new leader lacks will be truncated."""
         was_leader = self.leader is not None
         if was_leader and not (image.leader == self.hands_over_to != NO_LEADER):
             self._is_in_doubt = self.log.log_end_offset > self.role.high_watermark
@@ -699,10 +699,10 @@ class Partition:
         self.leader = self._appender = None
         self.refusal = ""
         self.role = PartitionFollower(image.leader, image.leader_epoch, self.role.high_watermark, image.unclean_epoch)
-        # An epoch in which this node wrote nothing: what it will be sent may be of an older one.
+        # Drop an epoch without records: the leader may send records of an older epoch.
         self.log.epochs.truncate_to(self.log.log_end_offset)
         if was_leader:
-            # Whether an unfinished batch survives is known when the new leader's watermark passes it, or it is cut.
+            # A pending batch survives if the new leader's watermark passes it; otherwise it is truncated.
             self._waits.written_is_not_enough()
             self._waits.let_fetches_go()
         if self.log.synced_end_offset < self.log.log_end_offset:
@@ -715,12 +715,12 @@ class Partition:
         self._waits.let_listeners_go(self)
 
     def hand_over(self, to: int) -> None:
-        """Take no more records, so that `to` can have them all. Ends with the next news of the partition."""
+        """Stop accepting records so that `to` can fetch all of them. Ends with the partition's next image."""
         self.hands_over_to = to
         self._appender = None
 
     def keep(self) -> None:
-        """There is no hand-over after all: nothing was proposed."""
+        """Cancel a handover that was not proposed: accept records again."""
         self.hands_over_to = NO_LEADER
         self._appender = self.leader
 
@@ -735,12 +735,12 @@ class Partition:
             self._check_deleted()
 
     def require_in_sync(self, replicas: int) -> None:
-        """min.insync.replicas in effect has changed with the replicas."""
+        """Apply the effective min.insync.replicas after a change of the replicas."""
         if replicas != self.settings.min_insync_replicas:
             self.configure(dataclasses.replace(self.settings, min_insync_replicas=replicas))
 
     def _check_enough_after(self) -> None:
-        """Nothing is committed while too few are in sync: who waits for that is told so, and may try again."""
+        """Fail acks=all waiters if the ISR is too small: nothing commits until it grows, and producers may retry."""
         leader = self.leader
         if leader is not None and not leader.has_enough_replicas and self._waits.committed:
             error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
@@ -749,9 +749,10 @@ class Partition:
     def cut_ended(
         self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
     ) -> None:
-        """The log was cut and is as before below `upto_offset`. What was appended beyond it surely never counts.
+        """Finish a truncation that kept the log below `upto_offset`, and fail the waiters beyond it.
 
-        `lost` is where that begins for each producer. `error`: it may count elsewhere, and its producers get this.
+        `lost` is each producer's first truncated batch. Without `error`, the truncated records can never be committed.
+        With `error`, they may be committed elsewhere, and their producers get that error.
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False
@@ -765,7 +766,7 @@ class Partition:
             self.apply(image)
 
     def damage_ended(self) -> None:
-        """The replica was healed, or cannot be now: it leads if the metadata has it lead, with what it has."""
+        """End the healing attempt, successful or not: lead with the present log if the metadata names this node."""
         self.is_damaged = False
         image = self.image
         if image is None or image.leader != self.node_id or self.leader is not None or self.is_closed:
@@ -775,7 +776,7 @@ class Partition:
             self._replicating.role_changed(self)
 
     def close(self, error: KafkaError) -> None:
-        """No more requests: everybody who waits gets `error`. The log is closed by the broker, in a thread."""
+        """Stop serving: every waiting request gets `error`. The caller closes the log later, in a thread."""
         self.is_closed = True
         self.leader = self._appender = None
         self.generation += 1
@@ -786,5 +787,5 @@ class Partition:
 
 
 def too_few(leader: PartitionLeader) -> str:
-    """Why acks=all cannot be now."""
+    """Return the message that explains why an acks=all request fails."""
     return f"{len(leader.in_sync_replicas)} replicas are in sync, {leader.replicas_needed} are needed"

@@ -1,4 +1,4 @@
-"""The partitions that this node hosts: opens, configures and removes their logs, and gives them their roles."""
+"""The partitions that this node hosts: open, configure and remove their logs, and apply their roles."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ APPLIED_TIMEOUT_S = 30.0
 
 
 class Open(NamedTuple):
-    """Open the logs of these partitions of a topic, unless they are open."""
+    """Open the logs of these partitions of a topic, unless they are already open."""
 
     topic: TopicImage
     indexes: tuple[int, ...]
 
 
 class Remove(NamedTuple):
-    """Close the logs of these partitions of a topic, and remove them unless they were given back meanwhile."""
+    """Close the logs of these partitions of a topic, and remove those that were not assigned to this node again."""
 
     topic: str
     topic_id: UUID
@@ -71,7 +71,7 @@ class Remove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """One log to open; `recovery_point` is None where the log is not listed."""
+    """One log to open. `recovery_point` is None if the recovery points do not list the log."""
 
     topic: TopicImage
     index: int
@@ -85,9 +85,9 @@ Work: TypeAlias = Open | Remove | asyncio.Future[None]
 class PartitionHost:
     """Invariant: `partitions` holds exactly the partitions whose log is open here, as leader or as follower.
 
-    Logs are opened and removed one after the other by one task, so that a topic that is deleted and made again never
-    has two logs in one folder. A change of role is carried out at once, when the metadata brings it: a leader that was
-    replaced stops there and then. Owned by the loop; files are opened and removed in the executor.
+    One task opens and removes logs one after the other, so that a topic that is deleted and recreated never has two
+    logs in one folder. A role change takes effect at once with the metadata event: a replaced leader stops immediately.
+    Owned by the loop; files are opened and removed in the executor.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PartitionHost:
         links: ClusterLinks = ALONE,
         incarnation: UUID | None = None,
     ) -> None:
-        """`incarnation` is this process as it registered: an image of a later process of this node is not for it."""
+        """`incarnation` is the id that this process registered with; an image with another id replaces this process."""
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.folder = folder
         self._loop = loop
@@ -137,21 +137,21 @@ class PartitionHost:
         self._unopened: dict[tuple[str, int], UUID] = {}
         self._missing: dict[tuple[UUID, int], TopicImage] = {}
         self._refetched: dict[tuple[UUID, int], str] = {}
-        """Missing logs that begin anew, with the reason for the record of damages."""
+        """Missing logs that restart empty, with the reason to record as damage."""
         self._unremoved: list[Remove] = []
         self._worker: asyncio.Task[None] | None = None
         self._is_following = False
         self.is_open = False
-        """Whether every log was opened that the image gave this node at its start."""
+        """Whether all logs that the image assigned to this node at startup have been opened."""
         self._incarnation = incarnation
 
-    # -- start and stop ------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def open_all(self) -> None:
-        """Open every partition that the image gives this node, and set logs aside that belong to none.
+        """Open every partition that the image assigns to this node, and set aside logs without a partition.
 
-        Losses that this finds are for `reports.flush`. The image must be no older than this process: it holds the
-        registration of this incarnation. From an older one, logs would be set aside that were given to this node since.
+        `reports.flush` reports the losses found here. The image must contain the registration of this incarnation: an
+        older image would set aside logs of partitions that were assigned to this node since.
         """
         image = self._metadata.image
         if self._is_replaced(image):
@@ -174,7 +174,7 @@ class PartitionHost:
         self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
-        """Close every log cleanly and record that they are, by the broker of this epoch."""
+        """Close every log and record the clean shutdown with this broker epoch."""
         if self._worker is not None:
             self._worker.cancel()
         self._is_following = self.is_open = False
@@ -183,7 +183,7 @@ class PartitionHost:
         self.replica_sessions.close()
         with contextlib.suppress(TimeoutError):
             await self._syncer.settled()
-        # Whether what waits was replicated is not known here: it must not be taken for not appended.
+        # The pending records may have been replicated, so the error must not say that they were not appended.
         closing = KafkaError(ErrorCode.request_timed_out, "the node is stopping")
         partitions = list(self.partitions.values())
         watermarks = watermarks_of(partitions)
@@ -200,9 +200,9 @@ class PartitionHost:
             self._log.warning("shutdown_not_recorded", error=reason, then="the next start recovers the logs")
 
     async def _set_strays_aside(self, image: ClusterImage) -> None:
-        """A crash may come between a topic's deletion, or a replica's removal, and that of its files.
+        """Set aside logs left by a crash between the deletion of a topic or replica and the removal of its files.
 
-        Nothing is deleted because the metadata does not know it: the metadata may be what is wrong.
+        A log that the metadata does not know is never deleted: the metadata may be wrong.
         """
         now_ms = self._env.wall_ms()
         for topic, index in await self._loop.run_in_executor(self._env.executor, self.folder.partitions):
@@ -220,7 +220,7 @@ class PartitionHost:
     def _report_set_aside(self, topic: str, index: int, moved_to: str) -> None:
         self._log.warning("log_set_aside", topic=topic, partition=index, to=moved_to, reason="no topic has this log")
 
-    # -- following the metadata ----------------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> ClusterImage:
@@ -228,7 +228,7 @@ class PartitionHost:
 
     def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         if not self._is_following:
-            # What is opened at the start follows the image as it is then.
+            # `open_all` uses the image that is current when it runs.
             return
         if self._is_replaced(image):
             self._resign(image)
@@ -259,7 +259,7 @@ class PartitionHost:
         return self._incarnation is not None and own is not None and own.incarnation != self._incarnation
 
     def _resign(self, image: ClusterImage) -> None:
-        """Another process has this node's id: what the image says of the node is said of that one, from here on."""
+        """Stop serving: another process has this node's id, and from now on the image describes that process."""
         own = image.brokers[self._config.node_id]
         self._is_following = False
         self._log.error("replaced", by=f"{own.host}:{own.port}", then="this node serves no partition any more")
@@ -270,12 +270,12 @@ class PartitionHost:
             partition.close(replaced)
 
     async def applied(self) -> None:
-        """As `settled`, within a bound: TimeoutError after it."""
+        """Like `settled`, but raise TimeoutError after APPLIED_TIMEOUT_S."""
         async with asyncio.timeout(APPLIED_TIMEOUT_S):
             await self.settled()
 
     async def settled(self) -> None:
-        """Wait until the partitions follow the image as it is now."""
+        """Wait until the partitions match the current image."""
         if not self.is_open:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -289,7 +289,7 @@ class PartitionHost:
         if hosted is not None and hosted.topic_id == event.topic_id and is_mine:
             topic = image.topic_by_id(event.topic_id)
             if topic is not None and isinstance(event, ReplicasChanged):
-                # Before the ISR of the same image: a newer ISR under an older minimum could commit too early.
+                # Before applying the ISR of the same image: a new ISR with the old minimum could commit too early.
                 hosted.require_in_sync(min_insync_replicas(image, topic, changed))
             hosted.apply(changed)
         if self._unopened.get((event.topic, changed.partition)) == event.topic_id:
@@ -310,7 +310,7 @@ class PartitionHost:
             self._work.put_nowait(Open(topic, indexes))
 
     def _give_up(self, topic: str, topic_id: UUID, indexes: Iterable[int], reason: KafkaError) -> None:
-        """Serve these no more, from here on; the logs go when it is their turn."""
+        """Stop serving these partitions now, and queue the removal of their logs."""
         for index in indexes:
             hosted = self.partitions.get((topic, index))
             self.reports.forget(topic_id, index)
@@ -343,7 +343,7 @@ class PartitionHost:
             except Exception:
                 self._log.exception("metadata_event_failed", work=type(work).__name__)
 
-    # -- opening and removing ------------------------------------------------------------------------------------------
+    # -- opening and removing logs -------------------------------------------------------------------------------------
 
     async def _open(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
         missing = [each for each in wanted if not self._is_open(*each)]
@@ -385,7 +385,7 @@ class PartitionHost:
             self._opened(request.topic, request.index, log, request.recovery_point)
 
     def _open_log(self, request: OpenRequest, now_ms: int) -> tuple[Log | Exception | None, str | None]:
-        """The log, why it cannot be opened, or None where it is gone; and where another topic's log went. Blocks."""
+        """Return the log, an error, or None if it is missing; and the folder to which a stray log was moved. Blocks."""
         topic, index = request.topic, request.index
         moved_to: str | None = None
         try:
@@ -406,7 +406,7 @@ class PartitionHost:
         return log, moved_to
 
     async def _list_new(self, opened: list[tuple[OpenRequest, Log]]) -> list[tuple[OpenRequest, Log]]:
-        """Lists new logs in the recovery points, before anything is appended; returns those that can be used."""
+        """List new logs in the recovery points before anything is appended; return the logs that can be used."""
         listed: list[tuple[OpenRequest, Log]] = []
         new: list[tuple[OpenRequest, Log]] = []
         for request, log in opened:
@@ -429,7 +429,7 @@ class PartitionHost:
         return listed + new
 
     def _is_missing(self, topic: TopicImage, index: int) -> None:
-        """The log was here, and is gone: it begins anew once the controller knows."""
+        """Report a log that existed and is missing. It restarts empty once the controller knows."""
         self._log.error("log_missing", topic=topic.name, partition=index)
         self._missing[(topic.id, index)] = topic
         self.reports.add(ReplicaReport(topic.id, index, 0, -1, Loss.CERTAIN.value, "its log is missing"))
@@ -443,7 +443,7 @@ class PartitionHost:
         self._give_away(topic.name, topic.id, index)
 
     def _loss_reported(self, report: ReplicaReport, refusal: str) -> None:
-        """The controller knows what was lost: the replica begins anew, or continues with what it has."""
+        """The controller knows of the loss: a missing log restarts empty, an open log continues with what it has."""
         name = self.image.names_by_id.get(report.topic_id)
         self._log.error(
             "replica_lost_records",
@@ -463,11 +463,11 @@ class PartitionHost:
             self._apply_image(hosted)
 
     def _opened(self, topic: TopicImage, index: int, log: Log, recovery_point: int | None) -> None:
-        """The partition is here, in the role that the image gives it by now."""
+        """Host the partition, in the role that the current image assigns."""
         current = self._metadata.image.topic_by_id(topic.id)
         image = None if current is None else current.partition(index)
         loss, reason = (None, "") if image is None else self._loss_of(log, recovery_point, len(image.replicas))
-        # A log that may be an old copy may hold records that were never committed below a watermark of later.
+        # An old copy of a log may hold uncommitted records below a watermark that was stored later.
         watermark = 0 if loss is not None else self.folder.high_watermarks.get((topic.id, index), 0)
         partition = Partition(
             topic.name,
@@ -495,7 +495,7 @@ class PartitionHost:
             partition.found_damaged(0, "recovery", missing)
 
     def _loss_of(self, log: Log, recovery_point: int | None, replicas: int) -> tuple[Loss | None, str]:
-        """What opening a log showed to be lost, and how. A single replica with damage serves what can be read of it."""
+        """Return the loss found when the log was opened, and the reason. A damaged sole replica serves what is left."""
         report = log.recovery
         if report is not None and report.ends_below_recovery_point:
             return Loss.CERTAIN, f"its log ends at {log.log_end_offset}, and had reached {report.recovery_point}"
@@ -514,11 +514,11 @@ class PartitionHost:
         if current is not None and self._config.node_id in current.replicas and not self._is_replaced(image):
             partition.apply(current)
         else:
-            # It was taken away while its log was being opened; that it has to be removed stands in the queue.
+            # The partition was removed while its log was being opened; the removal is already queued.
             partition.close(KafkaError(ErrorCode.unknown_topic_or_partition, f"{partition.topic} was deleted"))
 
     def _report_recovery(self, topic: str, partition: int, report: RecoveryReport) -> None:
-        """One line that says what opening a log found; loud where durable data is bad."""
+        """Log what opening a log found, as an error if durable data is damaged."""
         say = self._log.error if report.is_damaged else self._log.warning
         if not (report.is_damaged or report.truncated_bytes or report.removed_segments):
             say = self._log.info
@@ -530,7 +530,7 @@ class PartitionHost:
         closed: list[Partition] = []
         for index in indexes:
             hosted = self.partitions.get((topic, index))
-            # One that is not closed was opened since, because it was given back.
+            # An open partition was assigned to this node again after this removal was queued.
             if hosted is not None and hosted.topic_id == topic_id and hosted.is_closed:
                 del self.partitions[(topic, index)]
                 closed.append(hosted)
@@ -539,7 +539,7 @@ class PartitionHost:
             for hosted in closed:
                 await hosted.jobs.ended()
                 self.folder.recovery_points.pop((topic, hosted.index), None)
-            # Before the files: a log of the same name must not be measured by what this one had.
+            # Before the files are removed: a new log of the same name must not be checked against this recovery point.
             await self._checkpoints.write()
         except OSError as error:
             self._log.error("log_not_removed", topic=topic, error=repr(error), then="it is tried again")
@@ -565,7 +565,7 @@ class PartitionHost:
         return image is not None and self._config.node_id in image.replicas
 
     def _give_away(self, topic: str, topic_id: UUID, index: int) -> None:
-        """Have another replica lead, should this node be to, as long as the log is not open here."""
+        """Transfer leadership while this node's log is unavailable."""
 
         def led() -> PartitionImage | None:
             known = self.image.topic_by_id(topic_id)
@@ -577,7 +577,7 @@ class PartitionHost:
             self.replication.give_away(topic, topic_id, index, led)
 
     def _try_again(self) -> None:
-        """What could not be removed; and what could not be opened, where the image still gives it to this node."""
+        """Retry failed removals, and failed opens of partitions that the image still assigns to this node."""
         unremoved, self._unremoved = self._unremoved, []
         for work in unremoved:
             self._work.put_nowait(work)
@@ -589,25 +589,25 @@ class PartitionHost:
                 self._take_on(topic, (partition,))
 
     async def sync_all(self) -> None:
-        """Have every log on disk as far as it goes now."""
+        """Sync every log up to its present end."""
         for partition in self.partitions.values():
             if partition.log.synced_end_offset < partition.log_end_offset:
                 self._syncer.request(partition)
         await self._syncer.settled()
 
     async def record_recovery_points(self) -> None:
-        """Note how far each log is safely on disk, so that recovery after a crash reads only what was written since."""
-        # The disk may be well again.
+        """Record how far each log is synced, so that recovery after a crash reads only what was written since."""
+        # The disk may work again.
         self._try_again()
         await self.sync_all()
         await self._checkpoints.write()
 
-    # -- for those who ask ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def require_leader(self, topic: str, index: int, *, is_answer: bool = True) -> Partition:
-        """The partition, if this node leads it; otherwise the error that tells the client what to do.
+        """Return the partition if this node leads it; otherwise raise the error for the client.
 
-        `is_answer` False: the error is no answer yet, since another node is asked.
+        Pass `is_answer=False` if the caller may forward the request instead of returning the error.
         """
         partition = self.partitions.get((topic, index))
         if partition is not None and partition.leads:
@@ -620,7 +620,7 @@ class PartitionHost:
         raise KafkaError(ErrorCode.not_leader_or_follower, f"{topic}-{index} is not led by node {node_id}")
 
     async def append_internal(self, topic: str, index: int, batch: bytes, timeout_s: float) -> int:
-        """Append to a topic of the cluster's own, and wait until the batch is committed; the base offset.
+        """Append to an internal topic, wait until the batch is committed, and return its base offset.
 
         REQUEST_TIMED_OUT after `timeout_s`: the batch is in the log, and may be committed later or never.
         """
@@ -648,7 +648,7 @@ class PartitionHost:
         return appended.base_offset
 
     def other_leader(self, topic: str, index: int) -> tuple[tuple[int, int], BrokerImage] | None:
-        """The other node that leads, as (id, epoch) and with its address: for a client that came to the wrong node."""
+        """Return the leader if it is another node, as (id, leader epoch) and broker, to redirect a client."""
         partition = self.image.partition(topic, index)
         leader = None if partition is None else self.image.brokers.get(partition.leader)
         if partition is None or leader is None or leader.id == self._config.node_id:
@@ -656,7 +656,7 @@ class PartitionHost:
         return (leader.id, partition.leader_epoch), leader
 
     def has_opened(self, topic: TopicImage) -> bool:
-        """Whether every log of the topic that belongs on this node is open, or will be before the node serves."""
+        """Whether every log of the topic that is assigned to this node is open, or will be before the node serves."""
         return not self.is_open or all(
             (topic.name, partition.partition) in self.partitions
             for partition in topic.partitions
@@ -669,7 +669,7 @@ class PartitionHost:
         return partition if partition is not None and partition.topic_id == topic_id else None
 
     async def _distrust_page_cache(self) -> None:
-        """A sync has failed: the next process must not count on what this one has written."""
+        """Record that a sync failed: the next process must not trust what this one wrote."""
         try:
             await self._loop.run_in_executor(self._env.executor, self.folder.distrust_page_cache)
         except OSError as error:
@@ -679,7 +679,7 @@ class PartitionHost:
         self.replication.replica_heard(replica_id)
 
     def hand_over(self, hand_overs: Iterable[HandOver]) -> None:
-        """Give partitions to others to lead, as the controller asks."""
+        """Hand over leadership of partitions as the controller requests."""
         if not self.is_open:
             return
         self.replication.hand_over(

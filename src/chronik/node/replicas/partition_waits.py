@@ -1,4 +1,4 @@
-"""Who waits for a partition: produce requests for an offset, fetches for data, replicas for either."""
+"""Requests waiting on a partition: produces and deletions for an offset, fetches for data, follower sessions."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class WaitingFetch(Protocol[P_contra]):
 
 
 class ReplicaListener(Protocol[P_contra]):
-    """A follower's session: hears of everything that its replica lacks."""
+    """A follower's fetch session: it is notified of everything that the follower lacks."""
 
     def data_appended(self, partition: P_contra) -> None: ...
 
     def watermark_rose(self, partition: P_contra) -> None:
-        """The high watermark, or the log start."""
+        """The high watermark or the log start rose."""
 
     def leader_gone(self, partition: P_contra) -> None:
-        """The partition is led no more under the epoch in which the listener came."""
+        """The leader epoch in which the listener registered has ended."""
 
 
 class PartitionWaits(Generic[P]):
-    """Invariant: waiters stand in the order of the offset they wait for. Owned by the loop; each is called once."""
+    """Invariant: waiters are sorted by the offset they wait for. Owned by the loop; each is called once."""
 
     __slots__ = ("committed", "deleted", "fetches", "listeners", "written")
 
     def __init__(self) -> None:
         self.written: Waiters = deque()
-        """Until this node's copy counts up to their offset."""
+        """Called when this node's log is durable up to their offset."""
         self.committed: Waiters = deque()
-        """Until the watermark has reached their offset."""
+        """Called when the high watermark reaches their offset."""
         self.deleted: Waiters = deque()
-        """Until the low watermark has reached their offset."""
+        """Called when the low watermark reaches their offset."""
         self.fetches: dict[WaitingFetch[P], None] = {}
         self.listeners: dict[ReplicaListener[P], None] = {}
 
@@ -62,12 +62,12 @@ class PartitionWaits(Generic[P]):
             listener.watermark_rose(partition)
 
     def written_is_not_enough(self) -> None:
-        """The log may lose its end from now on: who waited for a write waits for the watermark instead."""
+        """The log may be truncated from now on: acks=1 waiters wait for the watermark instead."""
         while self.written:
             add(self.committed, *self.written.popleft())
 
     def fail(self, error: KafkaError, from_offset: int = 0) -> None:
-        """Fail everybody who waits for an offset beyond `from_offset`."""
+        """Fail all produce waiters for an offset beyond `from_offset`."""
         for waiters in (self.written, self.committed):
             failed = []
             while waiters and waiters[-1][0] > from_offset:
@@ -76,7 +76,7 @@ class PartitionWaits(Generic[P]):
                 waiter(error)
 
     def forget_deletion(self, waiter: Waiter) -> None:
-        """Its request is answered, or has waited long enough."""
+        """Remove the waiter of a request that was answered or timed out."""
         self.deleted = deque(waiting for waiting in self.deleted if waiting[1] is not waiter)
 
     def fail_deletions(self, error: KafkaError) -> None:
@@ -84,7 +84,7 @@ class PartitionWaits(Generic[P]):
             self.deleted.popleft()[1](error)
 
     def let_fetches_go(self) -> None:
-        """Every fetch that waits looks again whether it is in the right place."""
+        """Wake all waiting fetches, so that each checks again whether this node may serve it."""
         fetches, self.fetches = list(self.fetches), {}
         for fetch in fetches:
             fetch.partition_gone()
@@ -96,7 +96,7 @@ class PartitionWaits(Generic[P]):
 
 
 def add(waiters: Waiters, end_offset: int, waiter: Waiter) -> None:
-    """Mostly at the end; a repeated batch waits for what was appended long ago."""
+    """Insert a waiter in offset order: usually at the end, earlier for a duplicate batch."""
     behind: list[tuple[int, Waiter]] = []
     while waiters and waiters[-1][0] > end_offset:
         behind.append(waiters.pop())

@@ -1,4 +1,4 @@
-"""What a topic's settings demand of a producer's batch, beyond that it is whole."""
+"""Checks of a producer's batch against the topic's settings, after the checks of its format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECODED_BYTES_PER_BYTE_MAX = 16
 def check_producer_batch(
     settings: TopicSettings, records: memoryview, start: int, header: BatchHeader, now_ms: int
 ) -> None:
-    """Raises what keeps the batch at `start` out of a topic with these settings."""
+    """Raise KafkaError if the topic's settings do not allow the batch at `start`."""
     if header.attributes & TRANSACTIONAL:
         raise KafkaError(ErrorCode.invalid_txn_state, "transactions are not supported by this node")
     if not settings.log_append_time and header.max_timestamp >= 0:
@@ -37,7 +37,7 @@ def check_producer_batch(
 def recompressed(
     settings: TopicSettings, records: memoryview, start: int, header: BatchHeader, codec: int
 ) -> memoryview:
-    """The same records under the codec that the topic demands (`compression.type`)."""
+    """Return the same records, compressed with the topic's codec (`compression.type`)."""
     decoded = [(r.key, r.value, r.headers, r.timestamp_ms) for r in _decoded(settings, records, start, header)]
     encoded = encode_batch(
         decoded,
@@ -50,7 +50,7 @@ def recompressed(
 
 
 def _decoded(settings: TopicSettings, records: memoryview, start: int, header: BatchHeader) -> Iterator[Record]:
-    """The records of a batch, where the topic's settings ask to look at them; bounded, since the loop waits."""
+    """Return the records of a batch. Their number and size are bounded, because the loop waits for the decoding."""
     if header.record_count > DECODED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.invalid_record,

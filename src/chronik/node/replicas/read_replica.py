@@ -1,4 +1,4 @@
-"""Which replica a consumer should read from: one in its own rack, where there is one that has the data (KIP-392)."""
+"""The replica that a consumer should read from: one in its own rack, if one there has the data (KIP-392)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_REPLICA = -1
 
 
 def read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
-    """The in-sync replica in `rack` that is furthest and has `offset`; None where this node, the leader, is as good.
+    """Return the in-sync replica in `rack` that is furthest and has `offset`, or None to read from this leader.
 
     Followers know only the watermark, so they cannot serve topics whose records are visible when appended.
     """

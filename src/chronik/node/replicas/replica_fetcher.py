@@ -1,12 +1,12 @@
-"""Following one leader: all partitions that this node replicates from it, in one fetch session.
+"""The fetcher for one leader: it fetches all partitions that this node replicates from that leader, in one session.
 
-A partition is named in a fetch when its position changed; the leader then tells of it once (see `replica_sessions`). So
-what is in flight is one long poll. When records came, the next fetch waits a moment for their sync, since the position
-that it names is what this node has safely; a partition whose sync or truncation takes longer does not hold up the
-others, and is named when it is ready: a second fetch makes the leader end the first.
+A fetch includes a partition when its position changed, and the leader then responds once (see `replica_sessions`). So
+one long poll is in flight. After records arrive, the next fetch waits briefly for their sync, because a fetch position
+states what this node has durably. A partition with a slower sync or truncation does not delay the other partitions: it
+is included once it is ready, in a second fetch that makes the leader end the first.
 
-An answer that does not fit, or an error, is asked again after a pause. Nothing is dropped: the leader may not know yet
-that it leads, or this node not yet that it does not.
+After an error, or a response that does not fit the log, the follower fetches again after a pause. It never drops a
+partition for that: the leader may not know yet that it leads, or this node may not know yet that the leader changed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from chronik.wire.fetch import FetchPartition, FetchPartitionResponse, FetchResp
 PARTITION_BYTES = 1024 * 1024
 PARTITION_BYTES_MAX = 8 * PARTITION_BYTES
 SLOW_SYNC_S = 0.02
-"""One fetch of a partition is synced before the next: where syncs take longer than this, it asks for more at once."""
+"""Each fetch of a partition is synced before the next. If syncs take longer than this, fetches become larger."""
 SYNC_WAIT_S = 0.005
-"""So long the next fetch waits for what the last one brought to be synced."""
+"""How long the next fetch waits for the sync of the last one's records."""
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 0.5
 REFUSED_RETRY_S = 5.0
 FAILED_RETRY_S = 1.0
-"""After an error that is not a matter of metadata on its way."""
+"""The pause after an error that is not caused by old metadata."""
 
 EXPECTED_ERRORS = frozenset(
     {
@@ -61,14 +61,14 @@ EXPECTED_ERRORS = frozenset(
         ErrorCode.stale_broker_epoch,
     }
 )
-"""With these the leader says that one of the two knows old metadata."""
+"""Errors which mean that the leader or the follower has old metadata."""
 
 NOT_NAMED = 0
 Batches = list[tuple[int, BatchHeader]]
 
 
 class FetcherHome(Protocol):
-    """Who runs the fetchers."""
+    """What a fetcher needs from replication, which runs the fetchers."""
 
     def broker_epoch(self) -> int: ...
 
@@ -77,13 +77,13 @@ class FetcherHome(Protocol):
     def connect(self, node_id: int) -> Awaitable[Connection]: ...
 
     async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
-        """Truncate the partition's log, alone; tells whether it was done."""
+        """Truncate the partition's log while no other job uses it; return whether it was truncated."""
 
     async def follow_log_start(self, partition: Partition, offset: int) -> None: ...
 
 
 class Followed:
-    """One partition that is followed: it is due, or named, or waits for a sync, a cut or a pause."""
+    """One followed partition: due, included in a fetch, or waiting for a sync, a truncation or a pause."""
 
     __slots__ = (
         "appended_s",
@@ -106,7 +106,7 @@ class Followed:
         self.partition = partition
         self.role = role
         self.named_in = NOT_NAMED
-        """The number of the fetch that last named it, until that is answered with more than a watermark."""
+        """The number of the fetch that last included it, until a response brings more than a watermark."""
         self.position = (-1, NO_EPOCH)
         self.bytes_max = PARTITION_BYTES
         self.fetched_bytes = 0
@@ -121,7 +121,7 @@ class Followed:
         self.fetched_bytes, self.appended_s = fetched_bytes, now_s
 
     def synced(self, now_s: float) -> None:
-        """What was appended last is on disk: from how long that took follows how much to ask for next."""
+        """Adapt the next fetch size to the time that the last sync took."""
         took_s = now_s - self.appended_s
         if took_s > SLOW_SYNC_S and 2 * self.fetched_bytes > self.bytes_max:
             self.bytes_max = min(2 * self.bytes_max, PARTITION_BYTES_MAX)
@@ -130,7 +130,7 @@ class Followed:
 
 
 class ReplicaFetcher:
-    """Owned by the loop. `follow` and `leave` as the metadata says; `close` when nothing is left to follow."""
+    """Owned by the loop. Call `follow` and `leave` as the metadata changes, and `close` when nothing is followed."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, node_id: int, leader_id: int, home: FetcherHome, log: Logger
@@ -150,10 +150,10 @@ class ReplicaFetcher:
     def __len__(self) -> int:
         return len(self._followed)
 
-    # -- what to follow ------------------------------------------------------------------------------------------------
+    # -- followed partitions -------------------------------------------------------------------------------------------
 
     def follow(self, partition: Partition) -> None:
-        """Fetch this partition, under the leader epoch of its present role."""
+        """Fetch this partition under the leader epoch of its current role."""
         role = partition.role
         if not isinstance(role, PartitionFollower):
             raise TypeError(f"{partition.topic}-{partition.index} is led here")
@@ -176,21 +176,21 @@ class ReplicaFetcher:
             self._forgotten[followed.key] = None
 
     def counted(self, partition: Partition) -> None:
-        """All that the partition has may count as written now."""
+        """Fetch the partition again if its whole log is durable now."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
             followed.synced(self._loop.time())
             self._position(followed)
 
     def name_again(self, partition: Partition) -> None:
-        """The partition's log ends elsewhere, or its end must not be named now: answers on their way do not count."""
+        """Update the position after the log end changed or must not be sent; ignore responses still in flight."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None:
             self._due.pop(followed, None)
             self._position(followed)
 
     def name_all(self) -> None:
-        """Say again where each partition stands: to a leader that has forgotten it, or under a new broker epoch."""
+        """Send all positions again: to a leader that has lost them, or under a new broker epoch."""
         for followed in self._followed.values():
             if followed.named_in != NOT_NAMED:
                 self._position(followed)
@@ -199,7 +199,7 @@ class ReplicaFetcher:
         for followed in self._followed.values():
             self._drop(followed)
         self._followed = {}
-        # A cut that runs comes to its end: half of one would leave the log to nobody.
+        # A running truncation continues to its end: half of it would leave the log unusable.
         self._session.close()
 
     def _drop(self, followed: Followed) -> None:
@@ -216,7 +216,7 @@ class ReplicaFetcher:
     # -- positions -----------------------------------------------------------------------------------------------------
 
     def _position(self, followed: Followed) -> None:
-        """Have it named in the next fetch, as soon as what it has is synced."""
+        """Include the partition in the next fetch, as soon as its log is durable."""
         followed.named_in = NOT_NAMED
         if followed.retry is not None:
             followed.retry.cancel()
@@ -237,7 +237,7 @@ class ReplicaFetcher:
         if followed.retry is None:
             followed.retry = self._loop.call_later(pause_s, self._position, followed)
 
-    # -- what the session asks -----------------------------------------------------------------------------------------
+    # -- session callbacks ---------------------------------------------------------------------------------------------
 
     def has_due(self) -> bool:
         return bool(self._due)
@@ -280,14 +280,14 @@ class ReplicaFetcher:
         for _, topic_id, partitions in response.topics:
             for answer in partitions:
                 followed = None if topic_id is None else self._followed.get((topic_id, answer.partition))
-                # One that was named again since is answered by a later fetch.
+                # If a later fetch included the partition again, only that fetch's response is used.
                 if followed is not None and NOT_NAMED < followed.named_in <= number and self._is_current(followed):
                     self._take(followed, answer)
         if self._syncing > syncing:
             self._sync_wait_until_s = self._loop.time() + SYNC_WAIT_S
             self._loop.call_later(SYNC_WAIT_S, self._session.kick)
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def _take(self, followed: Followed, response: FetchPartitionResponse) -> None:
         code = response.error_code
@@ -299,7 +299,7 @@ class ReplicaFetcher:
             batches = check_batches(records, len(records), from_producer=False) if len(records) else []
             self._decide(followed, response, records, batches)
         except KafkaError as error:
-            # A full disk, or bytes that were damaged on their way.
+            # A full disk, or records corrupted in transit.
             self._failed(followed, error.code, error.message)
         except Exception:
             self._log.exception("follow_failed", topic=followed.partition.topic, partition=followed.partition.index)
@@ -339,7 +339,7 @@ class ReplicaFetcher:
                 self._failed(followed, ErrorCode.none, reason)
 
     def _fits(self, followed: Followed, response: FetchPartitionResponse) -> None:
-        """The answer continues this node's log: what it says of watermark and start holds here too."""
+        """Take the watermark and log start from a response that continues this node's log."""
         followed.failures = 0
         followed.is_reported = False
         partition = followed.partition
@@ -364,7 +364,7 @@ class ReplicaFetcher:
         followed.failures += 1
         self._later(followed, pause_s)
 
-    # -- what takes longer ---------------------------------------------------------------------------------------------
+    # -- truncation and log start --------------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, name=f"follow-node-{self.leader_id}")
@@ -396,7 +396,7 @@ class ReplicaFetcher:
             self._later(followed, FAILED_RETRY_S)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
-        """Let go of what the leader let go of, and tell it so: somebody may wait for that."""
+        """Delete records below the leader's log start, and report that: a DeleteRecords request may wait for it."""
         partition = followed.partition
         is_done = False
         try:

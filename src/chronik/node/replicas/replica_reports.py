@@ -1,7 +1,7 @@
-"""What this node tells the controller about its own replicas: records that they lost, and how far their logs go.
+"""Reports to the controller about this node's replicas: lost records and log end offsets.
 
-A replica that lost records plays no part until the controller has committed that it is neither in sync nor eligible to
-lead. Until then the proof of the loss stays on disk, so that a crash in between changes nothing.
+A replica that lost records takes no role until the controller has committed that it is neither in sync nor eligible to
+lead. Until then the proof of the loss stays on disk, so that the loss is found again after a crash.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ REPORTS_PER_CALL_MAX = 1_000
 WAITING_LOGGED_S = 5.0
 
 Report: TypeAlias = Callable[[tuple[ReplicaReport, ...], bool], Awaitable[ReportedResult]]
-"""Returns when the controller has committed what follows from the reports; KafkaError where it has not.
+"""Returns when the controller has committed the changes that follow from the reports; KafkaError if it has not.
 
-The flag: not before this node's image has it too. A node whose disk takes no writes would wait for that in vain.
+The flag: also wait until this node's image has them. A node with a failed disk would wait for that forever.
 """
 OnReported: TypeAlias = Callable[[ReplicaReport, str], None]
-"""A loss is known to the controller; the text says why the replica stays in sync all the same, if it does."""
+"""Called when the controller knows of a loss. The text says why the replica stays in sync, or is empty."""
 
 
 class ReplicaReports:
-    """Owned by the loop. `flush` before the node heartbeats, `start` after."""
+    """Owned by the loop. Call `flush` before the node's first heartbeat, `start` after it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ReplicaReports:
         self._log = log
         self._pending: dict[tuple[UUID, int], ReplicaReport] = {}
         self._urgent: dict[tuple[UUID, int], ReplicaReport] = {}
-        """Of logs that are open: nothing here waits for the outcome."""
+        """Reports for open logs: nothing on this node waits for the outcome."""
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class ReplicaReports:
             self._task.cancel()
 
     def add(self, report: ReplicaReport) -> None:
-        """The next call to the controller carries it; `on_reported` follows."""
+        """Send the report with the next call to the controller; `on_reported` is called afterwards."""
         self._pending[report.topic_id, report.partition] = report
         self._added.set()
 
@@ -75,31 +75,31 @@ class ReplicaReports:
         self._added.set()
 
     def may_have_lost(self, partition: Partition, reason: str) -> None:
-        """What this replica acknowledged may be gone."""
+        """Report that this replica may have lost acknowledged records."""
         self._add_urgent(report_of(partition, Loss.POSSIBLE, reason))
 
     def leader_lacks(self, partition: Partition, reason: str) -> None:
-        """The leader that this replica follows lost records."""
+        """Report that the leader of this replica lost records."""
         report = report_of(partition, Loss.CERTAIN, reason)
         self._add_urgent(msgspec.structs.replace(report, leader_epoch=partition.leader_epoch))
 
     def forget(self, topic_id: UUID, index: int) -> None:
-        """The replica is not this node's any more."""
+        """Drop pending reports of a replica that this node no longer hosts."""
         self._pending.pop((topic_id, index), None)
         self._urgent.pop((topic_id, index), None)
 
     async def spoiled(self, partition: Partition, reason: str) -> None:
-        """Damage was found in an open log. Returns once this node's replica is neither in sync nor eligible to lead.
+        """Report damage in an open log, and wait until this node's replica is neither in sync nor eligible to lead.
 
-        A new leader epoch has begun then: what the replica's earlier fetches showed of its log counts no more.
-        KafkaError if the replica stays, since no other could lead, or if the controller did not answer.
+        By then a new leader epoch has begun, so the positions from the replica's earlier fetches are void.
+        KafkaError if the replica stays because no other replica could lead, or if the controller did not respond.
         """
         (refusal,) = (await self._report((report_of(partition, Loss.SPOILED, reason),), False)).refusals
         if refusal:
             raise KafkaError(ErrorCode.eligible_leaders_not_available, refusal)
 
     async def flush(self) -> None:
-        """Returns when the controller knows every loss that was found so far, however long that takes."""
+        """Wait without a limit until the controller knows every loss found so far."""
         logged_s = self._loop.time()
         while self._pending:
             try:
@@ -146,7 +146,7 @@ class ReplicaReports:
                     self._on_reported(report, refusal)
 
     async def _send_lengths(self) -> None:
-        """Where only unproven replicas are left, the controller elects the longest log."""
+        """Report log ends of leaderless partitions: if only unproven replicas are left, the longest log is elected."""
         reports = [
             report_of(partition)
             for partition in self._partitions()

@@ -1,13 +1,14 @@
-"""Fetches by replicas, at the leader: what each follower asks for, and what it has to be told.
+"""Follower fetches on the leader: the fetch session of each follower, and the responses it gets.
 
-A follower keeps one fetch session (KIP-227) to each leader, over one connection. It names a partition when its position
-there changed, and the leader then tells it of that partition once: records, an error, or where the logs part. Until the
-follower names it again nothing more is sent of it but the watermark. So a fetch costs what happened, not what there is:
-partitions tell their sessions of appends, and a session knows at any time which of its partitions have news.
+A follower keeps one fetch session (KIP-227) with each leader, over one connection. It includes a partition in a fetch
+when its position there changed. The leader then responds once for that partition: with records, an error, or the
+diverging epoch. Until the follower includes it again, the leader sends only its watermark and log start. So the cost of
+a fetch depends on the changed partitions, not on all partitions: partitions notify their sessions of appends, and a
+session always knows which of its partitions changed.
 
-A fetch is answered as soon as there are records, and within WATERMARK_DELAY_S when only a watermark rose: most often
-the next records come along. A follower that has something new to name need not wait for its long poll to end: its next
-fetch ends the one before, with nothing in it.
+The leader answers a fetch as soon as there are records, and within WATERMARK_DELAY_S if only a watermark rose: usually
+the next records arrive in that time. A follower with a new position need not wait for its long poll to end: its next
+fetch ends the previous one with an empty response.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ EntryKey = tuple[UUID | None, int]
 
 
 class ReplicaHome(Protocol):
-    """Where the partitions are: the partition host."""
+    """The lookup of hosted partitions, implemented by the partition host."""
 
     @property
     def image(self) -> ClusterImage: ...
@@ -56,7 +57,7 @@ class ReplicaHome(Protocol):
 
 
 class Entry:
-    """One partition of one follower."""
+    """One partition in one follower's session."""
 
     __slots__ = ("diverging", "error", "is_open", "key", "partition", "rose_s", "start", "told", "wanted")
 
@@ -65,13 +66,13 @@ class Entry:
         self.wanted = wanted
         self.partition: Partition | None = None
         self.is_open = False
-        """Records may be sent: it was named, and not answered since."""
+        """Whether records may be sent: a fetch included the partition, and it has had no response since."""
         self.error = ErrorCode.none
         self.diverging: EpochEnd | None = None
         self.start = -1
-        """Where the leader's log starts, for one that asks from before."""
+        """The leader's log start, for a follower that fetches from below it."""
         self.told = (-1, -1)
-        """The watermark and the log start that the follower knows."""
+        """The high watermark and log start that the follower knows."""
         self.rose_s: float | None = None
 
 
@@ -82,7 +83,7 @@ class WaitingReplicaFetch(NamedTuple):
 
 
 class ColdRead(NamedTuple):
-    """A read that would block the loop. `generation` is the partition's when it began."""
+    """A read that would block the loop. `generation` is the partition's generation when the read began."""
 
     response: FetchPartitionResponse
     partition: Partition
@@ -92,10 +93,10 @@ class ColdRead(NamedTuple):
 
 
 class ReplicaSession:
-    """One follower's partitions here.
+    """The fetch session of one follower.
 
-    Invariant: each partition in `_entries` tells this session of its appends while this node leads it; `_ready` are
-    those with something that cannot wait, `_news` those of which only watermark or log start are new. Owned by the
+    Invariant: each partition in `_entries` notifies this session of appends while this node leads it. `_ready` holds
+    the entries that need a response at once; `_news` holds entries with only a new watermark or log start. Owned by the
     loop.
     """
 
@@ -115,7 +116,7 @@ class ReplicaSession:
         self._later: asyncio.TimerHandle | None = None
         self._is_scheduled = False
 
-    # -- the follower's side -------------------------------------------------------------------------------------------
+    # -- requests from the follower ------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, reply: Reply, fetch: FetchRequest) -> None:
         self._interrupt()
@@ -135,7 +136,7 @@ class ReplicaSession:
             self._wake_later()
 
     def _name(self, key: EntryKey, wanted: FetchPartition) -> None:
-        """The follower's position: what it says of its log counts, and it may be told of this partition again."""
+        """Take the follower's position in one partition, and allow the next response for it."""
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(key, wanted)
@@ -165,7 +166,7 @@ class ReplicaSession:
             self._by_partition[partition] = entry
         partition.listen(self)
         entry.is_open = entry.diverging is None
-        # What it was told before may have come at a moment when it could not use it.
+        # Trust what the request states, not what was sent: the follower may have discarded an earlier response.
         is_stated = wanted.high_watermark != HIGH_WATERMARK_NOT_SENT
         entry.told = (wanted.high_watermark if is_stated else -1, wanted.log_start_offset)
         if entry.diverging is not None or partition.log_end_offset > wanted.fetch_offset:
@@ -196,7 +197,7 @@ class ReplicaSession:
             entry.partition = None
 
     def close(self) -> None:
-        """Nobody will ask again."""
+        """End the session: no further fetch will come."""
         self._stop_waiting()
         for entry in self._entries.values():
             self._detach(entry)
@@ -204,7 +205,7 @@ class ReplicaSession:
         self._ready = {}
         self._news = {}
 
-    # -- the partitions' side ------------------------------------------------------------------------------------------
+    # -- notifications from partitions ---------------------------------------------------------------------------------
 
     def data_appended(self, partition: Partition) -> None:
         entry = self._by_partition.get(partition)
@@ -230,7 +231,7 @@ class ReplicaSession:
             self._wake()
 
     def _wake(self) -> None:
-        """Answer soon: all that this turn of the loop appends goes along."""
+        """Answer in the next loop turn, so that the response includes everything appended in this one."""
         if self._waiting is not None and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._answer_waiting)
@@ -239,10 +240,10 @@ class ReplicaSession:
         if self._waiting is not None and self._later is None and not self._is_scheduled:
             self._later = self._loop.call_later(WATERMARK_DELAY_S, self._answer_waiting)
 
-    # -- answering -----------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
-        """A newer fetch has come: the one that waits has nothing to wait for."""
+        """Answer the waiting fetch with an empty response, because a newer fetch has arrived."""
         waiting = self._stop_waiting()
         if waiting is not None:
             self._send(waiting, {})
@@ -263,7 +264,7 @@ class ReplicaSession:
             self._answer(waiting)
 
     def _answer(self, waiting: WaitingReplicaFetch) -> None:
-        """All that is ready, up to the size limit, and every watermark that is new."""
+        """Answer with all ready partitions, up to the size limit, and every changed watermark."""
         left_bytes = min(waiting.max_bytes, self._sessions.bytes_allowed())
         topics: dict[UUID | None, list[FetchPartitionResponse]] = {}
         cold: list[ColdRead] = []
@@ -308,7 +309,7 @@ class ReplicaSession:
     def _read(
         self, entry: Entry, response: FetchPartitionResponse, cold: list[ColdRead], left_bytes: int, *, is_first: bool
     ) -> int | None:
-        """Fill the response; how many bytes that takes, None where it has to wait for the next one."""
+        """Fill the response; return its size in bytes, or None if the partition must wait for the next response."""
         if entry.error:
             response.error_code = entry.error
             return 0
@@ -353,7 +354,7 @@ class ReplicaSession:
 
 
 class ReplicaSessions:
-    """All followers of this node, one session each. Owned by the loop."""
+    """The sessions of all followers of this node, one each. Owned by the loop."""
 
     def __init__(
         self,
@@ -389,7 +390,7 @@ class ReplicaSessions:
         if peer_id != replica_id:
             if peer_id is not None:
                 self.log.error("fetch_refused", peer=peer_id, claimed=replica_id)
-            # What a replica says of its position commits records: nobody else may say it.
+            # A replica's position commits records, so only the replica itself may report it.
             raise KafkaError(
                 ErrorCode.cluster_authorization_failed, f"this connection is not that of node {replica_id}"
             )
@@ -427,7 +428,7 @@ class ReplicaSessions:
             self.forget(session)
 
     def read_cold(self, cold: list[ColdRead], done: Callable[[], None]) -> None:
-        """Reads what is not in the page cache in a thread, fills the responses, and goes on."""
+        """Read data that is not in the page cache in a thread, fill the responses, and call `done`."""
         future = self.loop.run_in_executor(self._env.executor, run_reads, [read.job for read in cold])
 
         def finished(outcomes: asyncio.Future[list[Buffer | Exception]]) -> None:
@@ -438,17 +439,17 @@ class ReplicaSessions:
             for read, outcome in zip(cold, outcomes.result(), strict=True):
                 partition = read.partition
                 if partition.generation != read.generation:
-                    # It was truncated or led anew meanwhile: bytes of two logs may be mixed.
+                    # The log was truncated or the role changed meanwhile: the read may mix bytes of two logs.
                     read.response.error_code = ErrorCode.not_leader_or_follower
                 elif not isinstance(outcome, Exception) and len(outcome):
                     if read.job.damaged_at is not None:
-                        # The follower will refuse it; from another leader it can have what was written.
+                        # The follower will reject the batch. It can fetch the intact one from another leader.
                         partition.found_damaged(read.job.damaged_at)
                     read.response.records = outcome
                 else:
                     if isinstance(outcome, Exception) and is_damage(outcome):
                         partition.found_damaged(read.job.offset, "read", str(outcome))
-                    # The follower would wait for ever for what it was not sent.
+                    # Without an error the follower would wait forever for these records.
                     self.log.error("read_failed", topic=partition.topic, partition=partition.index, error=repr(outcome))
                     read.response.error_code = ErrorCode.kafka_storage_error
             done()
@@ -457,7 +458,7 @@ class ReplicaSessions:
 
 
 def run_reads(jobs: Iterable[Callable[[], Buffer]]) -> list[Buffer | Exception]:
-    """Runs in a thread: touches files only."""
+    """Run the reads. Runs in a thread: touches files only."""
     outcomes: list[Buffer | Exception] = []
     for job in jobs:
         try:

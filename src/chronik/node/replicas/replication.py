@@ -1,7 +1,7 @@
-"""Replication on this node: who follows whom, who is in sync, and who hands over to whom.
+"""Replication on this node: fetchers, ISR changes, leadership handovers and truncations.
 
-The rules are in `chronik.replication`; here they are asked, in time, and what they say is carried out: fetchers for the
-leaders that this node follows, proposals to the controller for the partitions that it leads, and truncations.
+The rules are in `chronik.replication`. This module applies them on a timer and carries out their decisions: fetchers
+for the leaders that this node follows, proposals to the controller for partitions that it leads, and truncations.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 CHECK_INTERVAL_S = 0.5
 STALLED_S = 1.0
-"""A check that comes so late means that this node stood still, and heard nobody meanwhile."""
+"""A check this late means that this node itself stalled and received no fetches meanwhile."""
 PROPOSALS_AT_ONCE_MAX = 64
 PROPOSAL_TIMEOUT_S = 3.0
 SETTLE_S = 0.06
-"""After a hand-over that failed, nothing is served before a further proposal: it is made soon."""
+"""Delay before the next proposal after a failed handover. It is short because nothing is served until then."""
 HEARD_S_MAX = 0.5
-"""So long a leader that can write no more waits for the news of its hand-over, and lets its producers wait."""
+"""How long a leader with a read-only log, and its producers, wait for the outcome of the handover in the metadata."""
 GIVE_AWAY_INTERVAL_S = 0.5
 HAND_OVER_S_MAX = 1.0
-"""So long a leader waits without taking records for the one that shall lead to have all of them."""
+"""How long a leader stops accepting records while its successor catches up."""
 
 LowerRecoveryPoint = Callable[["Partition", int], Awaitable[None]]
 
 
 class Replication:
-    """Owned by the loop. Invariant: a partition is followed by the fetcher of its leader, or led, or neither."""
+    """Owned by the loop. Invariant: a partition is fetched from its leader by one fetcher, or led here, or neither."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Replication:
         self.lag_ms_max = lag_ms_max
         self.lease_is_valid = links.lease_is_valid
         self.leader_lacks: Callable[[Partition, str], None] = lambda *found: None
-        """Called when a leader lacks committed records that this node has; set by what reports it."""
+        """Called when a leader lacks committed records that this node has; set by the reporting component."""
         self.may_have_lost: Callable[[Partition, str], None] = lambda *found: None
-        """Called when acknowledged records may be gone from the page cache; set by what reports it."""
+        """Called when the page cache may have lost acknowledged records; set by the reporting component."""
         self.damaged: Callable[[Partition, int, HowFound, str], None] = lambda *found: None
-        """Called when damage was found in a partition's log; set by what heals it."""
+        """Called when damage is found in a partition's log; set by the healing component."""
         self._loop = loop
         self._env = env
         self._node_id = node_id
@@ -77,7 +77,7 @@ class Replication:
         self._heard_ms: dict[int, int] = {}
         self._proposals = asyncio.Semaphore(PROPOSALS_AT_ONCE_MAX)
         self._changes: dict[Partition, asyncio.Future[None]] = {}
-        """For each partition whose ISR is proposed: done when the metadata changes the partition."""
+        """For each partition with a pending ISR proposal: done when the metadata changes the partition."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._given_away: set[tuple[UUID, int]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,7 +85,7 @@ class Replication:
         self._is_closed = False
 
     def close(self) -> None:
-        """Follow nobody, propose nothing. The partitions stay as they are."""
+        """Stop all fetchers and proposals. The partitions stay as they are."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -95,7 +95,7 @@ class Replication:
         self._followed = {}
         self._led = {}
 
-    # -- what partitions and fetchers ask ------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
         return int(self._loop.time() * 1000)
@@ -128,13 +128,13 @@ class Replication:
         own = image.brokers.get(self._node_id)
         epoch = -1 if own is None else own.epoch
         if epoch != self._broker_epoch:
-            # Whoever leads counts what was said under this epoch only.
+            # Leaders accept positions only under this broker's current epoch.
             self._broker_epoch = epoch
             for fetcher in self._fetchers.values():
                 fetcher.name_all()
 
     def role_changed(self, partition: Partition) -> None:
-        """Follow the partition's leader, or watch its replicas."""
+        """Follow the partition's leader, or monitor its replicas if this node leads."""
         if self._is_closed:
             return
         changed = self._changes.pop(partition, None)
@@ -164,7 +164,7 @@ class Replication:
             self._led.pop(partition, None)
 
     def gone(self, partition: Partition) -> None:
-        """The partition is closed here."""
+        """Stop following or monitoring a partition that was closed."""
         self._led.pop(partition, None)
         known = self._followed.get(partition)
         if known is not None:
@@ -177,7 +177,7 @@ class Replication:
             fetcher.close()
             del self._fetchers[fetcher.leader_id]
 
-    # -- who is in sync ------------------------------------------------------------------------------------------------
+    # -- in-sync replicas ----------------------------------------------------------------------------------------------
 
     def isr_is_due(self, partition: Partition) -> None:
         self._check(partition)
@@ -230,20 +230,21 @@ class Replication:
             return
         self._loop.call_later(HEARD_S_MAX, self._hand_over_is_unheard, partition, leader)
         if not is_committed:
-            # It may be committed all the same: nothing is served until a further proposal has settled that.
+            # The handover may still be committed: serve nothing until the next proposal decides that.
             partition.hands_over_to = NO_LEADER
             self._loop.call_later(SETTLE_S, self._check, partition)
 
     def _hand_over_is_unheard(self, partition: Partition, leader: PartitionLeader) -> None:
-        """A node whose disk fails may not learn what became of its hand-over: it stores no metadata either."""
+        """A node with a failed disk may never learn the outcome of its handover: it cannot store metadata either."""
         if partition.leader is leader and partition.log.read_only:
             partition.hands_over_to = NO_LEADER
             partition.doubt_outcomes()
 
     async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
-        """Why the proposal is not known to be committed; empty where it is.
+        """Return why the proposal is not known to be committed, or an empty string if it is committed.
 
-        A controller whose disk hangs cannot answer, though the other nodes may have agreed: then the metadata tells.
+        A controller with a hanging disk cannot respond although the quorum may have committed the proposal. In that
+        case the metadata shows the outcome.
         """
 
         async def ask() -> None:
@@ -274,10 +275,10 @@ class Replication:
             return "unexpected"
         return ""
 
-    # -- handing over --------------------------------------------------------------------------------------------------
+    # -- leadership handover -------------------------------------------------------------------------------------------
 
     def hand_over(self, partitions: Iterable[tuple[Partition, int, int]]) -> None:
-        """Give these partitions, led under the given epoch, to the given nodes, with all that is in their logs."""
+        """Hand over leadership of (partition, leader epoch, successor) once the successor has the whole log."""
         for partition, leader_epoch, to in partitions:
             leader = partition.leader
             if leader is None or leader.leader_epoch != leader_epoch or not partition.leads:
@@ -289,7 +290,7 @@ class Replication:
             self._check(partition)
 
     def log_failed(self, partition: Partition) -> None:
-        """Another replica in sync should lead: this node cannot take records for it any more."""
+        """Hand over to another in-sync replica: this node can no longer accept records."""
         leader = partition.leader
         if leader is None or self._is_closed:
             return
@@ -301,7 +302,7 @@ class Replication:
     def sync_failed(self, partition: Partition) -> None:
         self._run(self._distrust_page_cache())
         if partition.counts_unsynced:
-            # The disk may refuse that note too, so the controller has to know.
+            # The disk may reject that note too, so the controller must know.
             self.may_have_lost(partition, "a sync failed")
         self.log_failed(partition)
 
@@ -313,10 +314,10 @@ class Replication:
         self.give_away(partition.topic, partition.topic_id, partition.index, led)
 
     def give_away(self, topic: str, topic_id: UUID, index: int, led: Callable[[], PartitionImage | None]) -> None:
-        """Have another replica in sync lead what this node is to lead and cannot: its log is not open, or damaged.
+        """Transfer leadership that this node cannot take, because its log is not open or is damaged.
 
-        It has acknowledged nothing in that leader epoch, so that everyone in sync has all there is. `led` is the
-        partition as long as that is so.
+        This node has acknowledged nothing in that leader epoch, so every in-sync replica has all records. `led` returns
+        the partition while this node still cannot lead it, else None.
         """
         key = (topic_id, index)
         if key not in self._given_away and not self._is_closed:
@@ -338,7 +339,7 @@ class Replication:
         self._given_away.discard(key)
 
     async def _give_to(self, to: int, key: tuple[UUID, int], image: PartitionImage) -> str:
-        """Why that was not done; empty where it was."""
+        """Return why the transfer failed, or an empty string if it succeeded."""
         members = tuple((replica, UNKNOWN) for replica in image.isr)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
@@ -354,8 +355,8 @@ class Replication:
     # -- truncations ---------------------------------------------------------------------------------------------------
 
     async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
-        """Truncate a follower's log, with no other job on it; tells whether it was done."""
-        # Of its own: whoever asked for it may be gone before it ends.
+        """Truncate a follower's log while no other job uses it; return whether it was truncated."""
+        # In its own task: the caller may be cancelled before the truncation ends.
         return await asyncio.shield(self._run(self._cut(partition, role, decision)))
 
     async def _cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
@@ -372,7 +373,7 @@ class Replication:
         is_done = False
         lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
-            # First of all, or after a crash the missing end would look like damage.
+            # Before the truncation: otherwise, after a crash, the missing end would look like damage.
             await self._lower_recovery_point(partition, min(offset, before))
         except OSError as error:
             self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
@@ -383,7 +384,7 @@ class Replication:
             await self._loop.run_in_executor(self._env.executor, cut, offset)
             is_done = True
         except Exception as error:
-            # Half done: only opening the log anew can tell what is there.
+            # Half done: only reopening the log can show what is left.
             log.read_only = log.read_only_forever = True
             log.read_only_reason = f"truncation failed: {error}"
             self._log.exception("truncation_failed", topic=partition.topic, partition=partition.index)
@@ -396,7 +397,7 @@ class Replication:
         return is_done
 
     def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
-        """One line for each; loud where records go that clients were told are safe."""
+        """Log the truncation, as an error if it removes records that were acknowledged to clients."""
         say = self._log.error if decision.below_watermark else self._log.info
         say(
             "truncated_below_watermark" if decision.below_watermark else "log_truncated",
@@ -411,24 +412,24 @@ class Replication:
         )
 
     async def follow_log_start(self, partition: Partition, offset: int) -> None:
-        """The leader let go of what lies below `offset`."""
+        """Raise the log start to the leader's log start `offset`."""
         if not partition.is_closed and not partition.jobs.is_exclusive:
             await partition.raise_log_start(offset)
 
     # -- damage --------------------------------------------------------------------------------------------------------
 
     def follow_again(self, partition: Partition) -> None:
-        """Name the partition's position to its leader again, or no more while it is healed."""
+        """Send the partition's position to its leader again, or stop sending it while the replica is being healed."""
         fetcher = self._followed.get(partition)
         if fetcher is not None:
             fetcher.name_again(partition)
 
     async def set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
-        """Have a follower's log end before the segment that should hold `offset`; the folders with what was moved.
+        """Move aside the segment that should hold `offset` and all later ones; return the folders they moved to.
 
-        Raises KafkaError if the log is not free for that, OSError if it is half done: then the log is read-only.
+        KafkaError if the log is not available for that. OSError if it is half done: then the log is read-only.
         """
-        # Of its own: whoever asked for it may be gone before it ends.
+        # In its own task: the caller may be cancelled before this ends.
         return await asyncio.shield(self._run(self._set_aside(partition, offset, data_path)))
 
     async def _set_aside(self, partition: Partition, offset: int, data_path: str) -> tuple[str, ...]:
@@ -439,7 +440,7 @@ class Replication:
         try:
             if partition.is_closed or not isinstance(role, PartitionFollower):
                 raise KafkaError(ErrorCode.not_leader_or_follower, "the replica does not follow")
-            # First of all, or after a crash the missing end would look like damage.
+            # Before moving segments: otherwise, after a crash, the missing end would look like damage.
             await self._lower_recovery_point(partition, log.log_start_offset)
             cut = partial(log.set_aside_from, offset, data_path, self._env.wall_ms())
             folders = await self._loop.run_in_executor(self._env.executor, cut)

@@ -1,9 +1,9 @@
-"""The scrubber: re-reads every closed segment of this node now and then, so that damage is found before it is needed.
+"""The scrubber: re-reads every closed segment periodically, so that damage is found before the data is needed.
 
-A pass is spread evenly over `scrub_interval_ms`. After each piece it pauses for as long as it takes to stay below
-DISK_TIME_SHARE_MAX, so that a pass takes longer on a disk that is too slow or too full for its interval. Its progress
-is kept in memory only: a restart begins a new pass, in an order of its own, so that a node that often restarts does not
-always read the same segments. What is in the page cache is checked there, and stays.
+A pass is spread evenly over `scrub_interval_ms`. After each chunk the scrubber pauses long enough to stay below
+DISK_TIME_SHARE_MAX, so a pass takes longer on a disk that is too slow or too full for the interval. Progress is kept in
+memory only: a restart begins a new pass in a new random order, so that a node that restarts often does not always read
+the same segments. Data in the page cache is checked there, and stays cached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BAD_INDEX = "an index does not describe the batches of its segment"
 
 
 class Scrubber:
-    """One task. Owned by the loop; segments are read in the executor, one piece at a time."""
+    """One task. Owned by the loop; segments are read in the executor, one chunk at a time."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Scrubber:
         metrics: Metrics,
         log: Logger,
     ) -> None:
-        """`interval_ms` 0: nothing is scrubbed."""
+        """`interval_ms` 0 disables scrubbing."""
         self._loop = loop
         self._env = env
         self._interval_s = interval_ms / 1000
@@ -87,7 +87,7 @@ class Scrubber:
             await asyncio.sleep(max(took_s * (1 / DISK_TIME_SHARE_MAX - 1), read_bytes * self._s_per_byte - took_s))
 
     async def _step(self, partition: Partition, scrub: SegmentScrub) -> bool:
-        """Whether the next piece could be read, or the segment be judged."""
+        """Read the next chunk, and evaluate the segment after the last one; return whether that worked."""
         where = {"topic": partition.topic, "partition": partition.index, "segment": scrub.segment.base_offset}
         try:
             await self._loop.run_in_executor(self._env.executor, scrub.step)
@@ -102,7 +102,7 @@ class Scrubber:
         return True
 
     def _may_go_on(self, partition: Partition, scrub: SegmentScrub) -> bool:
-        """Whether the segment is still there, with no truncation on its way; then a job of the log has begun."""
+        """Whether the segment still exists and no truncation is pending; if so, begin a job of the log."""
         is_there = not partition.is_closed and not partition.is_damaged and partition.log.has_scrubbed(scrub)
         return is_there and partition.jobs.begin()
 

@@ -1,4 +1,4 @@
-"""Which jobs of one log run in threads, so that a truncation can have the log for itself."""
+"""The jobs of one log that run in threads, tracked so that a truncation can have exclusive access."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 class StorageJobs:
-    """Invariant: while `is_exclusive`, no job begins; and one that needs the log for itself runs alone.
+    """Invariant: while `is_exclusive`, no job begins, and the exclusive job runs alone.
 
-    Whoever hands work on a log to a thread begins a job and ends it on the loop. Owned by the loop.
+    Code that hands work on a log to a thread begins and ends a job on the loop. Owned by the loop.
     """
 
     __slots__ = ("_running", "_waiters", "is_exclusive")
@@ -21,7 +21,7 @@ class StorageJobs:
         self._waiters: list[asyncio.Future[None]] = []
 
     def begin(self) -> bool:
-        """Whether a job may run now; then `end` follows it."""
+        """Begin a job if one may run now, and return whether it may. The caller then calls `end`."""
         if self.is_exclusive:
             return False
         self._running += 1
@@ -37,7 +37,7 @@ class StorageJobs:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """For a job that was begun: ends it however it turns out."""
+        """End a job that was begun, whether it succeeds or fails."""
         try:
             yield
         finally:
@@ -51,7 +51,7 @@ class StorageJobs:
             await waiter
 
     async def begin_exclusive(self) -> None:
-        """Let no job begin, and wait for those that run. `end_exclusive` follows."""
+        """Block new jobs and wait for the running ones. The caller then calls `end_exclusive`."""
         self.is_exclusive = True
         await self.ended()
         self._running = 1

@@ -1,12 +1,13 @@
-"""Group commit: one round of fdatasync for everything that waits.
+"""Group commit: one round of fdatasync for all waiting appends.
 
-While a round runs in threads, appends gather; when it is done, one further round covers all of them. It starts at once,
-unless the node is busy: then it waits half a millisecond, and so covers more (measured: 20-25 % less CPU for a small
-request). A few files are synced one after the other in one thread, since handing work to a thread costs as much as a
-sync; many are shared out.
+While a round runs in threads, appends accumulate, and the next round covers all of them. It starts at once, unless the
+node is busy: then it waits half a millisecond and covers more (measured: 20-25 % less CPU per small request). A few
+files are synced one after the other in one thread, because handing work to a thread costs as much as a sync; many files
+are distributed over threads.
 
-A sync that takes longer than the disk may is not waited for any more: its partitions hear that they are stalled, and so
-does each that asks for a sync meanwhile. No further round starts on top of it; when it ends, all goes on by itself.
+If a sync exceeds the disk's time limit, nothing waits for it any longer. Its partitions are notified that they are
+stalled, as is each partition that requests a sync meanwhile. No other round starts until the sync ends; then work
+resumes without intervention.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 FILES_PER_THREAD = 4
 THREADS_MAX = 4
 BUSY_FROM_REQUESTS = 16
-"""As many appends in one round make the node a busy one."""
+"""A node with this many sync requests in one round is busy."""
 BUSY_PAUSE_S = 0.0005
 
 
 class Synced(Protocol):
-    """Who asks for syncs: a partition."""
+    """What is synced: a partition."""
 
     def sync_job(self) -> SyncJob | None: ...
 
@@ -38,14 +39,14 @@ class Synced(Protocol):
     def sync_failed(self, job: SyncJob, error: Exception) -> None: ...
 
     def stalled(self) -> None:
-        """The disk does not answer: whether and when what was appended becomes durable is not known."""
+        """The disk does not respond: whether and when the appended records become durable is unknown."""
 
     def resumed(self) -> None:
-        """It answers again."""
+        """The disk responds again."""
 
 
 class Syncer:
-    """Invariant: a partition that asked is synced by a round that starts after it asked. Owned by the loop."""
+    """Invariant: a partition is synced by a round that starts after its request. Owned by the loop."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Syncer:
         *,
         is_vital: bool = True,
     ) -> None:
-        """`is_vital`: what is acknowledged waits for its sync."""
+        """`is_vital`: acknowledgements wait for the sync."""
         self._loop = loop
         self._env = env
         self._metrics = metrics
@@ -72,27 +73,27 @@ class Syncer:
         self._stalled: dict[Synced, None] = {}
 
     def request(self, partition: Synced) -> None:
-        """Sync what this partition has appended, soon; its `synced` or `sync_failed` is called."""
+        """Sync this partition's appends soon; then its `synced` or `sync_failed` is called."""
         self._dirty[partition] = None
         self._requests += 1
         if self._shares_late:
-            # Not at once: whoever appended waits for this sync in a moment.
+            # Not at once: the request that appended registers its waiter only after this call.
             self._loop.call_soon(self._stall, partition)
         if not self._is_running:
             self._is_running = True
-            # Not at once: all that this turn of the loop appends shares the round.
+            # Not at once: all appends of this loop turn share the round.
             self._loop.call_soon(self._start)
 
     async def settled(self) -> None:
-        """Wait until every sync that runs or was asked for by now is over, whatever is asked for meanwhile.
+        """Wait until all syncs that are running or already requested have ended, ignoring later requests.
 
-        TimeoutError if the disk does not answer.
+        TimeoutError if the disk does not respond.
         """
         if self._shares_late:
             raise TimeoutError(NO_ANSWER)
         if self._is_running:
             waiter: asyncio.Future[None] = self._loop.create_future()
-            # The round that runs now does not cover what became dirty since it started; the one after it does.
+            # The running round does not cover appends since it started; the next one does.
             self._waiters.append((self._rounds_done + 2, waiter))
             await waiter
 
@@ -181,7 +182,7 @@ class Syncer:
 
 
 def _run_jobs(jobs: list[SyncJob], write: DiskWrite) -> list[Exception | None]:
-    """Runs in a thread: touches files only. One failure does not keep the others from their sync."""
+    """Run the syncs, continuing after a failure. Runs in a thread: touches files only."""
     outcomes: list[Exception | None] = []
     for job in jobs:
         try:

@@ -1,4 +1,4 @@
-"""Looks at the watermarks of the partitions that this node leads, as often as `observe.watermarks` says."""
+"""Samples the watermarks of the partitions that this node leads, at the interval of `observe.watermarks`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chronik.observe.watermarks import WatermarkMonitor, WatermarkPosition
 
 
 class WatermarkWatch:
-    """Owned by the loop. `start` once the logs are open, `stop` before they are closed."""
+    """Owned by the loop. Call `start` once the logs are open, and `stop` before they are closed."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, partitions: Mapping[tuple[str, int], Partition], log: Logger
