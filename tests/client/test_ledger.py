@@ -1,4 +1,4 @@
-"""Ledgers: what three clients' producers were told, held against the log; and files that survive their writer."""
+"""Ledgers: compare the acknowledgements of three clients' producers with the log; files that survive their writer."""
 
 from __future__ import annotations
 
