@@ -277,7 +277,7 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
 
 
 def test_a_node_that_left_and_came_back_is_reached_by_one_that_was_down(tmp_path: Path) -> None:
-    """Found by the simulator (five-nodes seed 592485851): the node that was down learned the address, then forgot it."""
+    """Found by the simulator (five-nodes seed 592485851): the restarted node learned the address, then forgot it."""
 
     async def story(nodes: LocalNodes) -> None:
         founders = {node_id: nodes.config(node_id) for node_id in (1, 2, 3)}
