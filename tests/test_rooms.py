@@ -51,7 +51,7 @@ WIRE_ONLY = ("groups",)
 # The public API; every other name of the package is private.
 EXPORTS: frozenset[str] = frozenset({"__version__", "Ledger"})
 
-# The modules that may read the clock and the random source, because they pass both on to the rest.
+# The packages that may read the real clock and random source; they pass both to all other packages.
 SEAMS = ("cli", "testing")
 SEAM_MODULES = ("observe/logging.py",)
 BANNED_MODULES = {

@@ -1,4 +1,4 @@
-"""Ledgers: compare the acknowledgements of three clients' producers with the log; files that survive their writer."""
+"""Ledgers: the acknowledgements that producers of three clients received match the log; files survive their writer."""
 
 from __future__ import annotations
 

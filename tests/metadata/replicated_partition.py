@@ -1,6 +1,6 @@
 """A model of brokers that replicate one partition under the controller: logs, leaders, fetches and commits.
 
-Every step is chosen by the test: which message arrives, which process dies, how far a broker has followed the
+The test chooses every step: which message arrives, which process dies, how far a broker has followed the
 metadata. The brokers follow the rules of design.md section 6; the model checks what the controller must guarantee.
 """
 
@@ -349,7 +349,7 @@ class World:
     # -- ISR changes ---------------------------------------------------------------------------------------------------
 
     def propose_isr(self, broker_id: int, leaving: set[int], hand_over_to: int = NO_LEADER) -> None:
-        """Propose an ISR with all in-sync replicas except `leaving`."""
+        """Propose to add the in-sync replicas to the ISR and to remove `leaving`."""
         process = self.processes[broker_id]
         view = self._view(process)
         leading = process.leading
@@ -392,7 +392,7 @@ class World:
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def settle(self, ms: int = 4_000) -> None:
-        """Run all brokers that are up for this long."""
+        """Run all live brokers for `ms` milliseconds."""
         for step in range(ms // 100):
             self.now_ms += 100
             for broker_id, process in self.processes.items():

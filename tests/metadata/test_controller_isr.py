@@ -64,7 +64,7 @@ def test_a_proposal_of_a_former_process_of_the_leader_is_refused() -> None:
 
 
 def test_a_member_that_restarted_since_it_was_found_in_sync_is_refused() -> None:
-    """KIP-903: a restarted replica may have lost records that it had."""
+    """KIP-903: a restarted replica may have lost records since the leader found it in sync."""
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.join(1, 2)

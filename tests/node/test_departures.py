@@ -24,7 +24,7 @@ MOMENT_S = 0.02
 
 
 class Metadata:
-    """The metadata that a node has applied; `apply` brings the next image."""
+    """The metadata that a node has applied; `lead` creates the next image."""
 
     def __init__(self) -> None:
         brokers = {number: BrokerImage(number, 0, "h", number, UUID(int=number)) for number in (OWN_ID, DEAD, OTHER)}

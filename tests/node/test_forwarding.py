@@ -404,7 +404,7 @@ def test_a_batch_that_nobody_waits_for_is_sent_until_somebody_leads() -> None:
 
 
 def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_gets_them_in_order() -> None:
-    """Found by the simulator (three-nodes seed 7010): the leader took the second batch before the first one's retry."""
+    """Found by the simulator (three-nodes seed 7010): the leader refused batch 1, took batch 2, then took batch 1."""
 
     async def story(scene: Scene) -> None:
         leader = scene.leaders[2]

@@ -1,4 +1,4 @@
-"""The driver of the Raft core sends no message before its state is on disk, and never writes to a closed store."""
+"""The driver of the Raft core: a message waits for the writes it depends on, and a closed store is never written."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_log_that_is_not_open_is_led_by_another_until_it_is(tmp_path: Path, mo
         await cluster.stop(2)
         cluster.register(2)
         monkeypatch.setattr(DataFolder, "claim_log", sick)
-        # In the image, it leads from the start.
+        # The image already names node 2 as leader when it starts.
         cluster.change(leader=2)
         two = await cluster.start(2)
         await until(lambda: cluster.state.leader in (1, 3) and 2 not in cluster.state.isr)

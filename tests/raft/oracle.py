@@ -99,7 +99,7 @@ class Oracle:
             prev_term = entry.term
 
     def voting(self, message: Message, promise: Promise | None, local_ms: int, timeout_ms: int) -> None:
-        """Check that a node grants no vote within an election timeout of a heartbeat, except for a transfer."""
+        """Check that a node that answered a heartbeat grants no vote for an election timeout, except for a transfer."""
         body = message.body
         if isinstance(body, VoteRequest) and body.is_transfer:
             self._transfers[(message.source_store, message.term)] = None

@@ -348,7 +348,7 @@ class Cluster:
         return node.synced if self.is_synced_mode else len(node.records)
 
     def hand_over(self) -> None:
-        """A leader transfers its leadership to a replica that has every record."""
+        """Transfer leadership from a leader to a replica that has every record."""
         node = self.pick(lambda node: node.leader is not None)
         if node is None or node.leader is None:
             return
@@ -505,7 +505,7 @@ class Cluster:
         node.inbox = deque([self.state])
 
     def fence(self) -> None:
-        """The controller fences a node, whether it is down or only slow."""
+        """Fence a node, whether it is down or only slow."""
         node = self.random.choice(NODES)
         if node in self.live and len(self.live) > 1:
             del self.live[node]

@@ -1,4 +1,4 @@
-"""The high watermark is the offset that all in-sync replicas have acknowledged, and it never decreases."""
+"""The high watermark is the end of what all in-sync replicas have acknowledged, and it never decreases."""
 
 from collections.abc import Sequence
 

@@ -92,7 +92,7 @@ def test_it_ends_where_opening_the_log_ends_it_whatever_a_crash_left(folder: Pat
         copy = tmp_path / "copy"
         copy.mkdir()
         for name, data in contents(folder).items():
-            # Leave out snapshots: they prove that the records before them survived a crash.
+            # Leave out snapshots: they prove that the records before them were durable.
             if not name.endswith(".snapshot"):
                 (copy / name).write_bytes(data)
         log = opened(copy, base)
