@@ -1,4 +1,4 @@
-"""Fixtures for every room: a real node process, its log where a test fails, and Apache Kafka to compare with."""
+"""Fixtures for all tests: real node processes, their logs when a test fails, and Apache Kafka for comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.node import Node
 
 pytest_plugins = ["tests.support.browser"]
 
-# No property here is about time: a busy machine is not a failure.
+# No property test here depends on time, so slowness on a busy machine is not a failure.
 settings.register_profile("no-time", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("no-time")
 
@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.markexpr = "not soak"
     config.stash[NODES] = []
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's background jobs ignore Ctrl-C, and so would every command whose end on it is tested.
+        # A shell's background jobs ignore SIGINT. Child processes would too, and some tests stop commands with Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -45,14 +45,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing outlives the run, however it ended."""
+    """Stop every node that is still running at the end of the run."""
     for node in session.config.stash[NODES]:
         if node.is_running:
             node.kill()
 
 
 def _start(config: pytest.Config, nodes: list[Node], folder: Path, settings: dict[str, Any]) -> Node:
-    """Starts a node that is known to its owner and to the failure reports before it runs."""
+    """Start a node, registered with its owner and the failure reports before it runs."""
     node = Node(folder, settings)
     nodes.append(node)
     config.stash[NODES].append(node)
@@ -60,7 +60,7 @@ def _start(config: pytest.Config, nodes: list[Node], folder: Path, settings: dic
 
 
 def _stop(config: pytest.Config, nodes: list[Node]) -> None:
-    """A clean exit of each node that still runs; all are asked before the first failure is raised."""
+    """Stop every running node cleanly, then raise the first failure."""
     failures: list[Exception] = []
     for node in nodes:
         try:
@@ -77,7 +77,7 @@ def _stop(config: pytest.Config, nodes: list[Node]) -> None:
 
 @pytest.fixture
 def start_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartNode]:
-    """Starts nodes with settings of the test's own: `start_node(durability="replicated")`."""
+    """Start nodes with custom settings: `start_node(durability="replicated")`."""
     nodes: list[Node] = []
 
     def start(**settings: Any) -> Node:
@@ -89,13 +89,13 @@ def start_node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start
 
 @pytest.fixture
 def node(start_node: StartNode) -> Node:
-    """A node of the test's own, with the default settings."""
+    """A node for this test only, with the default settings."""
     return start_node()
 
 
 @pytest.fixture(scope="session")
 def start_shared_node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNode]:
-    """Starts nodes that live until the run's end."""
+    """Start nodes that run until the end of the test run."""
     nodes: list[Node] = []
     yield lambda **settings: _start(request.config, nodes, tmp_path_factory.mktemp("shared-node"), settings)
     _stop(request.config, nodes)
@@ -103,16 +103,16 @@ def start_shared_node(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="session")
 def shared_node(start_shared_node: StartNode) -> Node:
-    """One node for all tests that use topics and groups of their own names and leave it running.
+    """One node for all tests that use unique topic and group names and leave the node running.
 
-    Tests write records with old timestamps: the check that deletes those does not come in the middle of one.
+    Tests write records with old timestamps, so the retention check must not run during a test.
     """
     return start_shared_node(retention_check_interval_ms=24 * 60 * 60 * 1000)
 
 
 @pytest.fixture(scope="session")
 def apache_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """One broker of Apache Kafka for what must work there too; skipped, with the reason, where it cannot be had."""
+    """One Apache Kafka broker, for checks that must pass there too; skipped with the reason if it is unavailable."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""The documents that state what the code does, held against the code."""
+"""Check the documents that describe the code against the code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_operations_names_every_setting_with_its_default() -> None:
 
 
 def metric_names() -> dict[str, set[str]]:
-    """By family: the names under which Prometheus stores its samples."""
+    """By metric family: the names under which Prometheus stores its samples."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
     families = text_string_to_metric_families(Metrics().exposition().decode())
     return {family.name: {family.name + suffix for suffix in suffixes.get(family.type, ("",))} for family in families}

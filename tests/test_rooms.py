@@ -1,7 +1,7 @@
-"""The rooms of src/chronik: which room may import which, and what no module may call.
+"""The packages of src/chronik: which package may import which, and what no module may call.
 
-docs/design.md draws the rooms. Imports run downwards only, wherever they stand: at the top, inside a function or under
-TYPE_CHECKING, since a type that a room knows is a dependency too.
+docs/design.md draws the packages. Imports run downwards only. This includes imports inside a function or under
+TYPE_CHECKING, because a type that a package uses is a dependency too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import chronik
 SOURCE = Path(chronik.__file__).resolve().parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-# From the top down. A room imports from the levels below its own, not from its neighbours on the same level.
+# From the top down. A package imports from the levels below its own, never from the same level.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli", "web"),
     ("pipeline", "doctor"),
@@ -25,7 +25,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("client", "storage", "observe"),
     ("wire",),
 )
-# The same inside `node`: its rooms, and the modules beside them.
+# The same inside `node`: its packages and its modules.
 NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("broker", "metadata_restore"),
     ("api_table", "trace_topic"),
@@ -42,16 +42,16 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
 )
 NODE_LEVEL_OF = {part: level for level, parts in enumerate(NODE_LEVELS) for part in parts}
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-# Beside all of it: may import every room, and no room imports it.
+# Outside the levels: may import every package, and no package imports it.
 BESIDE = ("testing",)
-# `cli start` puts a node and its web pages together, so it may look across.
+# `cli start` runs a node and its web pages together, so it may import across its level.
 ACROSS = {("cli", "web")}
-# Pure state machines that take bytes and give bytes: nothing on disk is theirs.
+# Pure state machines that exchange bytes and own no files: they import `wire` only.
 WIRE_ONLY = ("groups",)
-# What users import; every other name of the package is private.
+# The public API; every other name of the package is private.
 EXPORTS: frozenset[str] = frozenset({"__version__", "Ledger"})
 
-# Where the world's time and chance may be asked for, since it is handed on from there.
+# The packages that may read the real clock and random source; they pass both to all other packages.
 SEAMS = ("cli", "testing")
 SEAM_MODULES = ("observe/logging.py",)
 BANNED_MODULES = {
@@ -69,12 +69,12 @@ BANNED_CALLS = {
     "datetime.date.today": "the wall clock is handed in",
     "asyncio.as_completed": "its order differs from run to run",
 }
-# A type to annotate what is handed in, which is not a call.
+# A type used in annotations only, not a call.
 ALLOWED_IMPORTS = {"random.Random"}
 
 
 def room_of(path: Path) -> str:
-    """The room that a file belongs to; empty for the package's own `__init__`."""
+    """Return the package that a file belongs to; empty for the top-level `__init__`."""
     parts = path.relative_to(SOURCE).parts
     return parts[0] if len(parts) > 1 else ""
 
@@ -84,7 +84,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def imported_names(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    """Every dotted name that the module imports, absolute, with its line."""
+    """Return every dotted name that the module imports, absolute, with its line."""
     package = ["chronik", *path.relative_to(SOURCE).parent.parts]
     for found in ast.walk(tree):
         if isinstance(found, ast.Import):
@@ -109,7 +109,7 @@ def place(path: Path, line: int) -> str:
 
 
 def direction_fault(room: str, imported: str) -> str | None:
-    """Why `room` may not import `imported`; None where it may."""
+    """Return why `room` may not import `imported`, or None if it may."""
     if room in (imported, *BESIDE) or (room, imported) in ACROSS:
         return None
     if imported in BESIDE:
@@ -134,7 +134,7 @@ def test_imports_run_downwards_only() -> None:
 
 
 def node_part_of(path: Path) -> str:
-    """The room of `node` that a file belongs to, or the module itself; empty outside of `node`."""
+    """Return the package or module of `node` that a file belongs to; empty outside `node`."""
     parts = path.relative_to(SOURCE).parts
     return parts[1].removesuffix(".py") if parts[0] == "node" and parts[-1] != "__init__.py" else ""
 
@@ -164,7 +164,7 @@ def test_no_modules_of_node_import_each_other_in_a_circle() -> None:
         }
         for module, path in modules.items()
     }
-    # Raises CycleError, which names the circle.
+    # Raises CycleError, which names the cycle.
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
@@ -196,7 +196,7 @@ def test_every_package_and_module_says_what_it_is_for() -> None:
 
 
 def banned_uses(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
-    """Uses of the world's time and chance: a banned module by its import, a banned function by its use."""
+    """Find uses of the real clock and randomness: banned modules by import, banned functions by use."""
     bound: dict[str, str] = {}
     for found in ast.walk(tree):
         if isinstance(found, ast.Import):
@@ -223,7 +223,7 @@ def banned_uses(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def dotted(expression: ast.expr, bound: dict[str, str]) -> str:
-    """`expression` as a dotted name from its import on; empty where it is no such name."""
+    """Return `expression` as a dotted name that starts at its import; empty if it is not such a name."""
     if isinstance(expression, ast.Name):
         return bound.get(expression.id, "")
     if isinstance(expression, ast.Attribute):
@@ -270,7 +270,7 @@ def test_package_exports_what_users_import_and_nothing_else() -> None:
     assert exported <= EXPORTS
     assert all(hasattr(chronik, name) for name in exported)
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir()}
-    # pytest adds names that are no identifiers where it rewrites assertions, as it does with a plugin's package.
+    # pytest adds names that are not identifiers when it rewrites assertions, as it does with a plugin's package.
     public = {name for name in vars(chronik) if name.isidentifier() and not name.startswith("_")} - rooms
     assert public == {name for name in exported if not name.startswith("_")}
 

@@ -1,4 +1,4 @@
-"""A broker that answers as a test tells it to, for what a real one cannot be made to do."""
+"""A broker whose answers the test chooses, for behaviour that a real broker cannot be made to show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
 
 
 class FakeBroker:
-    """Answers each API by a handler: its values, or None for never. Remembers what was asked."""
+    """Answers each API with its handler's values, or never if the handler returns None. Records all requests."""
 
     def __init__(self, handlers: Mapping[ApiKey, Handler] | None = None, node_id: int = 1) -> None:
         self.node_id = node_id
@@ -52,7 +52,7 @@ class FakeBroker:
         return host, port
 
     def hang_up(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
@@ -94,7 +94,7 @@ class FakeBroker:
 
 
 def metadata(*brokers: FakeBroker, topics: Mapping[str, list[int]] | None = None, controller: int = 1) -> Values:
-    """A Metadata response: topics by name with the leader of each partition."""
+    """Build a Metadata response: topics by name, with the leader of each partition."""
     return {
         "brokers": [
             {"node_id": broker.node_id, "host": broker.address[0], "port": broker.address[1]} for broker in brokers

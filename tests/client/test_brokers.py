@@ -1,4 +1,4 @@
-"""Moving replicas and taking brokers out, against a broker that answers as told."""
+"""Moving replicas and decommissioning brokers, against a fake broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers: what three clients' producers were told, held against the log; and files that survive their writer."""
+"""Ledgers: the acknowledgements that producers of three clients received match the log; files survive their writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far replicas' logs go, and what is lost if one of them leads; against brokers that answer as told."""
+"""Where each replica's log ends, and what is lost if that replica becomes leader; against fake brokers."""
 
 from __future__ import annotations
 

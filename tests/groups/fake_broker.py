@@ -1,4 +1,4 @@
-"""As much of a broker as the group service and the group APIs touch, with a log in memory."""
+"""The parts of a broker that the group service and the group APIs use, with an in-memory log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 10.0
 
 @dataclass
 class MemoryLog:
-    """A partition as the service sees it: batches that were appended, all of them committed."""
+    """A partition as the service sees it: the appended batches, all of them committed."""
 
     batches: list[bytes] = field(default_factory=list)
     log_start_offset: int = 0
@@ -70,7 +70,7 @@ class MemoryLog:
 
 
 class FakeMetadata:
-    """Commands are applied at once."""
+    """Applies commands immediately."""
 
     def __init__(self) -> None:
         self.image = ClusterImage()
@@ -85,9 +85,9 @@ class FakeMetadata:
 
 
 class FakeBroker:
-    """Owned by the test's loop. `append_error` is what the next appends fail with.
+    """Owned by the test's loop. `append_error` is the error of the next appends.
 
-    Without `has_lease`, or while it hands a partition over, it leads that partition for nobody.
+    Without `has_lease`, or during a leadership transfer of a partition, the broker does not serve that partition.
     """
 
     def __init__(self, logs: dict[tuple[str, int], MemoryLog] | None = None, **settings: Any) -> None:
@@ -175,10 +175,10 @@ class FakeBroker:
     async def run_blocking(self, call: Callable[[], T]) -> T:
         return await self.loop.run_in_executor(self.env.executor, call)
 
-    # What clients send
+    # Client requests
 
     async def ask(self, api: Any, version: int, values: dict[str, Any]) -> Any:
-        """A request over the wire format of its version, and the answer, as kio reads it."""
+        """Send a request in the wire format of its version and return the response as kio reads it."""
         message = read_request(api.key, version, write_request(api.key, version, values))
         request = SimpleNamespace(
             api_key=api.key,
@@ -197,14 +197,14 @@ class FakeBroker:
 
 
 def garbage_batch() -> bytes:
-    """A batch that is whole but for one flipped bit."""
+    """A batch that is intact except for one flipped bit."""
     batch = bytearray(encode_batch([(b"key", b"value", [], 0)]))
     batch[-1] ^= 1
     return bytes(batch)
 
 
 def with_broker(play: Callable[[FakeBroker], Awaitable[T]], **settings: Any) -> T:
-    """Runs a story with a broker of its own, within a deadline."""
+    """Run a test scenario with its own broker, within a deadline."""
 
     async def run() -> T:
         async with asyncio.timeout(DEADLINE_S):

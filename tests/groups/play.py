@@ -1,4 +1,4 @@
-"""A coordinator with a log, a clock and clients, all under the test's control."""
+"""A coordinator with a log, a clock and clients, all controlled by the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = "orders"
 
 
 def subscription(*topics: str, user_data: bytes = b"") -> bytes:
-    """What a consumer of these topics sends as its metadata."""
+    """The metadata that a consumer of these topics sends."""
     parts = [b"\x00\x01", len(topics).to_bytes(4, "big")]
     for topic in topics:
         parts += [len(topic).to_bytes(2, "big"), topic.encode()]
@@ -59,7 +59,7 @@ def uuids() -> Iterator[UUID]:
 
 
 class Play:
-    """Events go in by methods, answers come out by token. Appends succeed at once unless `holds_appends` is set."""
+    """Methods take events; answers are stored by token. Appends succeed immediately unless `holds_appends` is set."""
 
     def __init__(self, settings: GroupSettings | None = None, *, load: bool = True) -> None:
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
@@ -86,7 +86,7 @@ class Play:
     def at(self) -> Moment:
         return Moment(self.now_ms, self.wall_ms)
 
-    # What happens
+    # Events
 
     def token(self) -> int:
         self.asked += 1
@@ -107,7 +107,7 @@ class Play:
             self.write()
 
     def write(self, count: int | None = None) -> None:
-        """The log takes the oldest appends that wait."""
+        """Complete the oldest pending appends."""
         left = len(self.held) if count is None else count
         while self.held and left:
             left -= 1
@@ -117,7 +117,7 @@ class Play:
             self.run(self.coordinator.appended(append.token, self.append_error, self.at))
 
     def wait(self, ms: int) -> None:
-        """Time passes; the timers that are due on the way run on time."""
+        """Advance the clock, running each timer when it is due."""
         end_ms = self.now_ms + ms
         while (deadline_ms := self.coordinator.next_deadline_ms()) is not None and deadline_ms <= end_ms:
             self._move_to(max(deadline_ms, self.now_ms))
@@ -129,12 +129,12 @@ class Play:
         self.now_ms = now_ms
 
     def restart(self) -> None:
-        """The node is gone and comes back with what the log has."""
+        """Restart the node: it reloads its state from the log."""
         self.held.clear()
         self.coordinator = self._new_coordinator()
         self.coordinator.load(PARTITION, self.log, self.at)
 
-    # What clients do
+    # Client requests
 
     def join(self, member_id: str = "", **changes: Any) -> int:
         token = self.token()
@@ -186,7 +186,7 @@ class Play:
         self.run(self.coordinator.delete_offsets(GROUP, partitions, token, self.at))
         return self.answers[token]
 
-    # What can be seen
+    # Queries
 
     def error(self, token: int) -> ErrorCode:
         error = self.answers[token]["error_code"]
@@ -209,16 +209,16 @@ class Play:
     def state(self) -> str:
         return str(self.described()["group_state"])
 
-    # Whole stories
+    # Scenarios
 
     def joined(self, token: int) -> tuple[str, int]:
-        """The member id and the generation of a successful JoinGroup."""
+        """Return the member id and the generation of a successful JoinGroup."""
         answer = self.answers[token]
         assert answer["error_code"] is ErrorCode.none, answer
         return answer["member_id"], answer["generation_id"]
 
     def stable_group(self, count: int, **changes: Any) -> list[str]:
-        """Members that have joined and synced; the first leads, and each has its own id as assignment."""
+        """Join and sync members. The first one leads, and each member's assignment is its own id."""
         tokens = [self.join(**changes)]
         members = [self.joined(tokens[0])[0]]
         for _ in range(count - 1):
@@ -233,7 +233,7 @@ class Play:
         return self.rebalances[-1].generation
 
     def settle(self, *members: str, **changes: Any) -> None:
-        """All sync, the first as the leader."""
+        """Sync all members, with the first one as the leader."""
         assignments = {member: member.encode() for member in members}
         tokens = [self.sync(member, self.generation, None, **changes) for member in members[1:]]
         tokens.append(self.sync(members[0], self.generation, assignments, **changes))

@@ -1,4 +1,4 @@
-"""The group APIs in every version that is advertised, over the bytes of that version."""
+"""The group APIs in every advertised version, through the wire format of that version."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_coordinator_is_found(version: int) -> None:
 
 
 def test_coordinator_of_a_name_that_no_group_can_have_is_refused() -> None:
-    """To hash a name takes time, which a stranger could ask for by the megabyte."""
+    """Hashing a name takes time, and an untrusted client could send names of many megabytes."""
 
     async def play(broker: FakeBroker) -> None:
         answer = await broker.ask(find_coordinator.API, 6, {"coordinator_keys": ["x" * 20_000_000, GROUP]})

@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, what is kept, and for how long."""
+"""Committed offsets: which members may commit, what is stored, and when it expires."""
 
 from __future__ import annotations
 

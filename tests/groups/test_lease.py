@@ -1,4 +1,4 @@
-"""A coordinator without a lease claims nothing, and one that has it back goes on where it was."""
+"""A coordinator without a lease serves nothing; when it regains the lease, it resumes with its previous state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ REQUESTS: list[tuple[Any, int, dict[str, Any], Callable[[Any], ErrorCode]]] = [
 
 
 async def committed_group(broker: FakeBroker) -> str:
-    """A group with a member in generation 1 that has committed offset 5; the member's id."""
+    """Create a group whose member has committed offset 5 in generation 1; return the member's id."""
     await broker.create_topic("t")
     member = await stable_member(broker)
     commit = CommitRequest(GROUP, 1, member, None, ((("t", 0), 5, -1, ""),))
@@ -204,9 +204,9 @@ def test_time_without_a_lease_does_not_end_sessions(monkeypatch: pytest.MonkeyPa
         broker.has_lease = False
         await asyncio.sleep(1.5)
         broker.has_lease = True
-        # It is still a member, in the same generation, although its session would be over by now.
+        # It is still a member of the same generation, although its session timeout has passed.
         assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
-        # And its session ends as any other: the clock runs again.
+        # Its session expires normally, because the session clock runs again.
         while (await broker.groups.describe(GROUP))["members"]:
             await asyncio.sleep(0.005)
 
@@ -219,7 +219,7 @@ def test_node_that_leads_again_in_a_later_epoch_reads_its_groups_again() -> None
         index = group_partition(GROUP, broker.config.offsets_topic_partitions)
         before = broker.image.partition(OFFSETS_TOPIC, index)
         assert before is not None
-        # Another coordinator led meanwhile, and its writes came with the log; this node saw only the last epoch.
+        # Another coordinator led in between, and its writes reached the log. This node saw only the last epoch.
         away = FakeBroker(broker.logs)
         away.metadata.image = broker.image
         await away.start()
@@ -250,7 +250,7 @@ def test_commit_whose_batch_is_never_committed_is_answered_within_a_bound(monkey
         first = asyncio.ensure_future(broker.groups.commit(commit))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        # It waits behind the first, and no longer than that.
+        # The second commit waits for the first one, but no longer than that.
         second = asyncio.ensure_future(broker.groups.commit(commit))
         for errors in await asyncio.gather(first, second):
             assert errors == {("t", 0): ErrorCode.coordinator_not_available}
@@ -271,7 +271,7 @@ def test_member_that_was_refused_while_it_waited_may_ask_again_in_the_same_rebal
     assert play.heartbeat(first, 1) is ErrorCode.rebalance_in_progress
     play.run(play.coordinator.refuse_waiting(play.at))
     assert play.error(newcomer) is ErrorCode.not_coordinator
-    # Its waiting did not use up its session: it has a whole one from here on.
+    # The wait did not use up the member's session: a full session timeout starts here.
     play.wait(SESSION_MS - 1)
     member_id = play.answers[newcomer]["member_id"]
     again, rejoin = play.join(member_id), play.join(first)

@@ -1,4 +1,4 @@
-"""Taking over a partition of the offsets topic, and giving it up."""
+"""Loading and unloading a partition of the offsets topic."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_requests_are_told_to_come_back_while_the_groups_are_loaded() -> None:
     assert play.error(play.delete_group()) is loading
     assert play.coordinator.committed(GROUP, None) == (loading, {})
     assert play.described()["error_code"] is loading
-    # A heartbeat is too early to alarm anyone, and a sync has no generation to belong to.
+    # A heartbeat succeeds, because the member's session restarts after loading; a sync has no generation to match.
     assert play.heartbeat("m", 1) is ErrorCode.none
     assert play.error(play.sync("m", 1)) is ErrorCode.rebalance_in_progress
     play.coordinator.finish_loading(PARTITION, play.at)
@@ -104,7 +104,7 @@ def test_writes_on_their_way_are_answered_when_a_partition_is_given_up() -> None
     assert play.error(syncing) is elsewhere
     assert play.commit_error(committing) is elsewhere
     assert play.error(deleting) is elsewhere
-    # The log's verdict comes too late, and changes nothing.
+    # The result of the append arrives too late and changes nothing.
     play.coordinator.load(PARTITION, play.log, play.at)
     play.write()
     assert play.offset(group_id="simple") is None

@@ -1,4 +1,4 @@
-"""How members come together, share work, and part."""
+"""How members join a group, receive assignments, and leave."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_steady_stream_of_joiners_cannot_hold_back_the_first_generation_for_long
     assert play.joined(first)[1] == 1
 
 
-# Sync
+# SyncGroup
 
 
 def test_followers_wait_for_the_leaders_assignment(play: Play) -> None:
@@ -361,7 +361,7 @@ def test_heartbeat_of_another_generation_is_refused(play: Play) -> None:
     assert play.heartbeat(alone, 0) is ErrorCode.illegal_generation
 
 
-# Leaving
+# LeaveGroup
 
 
 def test_last_member_that_leaves_makes_the_group_empty(play: Play) -> None:
@@ -407,7 +407,7 @@ def test_leave_during_a_rebalance_completes_it(play: Play) -> None:
     assert play.joined(token) == (leader, 3)
 
 
-# Looking at it
+# DescribeGroups
 
 
 def test_stable_group_is_described_with_metadata_and_assignments(play: Play) -> None:

@@ -1,4 +1,4 @@
-"""The format of `__consumer_offsets`, against bytes written down by hand."""
+"""The record format of `__consumer_offsets`, compared with hand-written bytes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_older_group_values_are_read(data: str, state_since_ms: int, rebalance_t
 
 @pytest.mark.parametrize(
     ("group", "partition"),
-    # Java: Math.abs("...".hashCode()) % 50, as Kafka places groups on its 50 partitions.
+    # Java: Math.abs("...".hashCode()) % 50, as Kafka assigns groups to its 50 partitions.
     [("", 0), ("test", 48), ("hello world", 2), ("my-group", 12), ("gruppe-ü-😀", 16), ("polygenelubricants", 0)],
 )
 def test_group_is_placed_where_every_kafka_tool_looks_for_it(group: str, partition: int) -> None:

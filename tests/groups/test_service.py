@@ -1,4 +1,4 @@
-"""The group service on a real loop: the offsets topic, the order of appends, loading, timers."""
+"""The group service on a real loop: the offsets topic, append order, loading and timers."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_group_is_a_stranger_again_when_its_partition_moves_away() -> None:
         await broker.delete_topic(OFFSETS_TOPIC)
         assert broker.groups.groups() == []
         broker.logs.clear()
-        # It is made again for the next who asks.
+        # The next request creates the topic again.
         assert await committed(broker) == {}
 
     with_broker(play)

@@ -1,8 +1,8 @@
-"""Any order of joins, syncs, leaves, commits, failing writes, restarts and time keeps the coordinator's promises.
+"""Coordinator guarantees under any order of joins, syncs, leaves, commits, failed writes, restarts and elapsed time.
 
-- Every request is answered exactly once: at the latest when its partition is given up.
-- A generation has one leader and one protocol, and it only rises while the group is known.
-- What is committed is what the log says.
+- Every request is answered exactly once, at the latest when its partition is unloaded.
+- A generation has one leader and one protocol, and the generation only increases while the group exists.
+- The committed offsets are those in the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ joins = st.fixed_dictionaries(
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Clients that know what they were told, and may send it late, twice, or not at all."""
+    """Clients that remember the answers they received, and may use them late, twice, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.play.holds_appends = True
 
     def _learn(self) -> None:
-        """Clients read the answers to their joins."""
+        """Let clients read the answers to their joins."""
         for token in [each for each in self.joining if each in self.play.answers]:
             answer = self.play.answers[token]
             instance_id = self.joining.pop(token)
@@ -67,7 +67,7 @@ class GroupMachine(RuleBasedStateMachine):
                 generation = answer["generation_id"]
                 assert answer["protocol_name"] in {"range", "sticky"}
                 if answer["members"]:
-                    # Only who leads is told of the members, and nobody else ever leads this generation.
+                    # Only the group leader receives the member list, and a generation has only one leader.
                     assert answer["leader"] == answer["member_id"]
                     ids = [each["member_id"] for each in answer["members"]]
                     assert answer["member_id"] in ids
@@ -160,7 +160,7 @@ class GroupMachine(RuleBasedStateMachine):
         play.coordinator.load(PARTITION, play.log, play.at)
         for append in late:
             assert play.coordinator.appended(append.token, ErrorCode.none, play.at) == []
-        # A generation that was not written may be formed again, by others.
+        # Other members may form a generation again if it was not written.
         self.leaders.clear()
 
     @invariant()
@@ -212,7 +212,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert reloaded.committed(group_id, None) == play.coordinator.committed(group_id, None)
 
     def teardown(self) -> None:
-        """Time answers everybody who waits, once the log takes the writes."""
+        """Let time pass until every pending request is answered, once appends succeed."""
         play = self.play
         play.holds_appends = False
         play.write()

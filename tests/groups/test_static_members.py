@@ -1,4 +1,4 @@
-"""Members with an instance id keep their place over a restart."""
+"""Members with an instance id keep their membership across a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def play() -> Play:
 
 
 def static_group(play: Play, **changes: Any) -> tuple[str, str]:
-    """Two static members, "a" leads and "b" follows."""
+    """Two static members: "a" leads and "b" follows."""
     leader, _ = play.joined(play.join(instance_id="a", **changes))
     newcomer = play.join(instance_id="b", **changes)
     play.join(leader, instance_id="a", **changes)

@@ -1,4 +1,4 @@
-"""A cluster as the controller sees it: brokers that heartbeat or do not, and commands that are applied at once."""
+"""A cluster as the controller sees it: brokers with or without heartbeats, and commands that apply immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDERS = UUID(int=1_000)
 
 
 class Cluster:
-    """Brokers 1 to `brokers`, registered and unfenced; `alive` are those that heartbeat as time passes."""
+    """Brokers 1 to `brokers`, registered and unfenced. Those in `alive` send heartbeats as time passes."""
 
     def __init__(
         self, brokers: int = 3, *, durability: str = "synced", settings: ControllerSettings | None = None
@@ -41,14 +41,14 @@ class Cluster:
         self.alive = set(self.incarnations)
         self.leaving: set[int] = set()
         self.sick: set[int] = set()
-        """Brokers whose disk takes no writes."""
+        """Brokers whose disk accepts no writes."""
         self.applied: dict[int, int] = {}
-        """Brokers that do not follow the image, and how far they have come."""
+        """Brokers that do not follow the metadata, and the version that each has applied."""
         for broker_id in sorted(self.alive):
             self.register(broker_id)
         self.run(400)
 
-    # -- what happens --------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def apply(self, command: Command) -> list[Event]:
         self.image, events = apply(self.image, command)
@@ -58,20 +58,20 @@ class Cluster:
         return events
 
     def create(self, name: str = "orders", *replicas: tuple[int, ...], topic_id: UUID = ORDERS, **configs: str) -> None:
-        """A topic with the partitions whose replicas are given; all in sync."""
+        """Create a topic with the given replicas for each partition, all in sync."""
         assigned = tuple(Assignment(each, each) for each in replicas or ((1, 2, 3),))
         named = {key.replace("_", "."): value for key, value in configs.items()}
         self.apply(CreateTopic(name, topic_id, assigned, named))
 
     def due(self) -> list[Command]:
-        """What the controller wants now, applied."""
+        """Apply and return the commands that the controller now issues."""
         commands = self.controller.due(self.now_ms)
         for command in commands:
             self.apply(command)
         return commands
 
     def run(self, ms: int) -> None:
-        """Time passes: those alive heartbeat every 300 ms, the controller looks every 100 ms."""
+        """Advance the clock: live brokers heartbeat every 300 ms, and the controller runs every 100 ms."""
         for _ in range(ms // 100):
             self.now_ms += 100
             if self.now_ms % 300 == 0:
@@ -91,7 +91,7 @@ class Cluster:
         return self.controller.heartbeat(call, self.now_ms)
 
     def die(self, *broker_ids: int, is_noticed: bool = True) -> None:
-        """The processes are gone; if noticed, their addresses refuse connections."""
+        """Kill the processes. If `is_noticed`, their addresses refuse connections."""
         self.alive -= set(broker_ids)
         if is_noticed:
             for broker_id in broker_ids:
@@ -99,7 +99,7 @@ class Cluster:
             self.due()
 
     def restart(self, broker_id: int, *, was_clean: bool = False, port: int = 9092, **fields: object) -> None:
-        """A new process registers, and heartbeats from now on."""
+        """Register a new process, which sends heartbeats from now on."""
         self.incarnations[broker_id] = UUID(int=self.incarnations[broker_id].int + 100)
         self.register(broker_id, was_clean=was_clean, port=port, **fields)
         self.alive.add(broker_id)
@@ -119,7 +119,7 @@ class Cluster:
     def report(
         self, broker_id: int, last_epoch: int = 0, log_end_offset: int = 0, *, loss: Loss | None = None
     ) -> KafkaError | None:
-        """The broker reports its replica of partition 0; why that is refused, if it is."""
+        """Report the broker's replica of partition 0; return why the controller refuses it, or None."""
         report = ReplicaReport(ORDERS, 0, log_end_offset, last_epoch, "" if loss is None else loss.value)
         call = ReportReplicasCall(broker_id, self.image.brokers[broker_id].epoch, (report,))
         plan = self.controller.report(self.image, call, self.now_ms)
@@ -130,10 +130,10 @@ class Cluster:
     def change_controller(self) -> None:
         self.controller = Controller(self.image, self.now_ms, self.settings)
 
-    # -- what leaders do -----------------------------------------------------------------------------------------------
+    # -- leaders -------------------------------------------------------------------------------------------------------
 
     def proposal(self, isr: tuple[int, ...], *, partition: int = 0, hand_over_to: int = NO_LEADER) -> AlterIsrCall:
-        """The leader proposes an ISR, with every epoch as it is now."""
+        """Build the leader's ISR proposal, with all current epochs."""
         now = self.partition(partition)
         members = tuple(IsrMember(member, self.image.brokers[member].epoch) for member in isr)
         return AlterIsrCall(
@@ -151,10 +151,10 @@ class Cluster:
         self.apply(self.controller.alter_isr(self.image, call, self.now_ms))
 
     def join(self, *isr: int, partition: int = 0) -> None:
-        """The leader finds these in sync."""
+        """Let the leader find these replicas in sync."""
         self.alter_isr(self.proposal(isr, partition=partition))
 
-    # -- what is -------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def partition(self, partition: int = 0, topic: str = "orders") -> PartitionImage:
         return self.image.topics[topic].partitions[partition]

@@ -1,7 +1,7 @@
 """A model of brokers that replicate one partition under the controller: logs, leaders, fetches and commits.
 
-Everything is a step that somebody chooses: which message arrives, which process dies, how far a broker has followed the
-metadata. The brokers keep the rules of design.md section 6; the model then checks what the controller must guarantee.
+The test chooses every step: which message arrives, which process dies, how far a broker has followed the
+metadata. The brokers follow the rules of design.md section 6; the model checks what the controller must guarantee.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ TOPIC_ID = UUID(int=77)
 SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, asked_hand_over_ms=200, recovery_wait_ms=1_000)
 
 Entry = tuple[int, int]
-"""The leader epoch under which a record was appended, and a number that no other record has."""
+"""The leader epoch under which a record was appended, and a unique number."""
 
 
 @dataclass
 class Leading:
-    """What a leader knows during one epoch."""
+    """A leader's state during one epoch."""
 
     leader_epoch: int
     epoch_start: int
     high_watermark: int
     ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By replica: the end of its log as of its last fetch, and the broker epoch of that fetch."""
+    """By replica: its log end offset at its last fetch, and the broker epoch of that fetch."""
     proposed: set[int] = field(default_factory=set)
-    """Who was proposed since the partition last changed: any such proposal may have been taken, or may yet be."""
+    """Replicas proposed since the partition last changed: each proposal may have been, or may still be, accepted."""
 
 
 @dataclass
 class Process:
-    """One broker: its disk survives, the rest is new with each incarnation."""
+    """One broker: its disk survives, all other state is new in each incarnation."""
 
     id: int
     incarnation: UUID
@@ -68,16 +68,16 @@ class Process:
     was_clean: bool = True
     has_lost: bool = False
     loss: Loss | None = None
-    """What it found of its log when it started, until the controller knows."""
+    """The loss that the broker found in its log at startup, until the controller knows of it."""
     previous: list[UUID] = field(default_factory=list)
-    """The processes that may have been registered last on this data folder, as the folder has it."""
+    """The processes that may have registered last with this data folder, according to the folder."""
     is_old_copy: bool = False
     copy: tuple[list[Entry], list[UUID], int] | None = None
     """An old copy of the data folder."""
 
 
 class World:
-    """Brokers, the images they follow, and the controller of the moment."""
+    """Brokers, the images they follow, and the current controller."""
 
     def __init__(self, brokers: int, replicas: tuple[int, ...], durability: str) -> None:
         self.durability = durability
@@ -86,9 +86,9 @@ class World:
         self.committed: list[Entry] = []
         self.is_tainted = False
         self.is_refused = False
-        """Whether a replica keeps records that were lost elsewhere: an administrator has to decide."""
+        """Whether a replica keeps records that were lost elsewhere, so that an administrator must decide."""
         self.is_offline = False
-        """Whether the last replica that could lead has lost its log: an administrator has to decide."""
+        """Whether the last replica that could lead has lost its log, so that an administrator must decide."""
         self.proposals: list[AlterIsrCall] = []
         self._incarnations = 0
         self._records = 0
@@ -104,7 +104,7 @@ class World:
         self.propose(CreateTopic(TOPIC, TOPIC_ID, (Assignment(replicas, replicas),)))
         self.settle(200)
 
-    # -- the metadata --------------------------------------------------------------------------------------------------
+    # -- metadata ------------------------------------------------------------------------------------------------------
 
     @property
     def image(self) -> ClusterImage:
@@ -125,14 +125,14 @@ class World:
         if TOPIC in before.topics:
             unproven = before.topics[TOPIC].partitions[0].unproven
             if unproven and self.partition.leader in unproven:
-                # Nothing is promised of records that only an unproven replica has, if it is down now.
+                # Records that only an unproven replica holds are not guaranteed if that replica is down.
                 longest = max(len(self.processes[member].log) for member in unproven)
                 self.is_tainted = self.is_tainted or len(self.processes[self.partition.leader].log) < longest
             self._check_step(before.topics[TOPIC].partitions[0], self.partition)
         return True
 
     def run_controller(self, commands_max: int = 100) -> int:
-        """Proposes what is due, up to so many commands: a controller may die between two of them."""
+        """Propose the commands that are due, up to `commands_max`: a controller may die between two of them."""
         done = 0
         for command in self.controller.due(self.now_ms):
             if done == commands_max:
@@ -144,7 +144,7 @@ class World:
     def change_controller(self) -> None:
         self.controller = Controller(self.image, self.now_ms, SETTINGS)
 
-    # -- a broker's life -----------------------------------------------------------------------------------------------
+    # -- broker lifecycle ----------------------------------------------------------------------------------------------
 
     def register(self, broker_id: int) -> bool:
         process = self.processes[broker_id]
@@ -165,7 +165,7 @@ class World:
         except KafkaError:
             return False
         if process.has_lost:
-            # Where nobody is left who has more, the cluster's promise ends, and so does the model's.
+            # If no replica with more records is left, the cluster guarantees nothing, so the model stops checking.
             safe = {*self.partition.isr, *self.partition.eligible}
             is_certain = process.loss is not None or process.is_old_copy
             self.is_offline = self.is_offline or (is_certain and safe <= {broker_id})
@@ -182,7 +182,7 @@ class World:
         return True
 
     def report(self, broker_id: int, loss: Loss | None, leader_epoch: int = UNKNOWN_EPOCH) -> None:
-        """The broker tells the controller what it has lost, or its leader; or how far its log goes."""
+        """Report to the controller the broker's loss, its leader's loss, or the broker's log end offset."""
         process = self.processes[broker_id]
         last_epoch = process.log[-1][0] if process.log else -1
         report = ReplicaReport(
@@ -226,23 +226,23 @@ class World:
         process.copy = list(process.log), list(process.previous), process.high_watermark
 
     def restore_folder(self, broker_id: int) -> None:
-        """The data folder is put back to its copy, while the broker is down."""
+        """Restore the data folder from its copy while the broker is down."""
         process = self.processes[broker_id]
-        # Of an earlier process: that a copy was made while the same process ran shows only when it leads.
+        # Only a copy of an earlier process: a copy from the current process is detected only when the broker leads.
         if process.copy is not None and self.image.brokers[broker_id].incarnation not in process.copy[1]:
             log, previous, process.high_watermark = process.copy
             process.log, process.previous = list(log), list(previous)
             process.has_lost = process.is_old_copy = True
 
     def remove_log(self, broker_id: int) -> None:
-        """The log is removed, while the broker is down; it notices when it starts."""
+        """Remove the log while the broker is down; the broker notices at startup."""
         process = self.processes[broker_id]
         process.log = []
         process.has_lost = True
         process.loss = Loss.CERTAIN
 
     def restart(self, broker_id: int, lost: int = 0) -> None:
-        """A new process on the same disk, which has lost the last records under `replicated`."""
+        """Start a new process on the same disk. Under `replicated`, an unclean stop loses the last records."""
         process = self.processes[broker_id]
         if lost and not process.was_clean and self.durability == "replicated":
             del process.log[max(0, len(process.log) - lost) :]
@@ -255,7 +255,7 @@ class World:
         process.wants_shutdown = process.cannot_write = False
 
     def follow(self, broker_id: int, versions: int = 1) -> None:
-        """The broker applies the next versions of the metadata."""
+        """Let the broker apply the next versions of the metadata."""
         process = self.processes[broker_id]
         for _ in range(versions):
             if not process.is_up or process.version >= self.image.version:
@@ -266,7 +266,7 @@ class World:
     def _take_role(self, process: Process) -> None:
         image = self.images[process.version]
         if TOPIC not in image.topics or image.brokers[process.id].incarnation != process.incarnation:
-            # A leader epoch of the process before is not this one's: it may have lost what that one had.
+            # The leader epoch belongs to the previous process: this process may have lost records of that one.
             return
         partition = image.topics[TOPIC].partitions[0]
         if partition.leader != process.id:
@@ -290,7 +290,7 @@ class World:
             self._advance(process)
 
     def fetch(self, broker_id: int, records_max: int = 100) -> None:
-        """The broker fetches from the leader that it knows, after cutting off what the leader does not have."""
+        """Fetch from the known leader, after truncating what the leader does not have."""
         process = self.processes[broker_id]
         view = self._view(process)
         if view is None or not process.is_up or not process.is_registered or broker_id not in view.replicas:
@@ -306,7 +306,7 @@ class World:
             return
         common = _common(process.log, leader.log)
         if common < process.high_watermark:
-            # It keeps what was committed, and reports the leader.
+            # The follower keeps the committed records and reports the leader's loss.
             self.report(broker_id, Loss.CERTAIN, view.leader_epoch)
             self.is_refused = self.is_tainted
             return
@@ -320,7 +320,7 @@ class World:
         process.high_watermark = max(process.high_watermark, min(leader.leading.high_watermark, len(process.log)))
 
     def _advance(self, process: Process) -> None:
-        """The high watermark, by the maximal ISR and only with enough replicas."""
+        """Advance the high watermark by the maximal ISR, if enough replicas are in sync."""
         view = self._view(process)
         leading = process.leading
         if view is None or leading is None:
@@ -349,7 +349,7 @@ class World:
     # -- ISR changes ---------------------------------------------------------------------------------------------------
 
     def propose_isr(self, broker_id: int, leaving: set[int], hand_over_to: int = NO_LEADER) -> None:
-        """A leader proposes to take in who is in sync, and to let go of `leaving`."""
+        """Propose to add the in-sync replicas to the ISR and to remove `leaving`."""
         process = self.processes[broker_id]
         view = self._view(process)
         leading = process.leading
@@ -381,7 +381,7 @@ class World:
         self.proposals.append(call)
 
     def deliver(self, at: int, *, is_again: bool = False) -> bool:
-        """A proposal reaches the controller; it may come a second time."""
+        """Deliver a proposal to the controller; it may be delivered a second time."""
         call = self.proposals[at] if is_again else self.proposals.pop(at)
         try:
             command = self.controller.alter_isr(self.image, call, self.now_ms)
@@ -389,10 +389,10 @@ class World:
             return False
         return self.propose(command)
 
-    # -- together ------------------------------------------------------------------------------------------------------
+    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def settle(self, ms: int = 4_000) -> None:
-        """Everybody who is up works on for so long."""
+        """Run all live brokers for `ms` milliseconds."""
         for step in range(ms // 100):
             self.now_ms += 100
             for broker_id, process in self.processes.items():
@@ -414,7 +414,7 @@ class World:
             while self.proposals:
                 self.deliver(0)
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         if TOPIC not in self.image.topics:

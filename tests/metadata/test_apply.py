@@ -1,4 +1,4 @@
-"""Commands change the image, and only where they should."""
+"""Commands change the image exactly as intended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ON_ALL = Assignment((1, 2, 3), (1, 2, 3))
 
 
 def applied(*commands: Command, image: ClusterImage | None = None) -> tuple[ClusterImage, list[Event]]:
-    """The image after the commands, and the events of the last one."""
+    """Return the image after the commands, and the events of the last one."""
     image = image or ClusterImage()
     events: list[Event] = []
     for command in commands:

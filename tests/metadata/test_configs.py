@@ -1,4 +1,4 @@
-"""Configs: what is accepted, what is refused, and with which words."""
+"""Configs: which values are accepted, which are refused, and with which message."""
 
 from __future__ import annotations
 

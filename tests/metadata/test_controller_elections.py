@@ -1,4 +1,4 @@
-"""Who leads after deaths and returns, in any order; and who never does."""
+"""Which replica leads after failures and restarts in any order, and which replicas never may."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_eligible_leaders_are_forgotten_when_the_clusters_minimum_changes() -> N
 
 @pytest.mark.parametrize("order", permutations((1, 2, 3)))
 def test_when_all_die_at_once_whoever_returns_first_leads(order: tuple[int, ...]) -> None:
-    """All of the ISR were killed together, so each has all that was committed."""
+    """All replicas in the ISR were killed together, so each has every committed record."""
     cluster = Cluster()
     cluster.create()
     cluster.die(1, 2, 3, is_noticed=False)
@@ -224,7 +224,7 @@ def test_the_leader_is_asked_on_demand_to_make_way_for_the_preferred_one_if_that
 
 
 def test_a_leader_that_serves_is_followed_by_another_only_when_it_knows() -> None:
-    """The simulator's three-nodes seed 106: for a moment two served, and the end went back."""
+    """Found by the simulator (three-nodes seed 106): two leaders served for a moment, and the end offset went back."""
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))

@@ -15,7 +15,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 def all_down() -> Cluster:
-    """Three brokers with one partition on all of them, killed at once."""
+    """Create three brokers with one partition on all of them, and kill them together."""
     cluster = Cluster()
     cluster.create()
     cluster.die(1, 2, 3, is_noticed=False)

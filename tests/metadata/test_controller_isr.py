@@ -1,4 +1,4 @@
-"""Proposals of leaders: taken when every epoch is current, refused with the reason otherwise."""
+"""ISR proposals of leaders: accepted if every epoch is current, otherwise refused with the reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_proposal_of_a_former_process_of_the_leader_is_refused() -> None:
 
 
 def test_a_member_that_restarted_since_it_was_found_in_sync_is_refused() -> None:
-    """KIP-903: it may have lost what it was found to have."""
+    """KIP-903: a restarted replica may have lost records since the leader found it in sync."""
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.join(1, 2)

@@ -1,4 +1,4 @@
-"""Sessions, leases and fencing: who counts as there, and who may serve."""
+"""Sessions, leases and fencing: which brokers are alive, and which may serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random walks can fail: each bug planted in the rules is found within a stated number of seeds."""
+"""The random walks can fail: each planted bug is found within a stated number of seeds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STEPS_BY_WEIGHT: tuple[tuple[float, str, Arguments], ...] = (
 
 
 def walk(kind: type[Walk], seed: int) -> None:
-    """One walk of steps chosen by the seed; AssertionError where something is lost."""
+    """Run one walk of steps chosen by the seed; raise AssertionError if a record is lost."""
     random = Random(seed)
     machine = kind()
     weights = [weight for weight, _, _ in STEPS_BY_WEIGHT]

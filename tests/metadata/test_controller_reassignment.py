@@ -1,4 +1,4 @@
-"""Replicas move to other brokers: begun, changed, called off, and done when the new ones are in sync."""
+"""Reassignments: started, changed, cancelled, and completed when the new replicas are in sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def move(cluster: Cluster, replicas: tuple[int, ...] | None, partition: int = 0)
 
 
 def hand_over(cluster: Cluster, to: int) -> None:
-    """The leader is asked to give way, and does."""
+    """The controller asks the leader to transfer leadership, and the leader does."""
     cluster.due()
     leader = cluster.leader
     assert [(each.partition, each.to) for each in cluster.beat(leader).hand_overs] == [(0, to)]

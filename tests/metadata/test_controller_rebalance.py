@@ -1,4 +1,4 @@
-"""Leaderships return to preferred leaders, and internal topics gain replicas."""
+"""Leadership returns to preferred leaders, and internal topics gain replicas."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_topic_of_a_user_keeps_its_replicas() -> None:
 
 
 def catch_up(cluster: Cluster) -> None:
-    """All replicas of the internal topic are found in sync by their leaders."""
+    """Let the leaders find all replicas of the internal topic in sync."""
     for partition in cluster.image.topics[OFFSETS_TOPIC].partitions:
         members = tuple(IsrMember(member, cluster.broker(member).epoch) for member in partition.replicas)
         cluster.alter_isr(

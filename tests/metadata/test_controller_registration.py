@@ -1,4 +1,4 @@
-"""A process registers: what its predecessor had is taken from it, and what it may have lost does not count."""
+"""Registration: a new process loses its predecessor's leadership, and replicas that may lack records leave the ISR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clean stop: others lead first, everybody knows it, then the broker may go."""
+"""Controlled shutdown: other brokers lead first, all brokers know it, then the broker may stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chronik.metadata.image import NO_LEADER
 
 
 def stop_is_granted(cluster: Cluster, broker_id: int, within_ms: int) -> bool:
-    """The broker asks every 50 ms."""
+    """Return whether shutdown is granted in time; the broker requests it every 50 ms."""
     for _ in range(within_ms // 50):
         cluster.now_ms += 50
         for other in sorted(cluster.alive):

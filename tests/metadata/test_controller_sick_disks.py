@@ -1,4 +1,4 @@
-"""Brokers whose disk takes no writes: they lose what they lead when their lease is over, and come back when it does."""
+"""Brokers that cannot write: they lose leadership when their lease ends, and return when their disk recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random walks: whatever dies, restarts, is late or lost, no election loses a committed record."""
+"""Random walks: no election loses a committed record, whatever fails, restarts, is delayed or is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Walk(RuleBasedStateMachine):
         super().__init__()
         self.world = World(BROKERS, (1, 2, 3), self.durability)
 
-    # -- brokers and their records -------------------------------------------------------------------------------------
+    # -- brokers and records -------------------------------------------------------------------------------------------
 
     @rule(broker_id=broker_ids, count=st.integers(1, 3))
     def append(self, broker_id: int, count: int) -> None:
@@ -68,7 +68,7 @@ class Walk(RuleBasedStateMachine):
     def lose_a_proposal(self) -> None:
         self.world.proposals.pop(0)
 
-    # -- life and death ------------------------------------------------------------------------------------------------
+    # -- failures and restarts -----------------------------------------------------------------------------------------
 
     @rule(broker_id=broker_ids)
     def heartbeat(self, broker_id: int) -> None:
@@ -105,7 +105,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(broker_id=broker_ids, is_removed=st.booleans())
     def lose_files(self, broker_id: int, is_removed: bool) -> None:
-        """Of one replica that is down, while another that could lead is whole."""
+        """Lose the files of one replica that is down, while another replica that could lead is intact."""
         world, partition = self.world, self.world.partition
         whole = [
             member
@@ -193,7 +193,7 @@ class Walk(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        """Once everybody is back, the partition is led, whole, and where it was to go."""
+        """When all brokers are back, the partition has its leader, its full ISR and its target replicas."""
         world = self.world
         for broker_id, process in world.processes.items():
             process.cannot_write = False

@@ -1,4 +1,4 @@
-"""The events between two images lead a listener to the newer one, as the commands in between would have."""
+"""The events between two images bring a listener to the newer one, as the commands between them would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from chronik.wire.errors import KafkaError
 
 
 class Follower:
-    """Knows what the events told, and nothing else."""
+    """Knows only what the events contain."""
 
     def __init__(self) -> None:
         self.cluster_id = ""

@@ -1,4 +1,4 @@
-"""How many replicas must be in sync, by one rule for everybody."""
+"""How many replicas must be in sync: one rule for the leader and the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where replicas go."""
+"""Replica placement."""
 
 from __future__ import annotations
 

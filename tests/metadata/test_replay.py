@@ -1,4 +1,4 @@
-"""The same commands lead to the same image, from their bytes and from a snapshot."""
+"""The same commands produce the same image, whether replayed from their bytes or from a snapshot."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
 
 
 def run(sequence: Sequence[Command], image: ClusterImage | None = None) -> tuple[ClusterImage, list[Command]]:
-    """The image after those commands that fit, and these."""
+    """Return the image after the commands that could be applied, and those commands."""
     image = image or ClusterImage()
     fitting = []
     for command in sequence:

@@ -1,4 +1,4 @@
-"""Metadata rebuilt from logs: topics, partitions, replicas, and which replicas can lead."""
+"""Metadata restored from logs: topics, partitions, replicas, and which replicas can lead."""
 
 from __future__ import annotations
 

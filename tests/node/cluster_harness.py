@@ -1,11 +1,11 @@
-"""Nodes of one cluster in this process, on one loop: real brokers, real sockets, real files, no clients in the way.
+"""Nodes of one cluster in this process, on one loop: real brokers, sockets and files, but no client library.
 
     async with LocalNodes(tmp_path) as nodes:
         one, two, three = await nodes.start_all()
         await nodes.kill(one)
 
-A node is killed without a goodbye: its sockets close, as the system does for a process that is gone, and nothing of it
-runs any more.
+Killing a node sends no shutdown message. Its sockets close, as the operating system does for a dead process, and none
+of its tasks runs again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from chronik.observe.metrics import Metrics
 from chronik.storage.disk import RealDisk
 
 OWNER: contextvars.ContextVar[int | None] = contextvars.ContextVar("owner", default=None)
-"""The number of the broker that a task belongs to: tasks inherit it from the one that started them."""
+"""The number of the broker that a task belongs to; a task inherits it from the task that started it."""
 
 SECRET_TEXT = "what-the-nodes-of-a-test-know-of-each-other"
 SECRET = ClusterSecret(SECRET_TEXT, "the test")
@@ -43,7 +43,7 @@ POLL_S = 0.01
 
 
 class LocalNodes:
-    """Settings, folders and ports of some nodes, and the brokers that run on them. Ids count from 1."""
+    """Settings, folders and ports of several nodes, and the brokers that run on them. Node ids start at 1."""
 
     def __init__(self, folder: Path, count: int = 3, **settings: Any) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class LocalNodes:
         self.brokers: dict[int, Broker] = {}
         self.lines: dict[int, list[dict[str, Any]]] = {}
         self.secrets: dict[int, str] = {}
-        """Of nodes that do not have the others' secret; None where a node's own files decide."""
+        """Secrets of nodes whose secret differs; empty if the node reads its secret from its own files."""
         self._ports: dict[int, tuple[int, int]] = {}
         self._random = Random(7)
         self._executor = ThreadPoolExecutor(8)
@@ -80,7 +80,7 @@ class LocalNodes:
             await self.kill(broker)
         self._executor.shutdown()
 
-    # -- who there is --------------------------------------------------------------------------------------------------
+    # -- configuration -------------------------------------------------------------------------------------------------
 
     def add(self, node_id: int) -> None:
         kafka, internal = free_ports(2)
@@ -105,7 +105,7 @@ class LocalNodes:
         )
 
     async def broker(self, config: NodeConfig) -> Broker:
-        """A broker that is not started yet; its log lines are kept."""
+        """Return a broker that is not started yet. Its log lines are kept."""
         lines = self.lines.setdefault(config.node_id, [])
         log = make_logger(
             lambda line: lines.append(json.loads(line)), lambda: 0, LogLevels(default=10), node=config.node_id
@@ -121,7 +121,7 @@ class LocalNodes:
         runtime = Runtime.make(config, environment, Metrics(), log)
         return await Broker.open(runtime, http="127.0.0.1:6092")
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def start_all(self) -> list[Broker]:
         return list(await asyncio.gather(*(self.start(node_id) for node_id in self._ports)))
@@ -144,13 +144,13 @@ class LocalNodes:
         return broker
 
     async def stop(self, broker: Broker) -> None:
-        """A clean stop."""
+        """Stop the broker cleanly."""
         self.brokers.pop(broker.node_id, None)
         async with asyncio.timeout(DEADLINE_S):
             await broker.stop()
 
     async def kill(self, broker: Broker) -> None:
-        """As kill -9: peers and clients see closed sockets, and nothing is written any more."""
+        """Act as kill -9: peers and clients see closed sockets, and the broker writes nothing more."""
         self.brokers.pop(broker.node_id, None)
         for listener in (broker.server, broker.internal_server):
             if listener._listener is not None:
@@ -167,7 +167,7 @@ class LocalNodes:
             await broker.member.close()
             broker.member._folder.close()
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def controller(self) -> Broker:
         return next(broker for broker in self.brokers.values() if broker.is_controller)
@@ -183,7 +183,7 @@ class LocalNodes:
 
 
 async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = DEADLINE_S) -> Any:
-    """The first truthy value of the condition."""
+    """Wait until the condition is truthy and return its value."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     while not (value := condition()):

@@ -1,4 +1,4 @@
-"""A metadata log that needs nobody: a Raft group of one, with a store of the test's choice."""
+"""A metadata log without peers: a Raft group of one node, with a store that the test chooses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = RaftSettings()
 
 
 async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Exception], Any] | None = None) -> Any:
-    """The log of node 1, ready for proposals; a new one has its cluster's id."""
+    """Return the log of node 1, ready for proposals. A new log already contains its cluster id."""
     loop = asyncio.get_running_loop()
     stored = await loop.run_in_executor(env.executor, store.load)
     node = RaftNode(1, stored, SETTINGS, env.random, int(loop.time() * 1000), seeds=(), founders=(1,))

@@ -1,7 +1,7 @@
 """Nodes that host replicas, in one process and on one loop: real hosts, logs, fetchers and Fetch handler.
 
-Between them are fakes: a controller that applies commands at once and tells each node when the test lets it, and a wire
-that carries requests without sockets and can be cut. Nothing here sleeps; `until` waits for a condition.
+Fakes connect them: a controller that applies commands immediately and notifies each node when the test allows it, and
+a wire without sockets that can be cut. Nothing here sleeps; `until` waits for a condition.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ FETCH_VERSION = 18
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Waits until the condition holds; AssertionError after a deadline."""
+    """Wait until the condition holds; raise AssertionError after a deadline."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline_s:
@@ -116,7 +116,7 @@ class Metadata:
 
 
 class ServerConnection:
-    """The server's end of the wire, as far as the Fetch handler needs it."""
+    """The server's end of the wire, with what the Fetch handler needs."""
 
     def __init__(self, peer_id: int | None) -> None:
         self.peer_id = peer_id
@@ -143,7 +143,7 @@ class ServerConnection:
 
 
 class Wire:
-    """A follower's connection to a leader. A cut one swallows what is sent; a closed one fails it."""
+    """A follower's connection to a leader. A cut connection drops requests silently; a closed one fails them."""
 
     def __init__(self, cluster: Cluster, by: int, to: int) -> None:
         self._cluster = cluster
@@ -185,7 +185,7 @@ class Wire:
 
 
 class Node:
-    """One node: a partition host, and what stands for the broker around it."""
+    """One node: a partition host, and a stand-in for the broker around it."""
 
     def __init__(self, cluster: Cluster, node_id: int, path: Path, durability: str, rack: str | None) -> None:
         self.id = node_id
@@ -268,7 +268,7 @@ class Node:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def request(self, connection: ServerConnection, version: int, body: bytes) -> asyncio.Future[bytes]:
-        """One Fetch, as the server would run it."""
+        """Run one Fetch request as the server would."""
         frame = memoryview(body)
         request = Request(cast(Any, connection), 1, version, 1, "test", frame, 0, self.loop.time())
         reply = Reply(request, True, self.metrics.api(1), self.loop.time)
@@ -292,7 +292,7 @@ class Node:
         return found
 
     async def end_offset(self) -> Mapping[str, Any]:
-        """ListOffsets latest."""
+        """Return the latest offset, by ListOffsets."""
         return await self.listed_offset(-1)
 
     async def listed_offset(self, timestamp: int, replica_id: int = -1) -> Mapping[str, Any]:
@@ -304,12 +304,12 @@ class Node:
         return found
 
     def append(self, *values: bytes) -> int:
-        """Append one batch here; the offset behind it."""
+        """Append one batch on this node and return the offset after it."""
         batch = encode_batch([(b"k", value, (), 1) for value in values])
         return self.partition.append(memoryview(bytearray(batch)), 1).last_offset + 1
 
     def produce(self, *values: bytes) -> asyncio.Future[None]:
-        """Append one batch with acks=all; done when that is answered."""
+        """Append one batch with acks=all; the future completes when the request is answered."""
         return self.committed(self.append(*values))
 
     def committed(self, end_offset: int) -> asyncio.Future[None]:
@@ -325,7 +325,7 @@ class Node:
         return done
 
     def hang(self) -> None:
-        """Nothing that a thread writes ends from now on."""
+        """Make every write in a thread hang from now on."""
         self._switch.write_text(HANG)
 
     def cure(self) -> None:
@@ -350,7 +350,7 @@ class Node:
 
 
 class Cluster:
-    """Nodes 1 to 3, node 1 leading partition 0 of TOPIC; use as an async context."""
+    """Nodes 1 to 3, with node 1 leading partition 0 of TOPIC. Use as an async context manager."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class Cluster:
         lag_ms: int = 600_000,
         disk_timeout_ms: int | None = None,
     ) -> None:
-        """With a `disk_timeout_ms`, the nodes' disks can be made to hang."""
+        """The nodes' disks can be made to hang only if `disk_timeout_ms` is set."""
         self.path = path
         self.lag_ms = lag_ms
         self.disk_timeout_ms = disk_timeout_ms
@@ -409,7 +409,7 @@ class Cluster:
         return node
 
     def register(self, node_id: int) -> None:
-        """A new process of the node, let in at once."""
+        """Register a new incarnation of the node and unfence it immediately."""
         incarnation = UUID(int=self.image.version + 1000)
         self.commit(
             RegisterBroker(broker_id=node_id, incarnation=incarnation, host="h", port=1, rack=self._racks.get(node_id))
@@ -418,7 +418,7 @@ class Cluster:
             self.commit(UnfenceBroker(node_id, self.image.brokers[node_id].epoch))
 
     async def kill(self, node_id: int) -> None:
-        """The node is gone, without a word."""
+        """Kill the node without a clean shutdown."""
         node = self.nodes.pop(node_id)
         for other in self.nodes.values():
             for wire in other.wires:
@@ -431,11 +431,11 @@ class Cluster:
         await node.stop()
 
     def cut(self, one: int, other: int) -> None:
-        """Nothing gets through between the two; connections look open."""
+        """Drop all traffic between the two nodes; their connections look open."""
         self._cuts |= {(one, other), (other, one)}
 
     def heal(self) -> None:
-        """Everything gets through again; what was swallowed is lost with its connection."""
+        """Restore all traffic. Dropped requests are lost with their connections."""
         self._cuts = set()
         for node in self.nodes.values():
             for wire in node.wires:
@@ -518,7 +518,7 @@ Scenario = Callable[[Cluster], Awaitable[None]]
 
 
 def play(path: Path, scenario: Scenario, **more: Any) -> None:
-    """Run a scenario in a cluster of its own."""
+    """Run a scenario in its own cluster."""
 
     async def main() -> None:
         async with Cluster(path, **more) as cluster:

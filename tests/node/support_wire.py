@@ -1,7 +1,7 @@
-"""A client without manners: one blocking socket that sends exactly what a test says and shows exactly what came back.
+"""A minimal client: one blocking socket that sends exactly what a test gives it and shows exactly what came back.
 
-Real clients hide what a broker does behind retries and defaults. Here every request is one frame, every answer is read
-whole (bytes left over are an error), and a connection that the node closed is a value and not an exception.
+Real clients hide a broker's behaviour behind retries and defaults. Here every request is one frame, and every response
+is read whole (leftover bytes are an error). A connection that the node closed is a value, not an exception.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _SIZE = struct.Struct(">i")
 
 
 class ConnectionEnded(Exception):
-    """The node closed the connection where an answer was expected."""
+    """The node closed the connection when a response was expected."""
 
 
 class WireClient:
-    """One connection. Requests are sent as they are given; `answers` are read in the order in which they come."""
+    """One connection. Requests are sent as given; `answers` are read in the order in which they arrive."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class WireClient:
 
     @contextmanager
     def one_write(self) -> Iterator[None]:
-        """All that is sent inside leaves together."""
+        """Send everything inside the context in one write."""
         self._held = []
         yield
         held, self._held = self._held, None
         self.socket.sendall(b"".join(held))
 
     def send(self, key: int, version: int, body: bytes) -> int:
-        """Sends one frame; the correlation id that its answer must carry."""
+        """Send one frame and return the correlation id that its response must carry."""
         frame, correlation_id = self.frame(key, version, body)
         self.send_bytes(frame)
         return correlation_id
@@ -107,7 +107,7 @@ class WireClient:
         return frames.write_request(key, version, self._correlation_id, self._client_id, body), self._correlation_id
 
     def receive(self) -> tuple[int, bytes]:
-        """The next frame: its correlation id and what follows that."""
+        """Return the correlation id of the next frame and the bytes after it."""
         while len(self._received) < 4 or len(self._received) < 4 + _SIZE.unpack_from(self._received)[0]:
             data = self.socket.recv(1 << 20)
             if not data:
@@ -119,14 +119,14 @@ class WireClient:
         return int.from_bytes(frame[:4], "big"), frame[4:]
 
     def answer(self, key: int, version: int, correlation_id: int) -> bytes:
-        """The body of the next frame, which must be the answer to that request."""
+        """Return the body of the next frame, which must be the response to this request."""
         got, rest = self.receive()
         assert got == correlation_id, f"answer to {got} came where {correlation_id} was next"
         at = skip_tags(memoryview(rest), 0) if response_header_is_flexible(key, version) else 0
         return rest[at:]
 
     def ended_without_a_byte(self) -> bool:
-        """Whether the node closes the connection and sends nothing before; waits for either."""
+        """Return whether the node closes the connection before it sends anything; wait for either."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -135,7 +135,7 @@ class WireClient:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def call(self, key: ApiKey, version: int, values: Mapping[str, Any]) -> Any:
-        """One request by field names, its answer as kio's entity."""
+        """Send one request by field names and return the response as kio's entity."""
         correlation_id = self.send(key, version, messages.write_request(key, version, values))
         return messages.read_response(key, version, self.answer(key, version, correlation_id))
 
@@ -165,7 +165,7 @@ class WireClient:
         return self.produced(self.send_produce(topic, records, version=version, **more), version)
 
     def append(self, topic: str, *values: bytes, partition: int = 0) -> int:
-        """Appends one batch that must succeed; its base offset."""
+        """Append one batch, which must succeed, and return its base offset."""
         response = self.produce(topic, batch(*values), partition=partition)
         assert response.error_code == 0, (ErrorCode(response.error_code), response.error_message)
         return response.base_offset
@@ -180,11 +180,11 @@ class WireClient:
         return self.fetched(self.send_fetch(request, version), version)
 
     def fetch_one(self, topic: str, offset: int = 0, *, partition: int = 0, **more: Any) -> FetchPartitionResponse:
-        """What one partition has from `offset` on."""
+        """Fetch one partition from `offset` on."""
         return self.fetch(fetch_of((topic, partition, offset), **more)).topics[0][2][0]
 
     def records(self, topic: str, *, partition: int = 0) -> list[Record]:
-        """Every record that a consumer of the partition sees, from its start."""
+        """Return every record that a consumer of the partition sees, from its start."""
         start = self.offset_at(topic, -2, partition=partition)
         found: list[Record] = []
         while True:
@@ -207,7 +207,7 @@ class WireClient:
         return found
 
     def create_topic(self, name: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None) -> Any:
-        """CreateTopics for one topic: its entry in the answer."""
+        """Send CreateTopics for one topic and return its entry in the response."""
         wanted = {
             "name": name,
             "num_partitions": partitions,
@@ -217,7 +217,7 @@ class WireClient:
         return self.call(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 10_000}).topics[0]
 
     def new_topic(self, *, partitions: int = 1, **configs: str) -> str:
-        """A topic that no other test has; its configs are named with underscores."""
+        """Create a topic with a unique name; its configs are named with underscores."""
         name = unique("topic")
         dotted = {key.replace("_", "."): value for key, value in configs.items()}
         created = self.create_topic(name, partitions=partitions, configs=dotted)
@@ -253,17 +253,17 @@ def connect(node: Node, **more: Any) -> WireClient:
 
 
 def unique(what: str) -> str:
-    """A name of the caller's own, on a node that others use too."""
+    """Return a unique name, for a node that several tests share."""
     return f"{what}-{uuid.uuid4().hex[:12]}"
 
 
 def batch(*values: bytes, key: bytes | None = b"k", timestamp_ms: int = TIMESTAMP_MS, **more: Any) -> bytes:
-    """One batch with a record for each value, a millisecond apart."""
+    """Encode one batch with one record per value, a millisecond apart."""
     return encode_batch([(key, value, (), timestamp_ms + index) for index, value in enumerate(values)], **more)
 
 
 def decoded(records: bytes | bytearray | memoryview) -> list[Record]:
-    """The records of all batches in a fetched block."""
+    """Decode the records of all batches in fetched data."""
     data = bytes(records)
     found: list[Record] = []
     at = 0
@@ -286,7 +286,7 @@ def fetch_of(
     session: tuple[int, int] = NO_SESSION,
     forgotten: Sequence[tuple[str, int]] = (),
 ) -> FetchRequest:
-    """A fetch of (topic name or id, partition, offset), each as a topic entry of its own."""
+    """Build a fetch of (topic name or id, partition, offset), each as a separate topic entry."""
     topics = [
         FetchTopic(
             topic if isinstance(topic, str) else None,

@@ -1,4 +1,4 @@
-"""The admin APIs over a real metadata log, through the bytes of every version that is answered."""
+"""The admin APIs over a real metadata log, through the wire format of every supported version."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class FakePartition:
 
 
 class WillingLeaders:
-    """The controller's part in elections, with leaders that hand over at once."""
+    """The controller's part in elections, with leaders that transfer leadership immediately."""
 
     def __init__(self, metadata: RaftMetadataLog) -> None:
         self._metadata = metadata
 
     async def applied_everywhere(self) -> None:
-        """They follow at once."""
+        """Return immediately: the leaders follow at once."""
 
     async def elect_preferred(self, wanted: Sequence[tuple[str, int]], wait_s: float) -> list[KafkaError | None]:
         outcomes: list[KafkaError | None] = []
@@ -94,7 +94,7 @@ class WillingLeaders:
 
 
 class FakeBroker:
-    """What the handlers see of a broker, with a real metadata log behind it."""
+    """The part of a broker that the handlers use, with a real metadata log."""
 
     def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
         self.config, self.metadata = config, metadata
@@ -146,7 +146,7 @@ async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[FakeBroker]:
 
 
 async def call(broker: FakeBroker, api: Api, values: Mapping[str, Any], version: int | None = None) -> Any:
-    """The response as a client of that version reads it, by default the newest."""
+    """Return the response as a client of that version reads it, by default the newest version."""
     version = api.versions[1] if version is None else version
     message = read_request(api.key, version, write_request(api.key, version, values))
     request = cast(Request, SimpleNamespace(api_key=api.key, api_version=version, message=message))

@@ -1,4 +1,4 @@
-"""Only nodes that know the cluster secret get in, and each of them speaks for itself alone."""
+"""Only nodes that know the cluster secret are admitted, and no node can act for another."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_stranger_gets_nothing_for_any_request(tmp_path: Path) -> None:
             stranger = await Stranger.connect(port(one))
             stranger.send(key, b"\x00" * 64)
             assert await stranger.rest() == b"", key
-            # Nor after a HELLO whose proof is missing.
+            # The same applies after a HELLO without a proof.
             stranger = await Stranger.connect(port(one))
             assert decode_hello_reply(await stranger.ask(InternalKey.HELLO, encode(FIVE))).nonce
             stranger.send(key, b"\x00" * 64)
@@ -109,14 +109,14 @@ def test_a_proof_is_not_taken_twice(tmp_path: Path) -> None:
         first = await Stranger.connect(port(one))
         _, proof = caller.prove(await first.ask(InternalKey.HELLO, caller.hello))
         assert caller.confirms(await first.ask(InternalKey.PROOF, proof)) == (True, "")
-        # On the same connection, and on another one with the same HELLO.
+        # Replay the proof on the same connection, and on another one with the same HELLO.
         first.send(InternalKey.PROOF, proof)
         assert await first.rest() == b""
         second = await Stranger.connect(port(one))
         await second.ask(InternalKey.HELLO, caller.hello)
         assert caller.confirms(await second.ask(InternalKey.PROOF, proof)) == (False, "")
         assert await second.rest() == b""
-        # Nor is a second HELLO of one connection, for more tries.
+        # A second HELLO on one connection, for another attempt, is refused too.
         third = await Stranger.connect(port(one))
         await third.ask(InternalKey.HELLO, caller.hello)
         third.send(InternalKey.HELLO, caller.hello)
@@ -224,7 +224,7 @@ def test_a_node_with_another_secret_is_refused_in_words_on_both_sides(
 def test_a_node_does_not_believe_a_peer_that_cannot_prove_the_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other direction: at a peer's address a process answers that takes every proof for right."""
+    """The other direction: an impostor at a peer's address accepts every proof."""
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
     hello_reply = encode(HelloReply("", 1, UUID(int=1), nonce=NONCE))
 
@@ -245,7 +245,7 @@ def test_a_node_does_not_believe_a_peer_that_cannot_prove_the_secret(
     play(tmp_path, story, count=2)
 
 
-# -- one node for another ----------------------------------------------------------------------------------------------
+# -- impersonating another node ----------------------------------------------------------------------------------------
 
 
 def test_a_node_may_not_speak_for_another_to_the_controller(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_connection_stays_that_of_the_process_that_opened_it(tmp_path: Path, o
     play(tmp_path, story)
 
 
-# -- where the secret comes from ---------------------------------------------------------------------------------------
+# -- sources of the secret ---------------------------------------------------------------------------------------------
 
 
 def test_a_node_alone_makes_a_secret_that_only_its_user_may_read_and_keeps_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A wall clock that jumps: what is deleted for its age does not follow it at once."""
+"""When the wall clock jumps, deletion by age does not follow it immediately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class Machine:
-    """Its clocks, in the test's hands."""
+    """A machine whose clocks the test controls."""
 
     def __init__(self) -> None:
         self.own_s = 100.0
@@ -117,7 +117,7 @@ class WallClock:
 
 
 def produced(broker: Broker, topic: str, wall: WallClock, **more: Any) -> int:
-    """Appends a batch of now; the end of the log."""
+    """Append a batch with the current timestamp and return the log end offset."""
     batch = encode_batch([(b"k", b"v" * 1000, (), wall.now_ms)], **more)
     return broker.host.require_leader(topic, 0).append(memoryview(bytearray(batch)), wall.now_ms).last_offset + 1
 
@@ -144,7 +144,7 @@ def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
         async with nodes:
             broker = await nodes.start(1)
             await broker.topics.create(NewTopic("old", 1, configs={"retention.ms": str(HOUR_MS)}))
-            # Deleted by its size: it shows that a round of retention came after the jump.
+            # This topic's deletion by size proves that a retention round ran after the jump.
             by_size = {"retention.bytes": "1000", "segment.bytes": "1024", "retention.ms": "-1"}
             await broker.topics.create(NewTopic("large", 1, configs=by_size))
             end = produced(broker, "old", wall, producer_id=7, producer_epoch=0, base_sequence=0)
@@ -156,7 +156,7 @@ def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
                 produced(broker, "large", wall)
             await until(lambda: large.log_start_offset > 0, "retention by size goes on")
             broker.groups._expire()
-            # What that removes is written before this.
+            # If that expired offsets, their tombstones would be written before this commit.
             assert await committed(broker, "later") == {("old", 0): ErrorCode.none}
             old = broker.host.require_leader("old", 0)
             await until(lambda: old.high_watermark == end)
@@ -168,7 +168,7 @@ def test_a_forward_jump_of_the_wall_clock_by_a_day_deletes_nothing(
             assert found is not None and found.offset == 1
             assert len(nodes.events(1, "wall_clock_jumped")) == 1
 
-            # Timestamps of records show the clock as it is, and a restart believes it.
+            # Record timestamps always use the wall clock, and a restarted node trusts it.
             await nodes.stop(broker)
             broker = await nodes.start(1)
             await until(lambda: broker.host.require_leader("old", 0).log_start_offset == end, "the clock is believed")

@@ -1,4 +1,4 @@
-"""Any node will do: requests reach the node that can answer them, and clients see the outcome where they asked."""
+"""Clients may use any node: requests reach the node that can answer them, and the outcome returns the same way."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def produce(client: Connection, partition: int, value: bytes, acks: int = 
 
 
 async def values_of(nodes: LocalNodes, partition: int) -> list[bytes | None]:
-    """What a consumer reads from the partition's leader."""
+    """Return the values that a consumer reads from the partition's leader."""
     broker = next(iter(nodes.brokers.values()))
     leader = broker.image.topics["t"].partitions[partition].leader
     client = await nodes.client(nodes.brokers[leader])
@@ -188,7 +188,7 @@ def test_a_producer_that_wants_no_answer_loses_nothing_at_the_wrong_node(tmp_pat
         await create(client, "t")
         for n in range(90):
             client.send_unanswered(ApiKey.PRODUCE, PRODUCE_VERSION, request_of({n % 3: b"%d" % n}, 0))
-        # As such producers end: all is sent, then the connection is closed.
+        # Such producers end this way: they send everything, then close the connection.
         await client.drained()
         await asyncio.sleep(0.05)
         client.close()
@@ -264,7 +264,7 @@ def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> No
                 answer = await produce(client, 0, b"x")
                 if answer.error_code:
                     refusals.append(answer)
-        # It says who leads now while it still answers, and that node takes the batch.
+        # The leaving node names the new leader while it still answers, and the new leader accepts the batch.
         assert refusals[0].error_code == ErrorCode.not_leader_or_follower
         assert refusals[0].current_leader is not None
         heir = nodes.brokers[refusals[0].current_leader[0]]
@@ -276,7 +276,7 @@ def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> No
 
 
 def test_a_leader_that_has_to_make_way_hands_over_all_that_it_acknowledged_alone(tmp_path: Path) -> None:
-    """A move that drops the leader, then an election: acks=1 loses nothing while all nodes are well."""
+    """Reassign away from the leader, then elect it again: acks=1 loses nothing while all nodes are healthy."""
 
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
@@ -315,10 +315,10 @@ def test_a_leader_that_has_to_make_way_hands_over_all_that_it_acknowledged_alone
         writing.cancel()
         await asyncio.wait([writing])
         led = leader_of(nodes, 0).host.require_leader("t", 0)
-        # Readers see what all replicas in sync have: with acks=1 the last records may not be that far yet.
+        # Consumers read up to the high watermark, and with acks=1 the last records may not be committed yet.
         await until(lambda: led.is_committed(led.log_end_offset))
         read = await values_of(nodes, 0)
-        # One that was stored without an answer was sent again.
+        # A batch that was stored but not acknowledged was sent again, so ignore duplicates.
         assert [value for value in dict.fromkeys(read) if value in set(acknowledged)] == acknowledged
 
     play(tmp_path, story)

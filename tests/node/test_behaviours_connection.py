@@ -1,4 +1,4 @@
-"""What every client relies on before it knows anything: versions, the order of answers, and acks=0."""
+"""What every client relies on first: API versions, the order of responses, and acks=0."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_unsupported_api_versions_request_is_answered_in_the_v0_body_without_
     error, count, key, lowest, highest = struct.unpack(">hihhh", answer)
     assert (error, count, key) == (UNSUPPORTED_VERSION, 1, ApiKey.API_VERSIONS)
     assert (lowest, highest) == (0, 4)
-    # And the connection goes on, in a version that was named.
+    # The connection stays usable with an advertised version.
     assert client.call(ApiKey.API_VERSIONS, highest, {}).error_code is ErrorCode.none
 
 
@@ -56,7 +56,7 @@ def test_the_header_of_an_api_versions_response_is_v0_in_every_version(client: W
     correlation_id = client.send(ApiKey.API_VERSIONS, version, messages.write_request(ApiKey.API_VERSIONS, version, {}))
     got, answer = client.receive()
     assert got == correlation_id
-    # No tagged fields stand between the correlation id and the body: the body parses from its first byte.
+    # The header has no tagged fields after the correlation id: the body parses from its first byte.
     response = messages.read_response(ApiKey.API_VERSIONS, version, answer)
     assert {api.api_key for api in response.api_keys} >= {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.FIND_COORDINATOR}
 
@@ -72,7 +72,7 @@ def test_produce_is_advertised_from_0_and_accepted_from_3_to_12_by_name(client: 
 def test_every_advertised_api_answers_its_lowest_and_its_highest_version(client: WireClient, shared_node: Node) -> None:
     for api in client.call(ApiKey.API_VERSIONS, 3, {}).api_keys:
         if api.api_key in (ApiKey.PRODUCE, ApiKey.FETCH):
-            continue  # hot: covered for each version by the tests beside this one
+            continue  # hot path: the tests next to this one cover each version
         for version in (api.min_version, api.max_version):
             with connect(shared_node) as other:
                 other.call(ApiKey(api.api_key), version, {})
@@ -91,7 +91,7 @@ def test_a_version_that_was_never_advertised_closes_the_connection(shared_node: 
 def test_acks_0_is_not_answered_and_its_records_are_there(client: WireClient) -> None:
     topic = client.new_topic()
     client.send_produce(topic, batch(b"unanswered"), acks=0)
-    # The next answer on this connection is that of the next request.
+    # The next response on this connection belongs to the next request.
     assert client.produce(topic, batch(b"answered")).base_offset == 1
     assert [record.value for record in client.records(topic)] == [b"unanswered", b"answered"]
 
@@ -149,7 +149,7 @@ def test_answers_leave_in_request_order_behind_a_long_polling_fetch(client: Wire
         fetch = consumer.send_fetch(fetch_of((topic, 0, 0), max_wait_ms=LONG_POLL_MS))
         versions = consumer.send(ApiKey.API_VERSIONS, 0, b"")
         produce = consumer.send_produce(topic, batch(b"by the consumer itself"))
-        # Its own record, behind the fetch on the same connection, is what ends the wait.
+        # The consumer's own record, sent after the fetch on the same connection, ends the wait.
         assert values_of(consumer.fetched(fetch).topics[0][2][0]) == [b"by the consumer itself"]
         consumer.answer(ApiKey.API_VERSIONS, 0, versions)
         assert consumer.produced(produce).base_offset == 0

@@ -1,4 +1,4 @@
-"""Fetch as consumers rely on it: waiting, size limits, topic ids, and what the broker stamps into batches."""
+"""Fetch as consumers rely on it: waiting, size limits, topic ids, and the fields that the broker sets in batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def producer(shared_node: Node) -> Iterator[WireClient]:
 def test_min_bytes_is_summed_over_partitions(client: WireClient, producer: WireClient) -> None:
     topic = client.new_topic(partitions=3)
     one = len(batch(b"x" * 1000))
-    # A little less than three batches: two do not satisfy it, the third does, in whichever partition it lands.
+    # Slightly less than three batches: only the third one satisfies it, in any partition.
     waiting = client.send_fetch(
         fetch_of((topic, 0, 0), (topic, 1, 0), (topic, 2, 0), max_wait_ms=LONG_POLL_MS, min_bytes=3 * one - 10)
     )
@@ -185,7 +185,7 @@ def test_metadata_names_a_topic_by_its_id(client: WireClient) -> None:
     assert (found.error_code, found.name, found.topic_id) == (ErrorCode.none, topic, topic_id)
 
 
-# -- behaviour 12: what the broker stamps ----------------------------------------------------------------------------
+# -- behaviour 12: fields that the broker sets -----------------------------------------------------------------------
 
 
 def test_base_offset_and_leader_epoch_are_stamped_into_each_batch_as_metadata_says(client: WireClient) -> None:
@@ -199,7 +199,7 @@ def test_base_offset_and_leader_epoch_are_stamped_into_each_batch_as_metadata_sa
     first = read_batch_header(data)
     second = read_batch_header(data, first.size_bytes)
     assert [(h.base_offset, h.partition_leader_epoch) for h in (first, second)] == [(0, epoch), (3, epoch)]
-    # Nothing else was touched.
+    # Nothing else changed.
     assert data[16 : first.size_bytes] == lying[16:]
 
 

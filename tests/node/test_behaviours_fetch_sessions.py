@@ -1,4 +1,4 @@
-"""Fetch sessions on the wire (behaviour 10): created, continued, refused, and told only what is new."""
+"""Fetch sessions on the wire (behaviour 10): created, continued, refused, and limited to what is new."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 
 
 def named(response: FetchResponse) -> set[tuple[str | None, int]]:
-    """The partitions that a response mentions."""
+    """Return the partitions that a response contains."""
     return {(name, partition.partition) for name, _, partitions in response.topics for partition in partitions}
 
 
@@ -40,7 +40,7 @@ def test_a_new_session_is_answered_in_full_and_its_continuation_with_news_only(c
     assert named(created) == {(topic, 0), (topic, 1), (topic, 2)}
 
     client.append(topic, b"second", partition=2)
-    # The client moved on in partition 0 and says so; partition 1 has no news; partition 2 has.
+    # The client advances in partition 0. Partition 1 has nothing new; partition 2 has.
     more = client.fetch(fetch_of((topic, 0, 1), session=(created.session_id, 1)))
     assert (more.error_code, more.session_id) == (0, created.session_id)
     assert named(more) == {(topic, 2)}

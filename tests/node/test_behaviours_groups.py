@@ -19,7 +19,7 @@ SESSION_TIMEOUT_MS = 30_000
 
 
 class Member:
-    """One member of a group, on a connection of its own, speaking the classic protocol by hand."""
+    """One member of a group, on its own connection, using the classic protocol directly."""
 
     def __init__(self, node: Node, group: str, instance_id: str | None = None) -> None:
         self.client = connect(node)
@@ -54,7 +54,7 @@ class Member:
         return answer
 
     def join(self) -> Any:
-        """Joins, in two steps where the coordinator asks for it."""
+        """Join, in two steps if the coordinator requires it."""
         answer = self.joined(self.send_join())
         if answer.error_code is ErrorCode.member_id_required:
             answer = self.joined(self.send_join())

@@ -1,4 +1,4 @@
-"""Idempotent producers (behaviour 14): a repeated batch is stored once, a gap is refused, also after a crash."""
+"""Idempotent producers (behaviour 14): a repeated batch is stored once and a gap is refused, also after a crash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Producer:
         self.epoch = epoch
 
     def send(self, sequence: int, *values: bytes) -> tuple[int, int]:
-        """Error code and base offset."""
+        """Send a batch and return the error code and the base offset."""
         response = self.client.produce(
             self.topic,
             batch(
@@ -80,11 +80,11 @@ def test_a_gap_is_out_of_order(producer: Producer) -> None:
 
 def test_sequences_wrap_behind_the_largest_int(client: WireClient) -> None:
     producer = Producer(client, client.new_topic())
-    # A producer that this log has never seen may start anywhere.
+    # A producer that is new to this log may start at any sequence.
     assert producer.send(SEQUENCE_MAX - 1, b"a", b"b") == (0, 0)
     assert producer.send(0, b"c") == (0, 2)
     other = Producer(client, client.new_topic())
-    # The wrap inside one batch: sequences MAX, 0, 1.
+    # The sequence wraps inside one batch: MAX, 0, 1.
     assert other.send(SEQUENCE_MAX, b"a", b"b", b"c") == (0, 0)
     assert other.send(SEQUENCE_MAX, b"a", b"b", b"c") == (0, 0)
     assert other.send(3, b"x")[0] == ErrorCode.out_of_order_sequence_number

@@ -1,4 +1,4 @@
-"""Offsets that clients ask for: ListOffsets (behaviour 13), and committed offsets of groups (behaviour 3)."""
+"""Offsets that clients request: ListOffsets (behaviour 13), and committed offsets of groups (behaviour 3)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_max_timestamp_names_the_records_own_offset(client: WireClient, codec: i
     assert client.offset_at(topic, MAX_TIMESTAMP) == -1
     start = TIMESTAMP_MS
     client.produce(topic, timed(start, start + 1, codec=codec))
-    # The newest record stands in the middle of its batch, and that batch is not the last.
+    # The newest record is in the middle of its batch, and that batch is not the last one.
     client.produce(topic, timed(start + 5, start + 900, start + 7, codec=codec))
     client.produce(topic, timed(start + 20, start + 21, codec=codec))
     found = client.list_offset(topic, MAX_TIMESTAMP)
@@ -145,7 +145,7 @@ def committed(client: WireClient, group: str, topics: list[dict[str, object]] | 
 
 
 def coordinated(client: WireClient, group: str) -> str:
-    """A group whose coordinator is there."""
+    """Wait until the group has a coordinator and return the group."""
     eventually(
         lambda: client.call(ApiKey.FIND_COORDINATOR, 2, {"key": group, "key_type": 0}).error_code is ErrorCode.none,
         what="the group has a coordinator",

@@ -1,4 +1,4 @@
-"""What a broker must refuse, change or make by itself (behaviours 4 and 17, and topics made by Metadata)."""
+"""What a broker must refuse, change or create by itself (behaviours 4 and 17, and topics created by Metadata)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_metadata_creates_a_topic_only_where_the_request_allows_it(client: WireC
 
 
 def test_metadata_creates_the_topic_of_the_groups_for_who_asks_before_there_is_one(start_node: StartNode) -> None:
-    """As Kafka does: lag tools read it, and begin with asking where it is."""
+    """As in Kafka: lag tools read this topic, and request its metadata first."""
     with connect(start_node(offsets_topic_partitions=4)) as client:
         (found,) = client.metadata("__consumer_offsets", create=True).topics
         assert (found.error_code, found.is_internal, len(found.partitions)) == (0, True, 4)

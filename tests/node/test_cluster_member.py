@@ -1,4 +1,4 @@
-"""A node and its cluster: founding, joining, losing and finding the majority, leaving."""
+"""Cluster membership of a node: founding, joining, losing and regaining the majority, leaving."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stored_cluster_id(nodes: LocalNodes, node_id: int) -> str:
     return str(json.loads((nodes.folder / f"node-{node_id}" / "meta.json").read_text())["cluster_id"])
 
 
-# -- the start ---------------------------------------------------------------------------------------------------------
+# -- startup -----------------------------------------------------------------------------------------------------------
 
 
 def test_three_nodes_found_one_cluster_and_remember_its_id(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_ag
     play(tmp_path, story)
 
 
-# -- coming and going --------------------------------------------------------------------------------------------------
+# -- joining and leaving -----------------------------------------------------------------------------------------------
 
 
 def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_vote(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
 
 
 def test_a_node_that_left_and_came_back_is_reached_by_one_that_was_down(tmp_path: Path) -> None:
-    """The simulator's five-nodes seed 592485851: the one that was down forgot the address after it had learned it."""
+    """Found by the simulator (five-nodes seed 592485851): the restarted node learned the address, then forgot it."""
 
     async def story(nodes: LocalNodes) -> None:
         founders = {node_id: nodes.config(node_id) for node_id in (1, 2, 3)}
@@ -327,7 +327,7 @@ def test_a_voter_that_leaves_for_good_gives_its_vote_to_a_learner(tmp_path: Path
             answer = await client.call(ApiKey.UNREGISTER_BROKER, {"broker_id": leaving.node_id})
             return ErrorCode(answer.error_code)
 
-        # It is the controller itself: another takes over first, and is asked again.
+        # The leaving node is the controller: another node takes over first, then the client retries.
         async with asyncio.timeout(10):
             while (code := await asked()) is ErrorCode.not_controller:
                 await asyncio.sleep(0.05)
@@ -401,7 +401,7 @@ def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do
         await until(lambda: all(len(broker.host.partitions) == 3 for broker in brokers))
         one = next(broker for broker in brokers if not broker.is_controller)
         before = dict(one.host.partitions)
-        # As the controller believes when the node was silent for too long, and another one came in its place.
+        # The controller sees this when a node was silent for too long and another one registered with its id.
         other = msgspec.structs.replace(one.member.session.registration, incarnation=UUID(int=5), host="elsewhere")
         epoch = one.image.brokers[one.node_id].epoch
         await nodes.controller().metadata.propose(
@@ -410,7 +410,7 @@ def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do
             )
         )
         await until(lambda: one.image.brokers[one.node_id].epoch > epoch)
-        # What the image gives to this node is the other's, from this moment on.
+        # From now on, the assignments of this node id belong to the other process.
         assert all(partition.is_closed and not partition.leads for partition in before.values())
         failure = await asyncio.wait_for(one.failed(), 10)
         assert isinstance(failure, ConfigError)

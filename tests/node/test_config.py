@@ -145,7 +145,7 @@ def test_the_internal_address_follows_kafkas_when_there_are_peers_and_any_addres
 
 
 def test_the_cluster_secret_has_no_place_among_the_settings() -> None:
-    """A file of its own, which others cannot read; settings are for everybody to see."""
+    """The secret has its own file, which other users cannot read; settings are visible to everyone."""
     config = load(env={"CHRONIK_CLUSTER_SECRET": "x" * 64, "CHRONIK_CLUSTER_SECRET_FILE": "/run/secret"})
     assert config.cluster_secret_file == "/run/secret"
     assert "x" * 64 not in repr(config)

@@ -1,4 +1,4 @@
-"""Waits that outlive their deadline are told so, once; waits that end in time cost nothing."""
+"""A wait that exceeds its deadline is notified once; a wait that ends in time costs nothing."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A leader that has just gone: clients that ask where to go on are told who took over, as soon as there is one."""
+"""After a leader's departure: clients that request metadata learn the new leader as soon as there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOMENT_S = 0.02
 
 
 class Metadata:
-    """What a node has applied; `apply` brings the next image."""
+    """The metadata that a node has applied; `lead` creates the next image."""
 
     def __init__(self) -> None:
         brokers = {number: BrokerImage(number, 0, "h", number, UUID(int=number)) for number in (OWN_ID, DEAD, OTHER)}
@@ -66,7 +66,7 @@ class Metadata:
 
 
 class Scene:
-    """A node whose connection to another was lost a moment ago."""
+    """A node that has just lost its connection to another node."""
 
     def __init__(self, lost_s_ago: float = 0.0, state: PeerState = PeerState.REFUSED) -> None:
         loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class Scene:
         self.departures = Departures(loop, OWN_ID, self.metadata, lambda node_id: self.links[node_id])
 
     async def waits(self, *topics: str) -> bool:
-        """Whether an answer about these topics, or about all, is held."""
+        """Return whether a response about these topics, or about all topics, is held back."""
         asking = asyncio.create_task(self.departures.noticed(topics or None))
         await asyncio.sleep(MOMENT_S)
         held = not asking.done()
@@ -150,7 +150,7 @@ def test_a_node_that_is_gone_is_named_for_a_while(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_new_controller_finds_out_at_once_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the pause of a link nor a session's end brings it here: the links are asked."""
+    """Here a reconnect or a session timeout would come far too late: the controller probes the links."""
     patient = ControllerSettings(session_timeout_ms=120_000)
     monkeypatch.setattr(controller_service, "Controller", partial(Controller, settings=patient))
 

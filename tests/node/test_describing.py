@@ -1,4 +1,4 @@
-"""What the describing APIs say of a resource when a client asks for everything."""
+"""What the describe APIs return for a resource when a client requests everything."""
 
 from __future__ import annotations
 

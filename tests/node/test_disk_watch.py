@@ -1,4 +1,4 @@
-"""The watch over writes: one that hangs is late, several in one thread are not while each ends in time."""
+"""The disk watch: a write that hangs is late; writes that queue in one thread are not, if each ends in time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_time_in_which_the_loop_did_not_run_is_not_held_against_the_disk() -> No
     async def story(scene: Scene) -> None:
         write = scene.watch.begin(lambda: scene.late.append("held up"))
         for _ in range(CHECKS // 2):
-            # As a process that is stopped and continued: its timers are all due at once.
+            # As in a process that was stopped and continued, all timers are due at once.
             scene.watch._check()
         assert not scene.late
         write.end()

@@ -1,4 +1,4 @@
-"""Fetch sessions: a client names its partitions once, and is told only what is new."""
+"""Fetch sessions: a client names its partitions once, and receives only what is new."""
 
 from random import Random
 

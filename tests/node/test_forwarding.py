@@ -1,4 +1,4 @@
-"""Produce at a node that does not lead: order, bounds, and what is answered when a leader goes away in the middle."""
+"""Produce at a node that is not the leader: order, bounds, and the responses when a leader fails midway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Story = Callable[["Scene"], Coroutine[Any, Any, None]]
 
 
 class FakeLeader:
-    """The connection to one leader: keeps what was sent, and answers as the test says."""
+    """The connection to one leader: it records requests and returns the responses that the test chooses."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -49,7 +49,7 @@ class FakeLeader:
         return answer
 
     def answer(self, at: int, code: ErrorCode = ErrorCode.none, base_offset: int = 0) -> None:
-        """Answers request number `at` for all of its partitions."""
+        """Answer request number `at` for all of its partitions."""
         partitions = [ProducePartitionResponse(index, int(code), base_offset) for index, _ in self.sent[at][0]]
         self.answers[at].set_result(memoryview(write_produce_response(13, [(None, TOPIC, partitions)])))
 
@@ -61,7 +61,7 @@ class FakeLeader:
 
 
 class FakeClient:
-    """A client's connection, as far as forwarding touches it."""
+    """A client's connection, with what forwarding uses."""
 
     def __init__(self) -> None:
         self.peer_id: int | None = None
@@ -79,7 +79,7 @@ class FakeClient:
 
 
 class Scene:
-    """One node with forwarding, a topic of two partitions, and the leaders that a test makes up."""
+    """One node with forwarding, a topic of two partitions, and fake leaders."""
 
     def __init__(self, bytes_max: int = 1 << 20) -> None:
         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class Scene:
         timeout_ms: int = 10_000,
         group: ForwardedRequest | None = None,
     ) -> asyncio.Future[ProducePartitionResponse]:
-        """One batch of the client; its outcome."""
+        """Send one batch from the client and return its outcome."""
         outcome: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
         response = ProducePartitionResponse(partition)
 
@@ -152,7 +152,7 @@ class Scene:
         return outcome
 
     async def turn(self) -> None:
-        """Lets all that is due run."""
+        """Run everything that is due."""
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -404,7 +404,7 @@ def test_a_batch_that_nobody_waits_for_is_sent_until_somebody_leads() -> None:
 
 
 def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_gets_them_in_order() -> None:
-    """The simulator's three-nodes seed 7010: it refused the first, took the second, and then the first again."""
+    """Found by the simulator (three-nodes seed 7010): the leader refused batch 1, took batch 2, then took batch 1."""
 
     async def story(scene: Scene) -> None:
         leader = scene.leaders[2]
@@ -418,7 +418,7 @@ def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_
         leader.answer(1)
         while len(leader.sent) < 5:
             await asyncio.sleep(0.01)
-        # Once it has taken one, the others need not wait for each other.
+        # After the leader accepts one batch, the other batches no longer wait for each other.
         assert [batches[0][1] for batches, _ in leader.sent[1:]] == [plain(bytes([number])) for number in range(4)]
         for at in range(2, 5):
             leader.answer(at)
@@ -428,7 +428,7 @@ def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_
 
 
 def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_for_is_lost_not_late() -> None:
-    """The simulator's three-nodes seed 475192710: a lease that ran out for a moment, with batches on their way."""
+    """Found by the simulator (three-nodes seed 475192710): a lease expired briefly with batches in flight."""
 
     async def story(scene: Scene) -> None:
         leader = scene.leaders[2]
@@ -438,7 +438,7 @@ def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_fo
         await scene.turn()
         await scene.turn()
         assert len(leader.sent) == 8
-        # In any order: refusals are answered at once, and what was appended when it is durable.
+        # Responses come in any order: a refusal at once, an append when it is durable.
         leader.answer(2, ErrorCode.not_leader_or_follower)
         leader.answer(1)
         await asyncio.sleep(0.05)
@@ -448,7 +448,7 @@ def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_fo
         leader.answer(4, ErrorCode.not_leader_or_follower)
         leader.answer(6, ErrorCode.not_leader_or_follower)
         leader.answer(7, ErrorCode.not_leader_or_follower)
-        # The last two are in nobody's way.
+        # No later batch was accepted after the last two, so they are sent again.
         for at in (8, 9):
             while len(leader.sent) <= at:
                 await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a proof of the cluster secret covers: everything that both sides said, once, in one direction."""
+"""A proof of the cluster secret covers everything that both sides sent, for one connection and one direction."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Met:
         self.reply, self.proof = self.caller.prove(self.answerer.answer)
 
     def is_proven(self) -> bool:
-        """Whether both sides take the other for proven; if one does not, neither may."""
+        """Return whether both sides accept the other's proof; if one side refuses, both must."""
         answer = self.answerer.prove(self.proof)
         assert answer is None or self.caller.confirms(encode(ProofReply(answer)))[0]
         return answer is not None
@@ -81,13 +81,13 @@ def test_the_refusal_of_a_proven_peer_is_told_apart_from_that_of_a_stranger() ->
 def test_another_secret_is_refused_by_both_sides() -> None:
     met = Met(caller=secret(THEIRS))
     assert met.answerer.prove(met.proof) is None
-    # An impostor that answers all the same cannot make the caller believe it.
+    # An impostor that answers anyway cannot convince the caller.
     pretended = mac(secret(OURS).proven, Role.ANSWERER, met.caller.hello, met.answerer.answer)
     assert met.caller.confirms(encode(ProofReply(pretended)))[0] is False
 
 
 def test_a_proof_is_good_for_one_connection_only() -> None:
-    """A replay: the caller's words are the same, and the answering node's nonce is another."""
+    """A replay: the caller sends the same bytes, but the answering node's nonce differs."""
     heard = Met()
     assert heard.is_proven()
     replayed = Answerer(secret(OURS), heard.caller.hello, msgspec.structs.replace(REPLY, nonce=nonce(9)))
@@ -104,7 +104,7 @@ def test_the_answer_to_an_earlier_proof_proves_nothing() -> None:
 
 
 def test_a_proof_that_is_sent_back_proves_nothing() -> None:
-    """A reflection: a stranger gives a node its own words, as caller to the caller or by a call of its own."""
+    """A reflection: an attacker sends a node its own proof, as the answer or over a connection of its own."""
     met = Met()
     own = decode_proof(met.proof).mac
     assert met.caller.confirms(encode(ProofReply(own)))[0] is False
@@ -128,7 +128,7 @@ def test_a_proof_that_is_sent_back_proves_nothing() -> None:
     ids=lambda changed: next(iter(changed)),
 )
 def test_every_word_of_the_caller_is_covered(changed: dict[str, Any]) -> None:
-    """Somebody on the way changes one field, and passes on everything else."""
+    """An attacker in the middle changes one field and passes on everything else."""
     caller = Caller(secret(OURS), HELLO)
     answerer = Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, **changed)), REPLY)
     _, proof = caller.prove(answerer.answer)
@@ -163,7 +163,7 @@ def test_swapped_ids_are_noticed() -> None:
 
 
 def test_the_border_between_two_parts_is_covered() -> None:
-    """Otherwise the end of one message could pass for the beginning of the next."""
+    """Otherwise the end of one message could be taken for the beginning of the next."""
     key = secret(OURS).proven
     assert mac(key, Role.CALLER, b"ab", b"c") != mac(key, Role.CALLER, b"a", b"bc")
     assert mac(key, Role.CALLER, b"a", b"b") != mac(key, Role.ANSWERER, b"a", b"b")
@@ -188,7 +188,7 @@ def test_messages_that_are_cut_short_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, NONCE_BYTES - 1, NONCE_BYTES + 1])
 def test_a_first_hello_without_a_whole_nonce_is_refused(size: int) -> None:
-    """No way back to a HELLO that proves nothing."""
+    """Do not fall back to a HELLO without a proof."""
     with pytest.raises(MalformedRequest):
         Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, nonce=b"n" * size)), REPLY)
     with pytest.raises(MalformedRequest):
@@ -196,7 +196,7 @@ def test_a_first_hello_without_a_whole_nonce_is_refused(size: int) -> None:
 
 
 def test_secrets_are_changed_one_node_after_the_other() -> None:
-    """Each step of docs/operations.md, between a node that has taken it and one that has not."""
+    """Check each step of docs/operations.md between a node that has taken it and one that has not."""
     for before, after in (
         (secret(OURS), secret(OURS, THEIRS)),
         (secret(OURS, THEIRS), secret(THEIRS, OURS)),
@@ -234,7 +234,7 @@ def test_text_that_is_no_secret_is_refused(text: str) -> None:
 
 
 def test_hellos_of_other_versions_keep_what_they_say() -> None:
-    """Readers pass over fields that they do not know; these are covered all the same, since the bytes are."""
+    """Readers skip unknown fields. The proof still covers these fields, because it covers the bytes."""
     extended = msgspec.msgpack.encode({**msgspec.to_builtins(HELLO, builtin_types=(bytes,)), "more": 1})
     assert decode_hello(extended) == HELLO
     assert decode_hello_reply(encode(REPLY)) == REPLY

@@ -1,4 +1,4 @@
-"""A replica that found damage becomes whole again from another one: in-process nodes, a controller that obeys."""
+"""A replica that found damage recovers from another replica: in-process nodes and a fake controller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def filled(cluster: Cluster, count: int = RECORDS) -> None:
-    """Records in several segments on every node; all replicas in sync."""
+    """Write records to several segments on every node, with all replicas in sync."""
     leader = cluster[cluster.state.leader]
     for number in range(count):
         await leader.produce(b"%d" % number + b"x" * 100)
@@ -42,7 +42,7 @@ async def filled(cluster: Cluster, count: int = RECORDS) -> None:
 
 
 def segment(cluster: Cluster, node: Node, number: int = 1) -> Path:
-    """A closed segment's file."""
+    """Return the file of a closed segment."""
     return sorted((cluster.path / f"node-{node.id}" / "logs" / f"{TOPIC}-0").glob("*.log"))[number]
 
 
@@ -80,7 +80,7 @@ def scrubber(node: Node, interval_ms: int = 100) -> Scrubber:
 
 
 def contents(node: Node) -> bytes:
-    """All batches of the node's log."""
+    """Return all batches of the node's log."""
     log = node.partition.log
     parts, offset = [], log.log_start_offset
     while offset < log.log_end_offset:
@@ -96,7 +96,7 @@ def housekeeping(node: Node, wall_ms: Callable[[], int] = lambda: 1) -> Housekee
 
 
 async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
-    """Healed, in sync, and the replicas agree byte for byte, with all records."""
+    """Wait until the node is healed and in sync, and all replicas are identical and complete."""
     await until(lambda: [(damage.how, damage.state) for damage in damages(node)] == [(how, "healed")], "healed")
     assert sorted(cluster.state.isr) == [1, 2, 3]
     await until(lambda: is_caught_up(cluster))
@@ -123,12 +123,12 @@ def test_the_scrubber_finds_damage_and_the_replica_is_healed(
         await scrub.stop()
         assert (cluster.state.leader != 1) == (victim == 1)
         assert [by for by, _ in cluster.losses] == [victim]
-        # What was moved is there, the damaged segment and all later ones; nothing was deleted.
+        # The damaged segment and all later ones were moved, not deleted.
         moved = set_aside(cluster, node)
         assert (path.name in [each.name for each in moved]) == (damage is not remove)
         assert all(each.name >= path.name for each in moved) and len(moved) > 1
         assert damages(node)[0].set_aside == (str(moved[0].parent),)
-        # And it takes part as before.
+        # The replica takes part as before.
         await cluster[cluster.state.leader].produce(b"x" * 100)
         await until(lambda: is_caught_up(cluster))
 
@@ -230,7 +230,7 @@ def test_a_log_that_was_damaged_while_its_node_was_down_is_healed(
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-# -- when nobody else has it -------------------------------------------------------------------------------------------
+# -- when no other replica has the data --------------------------------------------------------------------------------
 
 
 def test_the_only_replica_keeps_its_files_and_goes_on(tmp_path: Path) -> None:
@@ -289,14 +289,14 @@ def test_a_replica_whose_report_is_refused_follows_and_leads_as_before(tmp_path:
             cluster.fence(other)
         cluster.change(leader=2, isr=(2,))
         await until(lambda: node.partition.leads)
-        # While it tries again it may seem unfit for a moment; then it leads with what it has.
+        # It may be unfit for a moment while it retries; then it leads with the data it has.
         assert damages(node)[0].state == "waiting"
 
     play(tmp_path, scenario, configs={"segment.bytes": "2000"})
 
 
 def test_its_leader_does_not_take_it_for_in_sync_by_what_it_said_before(tmp_path: Path) -> None:
-    """An idle partition: the last thing that the leader heard of the replica is that it has everything."""
+    """On an idle partition, the replica's last fetch before the damage showed the leader a complete log."""
 
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
@@ -305,7 +305,7 @@ def test_its_leader_does_not_take_it_for_in_sync_by_what_it_said_before(tmp_path
         in_sync: list[bool] = []
 
         def slowly(*arguments: Any) -> list[str]:
-            # The leader looks who is in sync, and has all the time to propose it.
+            # Make the leader check the ISR, and give it enough time to propose a change.
             node.loop.call_soon_threadsafe(leader._replicating.isr_is_due, leader)
             Event().wait(0.2)
             in_sync.append(2 in cluster.state.isr)
@@ -367,7 +367,7 @@ def test_what_was_set_aside_is_removed_after_its_retention(tmp_path: Path) -> No
 
 
 class SlowDisk:
-    """A loop whose clock shows that each piece takes `read_s`, and in which pauses take no time."""
+    """A loop on whose clock each read takes `read_s`, and sleeps advance the clock without waiting."""
 
     def __init__(self, read_s: float) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""The lease is checked when an answer is given, not only when its request came."""
+"""The lease is checked when a response is sent, not only when its request arrives."""
 
 from __future__ import annotations
 

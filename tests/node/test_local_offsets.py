@@ -1,4 +1,4 @@
-"""ListOffsets for the debugging consumer (replica id -2): each replica answers for its own log, whoever leads."""
+"""ListOffsets for the debugging consumer (replica id -2): each replica answers for its own log, leader or not."""
 
 from __future__ import annotations
 

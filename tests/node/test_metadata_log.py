@@ -1,4 +1,4 @@
-"""The metadata log: what was answered is durable, in order, and refused before it is written."""
+"""The metadata log: acknowledged proposals are durable and ordered; invalid ones are refused before the write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def store_at(path: str) -> SqliteRaftStore:
 
 
 class CountingStore(SqliteRaftStore):
-    """Counts its transactions, notes overlapping calls, and fails or waits where a test asks for it."""
+    """Counts its transactions, records overlapping calls, and fails or blocks if a test requests it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, lambda: UUID(int=7))

@@ -1,4 +1,4 @@
-"""The mark beside the Raft store shows that the store has lost writes, and never shows what was cut on purpose."""
+"""The mark next to the Raft store reveals writes that the store lost, but not entries it truncated on purpose."""
 
 from __future__ import annotations
 

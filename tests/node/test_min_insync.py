@@ -1,4 +1,4 @@
-"""A leader and the controller count min.insync.replicas alike, while replicas are being added too."""
+"""A leader and the controller compute min.insync.replicas alike, also while replicas are being added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_leader_commits_exactly_where_the_controller_keeps_no_eligible_leaders
     settled = tuple(replica for replica in replicas if replica not in adding)
     for on_topic, on_cluster in product([None, "1", "2", "3", "x"], [None, "1", "3"]):
         topic_configs = {} if on_topic is None else {MIN_INSYNC_REPLICAS: on_topic}
-        # Another partition of the topic has more replicas, which is no matter of this one.
+        # Another partition of the topic has more replicas, which must not affect this one.
         other = PartitionImage(1, 1, 0, (1, 2, 3, 4, 5), (1,))
         partition = PartitionImage(0, settled[0], 0, replicas, replicas, adding=adding)
         topic = TopicImage("t", UUID(int=1), (partition, other), topic_configs)
@@ -42,7 +42,7 @@ def test_a_leader_commits_exactly_where_the_controller_keeps_no_eligible_leaders
 
 
 async def grows(cluster: Cluster) -> None:
-    """Two replicas are on their way, at nodes that are not there."""
+    """Add two replicas on nodes that are down."""
     await cluster.kill(2)
     await cluster.kill(3)
     cluster.change(replicas=(1, 2, 3), adding=(2, 3))

@@ -1,4 +1,4 @@
-"""ElectLeaders and the two APIs of reassignment, through the bytes of every version that is answered."""
+"""ElectLeaders and the two reassignment APIs, through the wire format of every supported version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFERRED, UNCLEAN = 0, 1
 
 
 async def three_brokers(broker: FakeBroker, *isr: int) -> None:
-    """Topic orders with one partition on brokers 1, 2 and 3, of which those given are in sync."""
+    """Create topic orders with one partition on brokers 1, 2 and 3 and the given ISR."""
     for number in (2, 3, 4):
         await broker.metadata.propose(RegisterBroker(number, UUID(int=number), "h", number))
     replicas = (1, 2, 3)

@@ -1,4 +1,4 @@
-"""The links between nodes: who may talk to whom, what is said when one may not, and what a lost peer looks like."""
+"""Links between nodes: which nodes may connect, how others are refused, and how a lost peer is detected."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def play(folder: Path, story: Story, count: int = 3, **settings: Any) -> None:
 
 
 async def peer(broker: Broker, hello: Hello) -> Connection:
-    """A connection of a node that knows the secret and says anything at all in its HELLO."""
+    """Connect as a node that knows the secret, with any HELLO."""
     return await proven_connection(broker.internal_server.port, hello, SECRET)
 
 
 async def greet(broker: Broker, hello: Hello) -> str:
-    """What a node answers to that; empty where the caller is welcome."""
+    """Return why the node refuses this HELLO; empty if it accepts."""
     try:
         (await peer(broker, hello)).close()
     except Refused as refused:
@@ -90,7 +90,7 @@ def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_i
 def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer may wait for the very death: a forwarded produce, for the dead node to leave the ISR."""
+    """The response may depend on that death: a forwarded produce waits until the dead node leaves the ISR."""
 
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
@@ -202,7 +202,7 @@ def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkey
 
 
 def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
-    """What is still unread on the old one was given up by the peer, and may not come behind what it sends now."""
+    """The peer abandoned its unread requests on the old connection, so they must not arrive after newer ones."""
 
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
@@ -265,7 +265,7 @@ def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path)
         one, two, _ = await nodes.start_all()
         await until(lambda: one.member.peers.is_connected(2))
         data = await one.member.peers.connection(2)
-        # It reads nothing any more, as a stopped process or a cut network would look.
+        # Node 2 stops reading, as if its process were stopped or the network were cut.
         for connection in two.internal_server._connections:
             connection._transport.pause_reading()  # type: ignore[union-attr]
         await until(lambda: data.is_closed, "what goes to it is given up", timeout_s=12.0)
@@ -277,7 +277,7 @@ def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path)
 def test_who_asked_for_a_connection_that_is_given_up_meanwhile_is_told_so_and_may_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the asker's task ends as if somebody had cancelled it: a follower that never fetches again."""
+    """Otherwise the caller's task ends as if it had been cancelled, and a follower never fetches again."""
 
     async def story(nodes: LocalNodes) -> None:
         one, *_ = await nodes.start_all()

@@ -1,4 +1,4 @@
-"""The driver of the Raft core: nothing is said before it is on disk, nothing is written to a store that is closed."""
+"""The driver of the Raft core: a message waits for the writes it depends on, and a closed store is never written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN, OTHER = UUID(int=1), UUID(int=2)
 
 
 class GatedStore(MemoryRaftStore):
-    """A store whose writes wait for the test, or fail."""
+    """A store whose writes the test can block or fail."""
 
     def __init__(self, stored: StoredState | None = None) -> None:
         super().__init__(OWN)
@@ -82,7 +82,7 @@ class FakePeers:
 
 
 class Machine:
-    """Keeps the commands that were applied."""
+    """Records the commands that were applied."""
 
     def __init__(self) -> None:
         self.applied: list[bytes] = []
@@ -178,7 +178,7 @@ def test_a_group_of_one_leads_and_applies_what_is_proposed(executor: ThreadPoolE
 
 def test_a_vote_leaves_only_after_the_store_has_it(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
-        # After its start a node is patient with a leader that it may have heard before.
+        # After a start, a node grants no vote for an election timeout, because it may have heard a leader before.
         await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
         scene.store.gate.clear()
         request = Message(2, OTHER, 1, OWN, 7, VoteRequest(5, 6))
@@ -269,7 +269,7 @@ THREE = founded((1, 2, 3))
 
 
 def vote_for(scene: Scene, *, is_pre_vote: bool) -> bool:
-    """Node 2 grants what was asked of it; whether that was anything."""
+    """Let node 2 grant the requested vote, if there is a request; return whether there was one."""
     asked = [
         message
         for message in scene.peers.sent
@@ -282,14 +282,14 @@ def vote_for(scene: Scene, *, is_pre_vote: bool) -> bool:
 
 
 async def lead(scene: Scene) -> None:
-    """Node 2 votes for node 1, and from there on takes all that it is sent, heartbeats included."""
+    """Make node 1 leader with the vote of node 2."""
     await scene.until(lambda: vote_for(scene, is_pre_vote=True))
     await scene.until(lambda: vote_for(scene, is_pre_vote=False))
     await scene.until(lambda: scene.raft.node.is_leader)
 
 
 def answer_all(scene: Scene, *peers: int) -> bool:
-    """The peers have made durable all that the leader has, and heard its last heartbeat."""
+    """Let the peers acknowledge the leader's whole log and its last heartbeat."""
     node = scene.raft.node
     rounds = [message.body.round for message in scene.peers.sent if isinstance(message.body, Heartbeat)]
     for peer in peers:
@@ -308,7 +308,7 @@ def test_a_leader_whose_write_hangs_makes_way_and_does_not_write_again_on_top_of
         proposal = scene.raft.propose(b"x")
         assert isinstance(proposal, ProposalId)
         writes = scene.store.begun
-        # The others have it: it is agreed on, though not applied here.
+        # Both peers have the entry: it is committed, but not applied here.
         await scene.until(lambda: answer_all(scene, 2, 3) and scene.raft.node.commit_index == proposal.index)
         assert scene.raft.write_error is None
         while scene.raft.write_error is None:

@@ -1,4 +1,4 @@
-"""What a Raft node has written is there after a crash, whole; what is damaged is refused in one line."""
+"""What a Raft node has written survives a crash intact; damaged files are refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_snapshot_of_the_leader_replaces_the_whole_log(open_store: OpenStore) 
 
 
 def test_a_write_may_be_tried_again(open_store: OpenStore) -> None:
-    """A commit that reported an error may have reached the disk all the same."""
+    """A commit that reported an error may still have reached the disk."""
     store = open_store()
     write = Persist(HardState(1, 1, 0), entries=entries(1, 1, 1))
     store.persist(write)
@@ -117,7 +117,7 @@ def test_a_write_that_would_leave_a_gap_is_refused_as_a_whole(open_store: OpenSt
 
 
 def test_what_was_written_is_in_the_files_without_closing(path: str, tmp_path: Path, open_store: OpenStore) -> None:
-    """As after kill -9: another process that gets the files as they are reads all of it."""
+    """As after kill -9: another process that opens a copy of the files reads everything."""
     store = open_store()
     store_id = store.load().store_id
     store.persist(Persist(HardState(7, 3, 0), entries=entries(1, 7)))
@@ -210,7 +210,7 @@ def test_a_flipped_bit_or_a_missing_end_is_refused_or_changes_nothing(path: str,
         Path(copy).write_bytes(damaged)
         store = SqliteRaftStore(copy, lambda: UUID(int=1))
         try:
-            # An empty file is a new store: that one is noticed by the logs beside it.
+            # An empty file is a valid new store: the logs next to it reveal that case.
             assert not damaged or store.load() == expected
         except StoreError as error:
             refused += 1
@@ -229,11 +229,11 @@ def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
         store.persist(Persist(HardState(1)))
 
 
-# Both stores alike
+# Equivalence of both stores
 
 
 class TwoStores(RuleBasedStateMachine):
-    """SQLite and the store in memory, given the same writes, hold the same."""
+    """The SQLite store and the in-memory store hold the same state after the same writes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Real idempotent producers some of whose batches are refused for a while: all are written, once, in order.
+"""Idempotent producers of real clients, with some batches refused for a while: all are written, once, in order.
 
-And nobody hears OUT_OF_ORDER_SEQUENCE_NUMBER, at which librdkafka begins a new epoch.
+No client receives OUT_OF_ORDER_SEQUENCE_NUMBER, which makes librdkafka start a new epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 TOPIC = "orders"
 RECORDS = 100
 PER_BATCH = 1
-"""What librdkafka pipelines is limited to five records, not batches."""
+"""librdkafka limits its pipeline to five records, not batches."""
 REFUSED = 3
 IN_FLIGHT = 5
 SEND_TIMEOUT_S = 10.0
@@ -37,9 +37,9 @@ Send = Callable[[str, threading.Event], int]
 
 
 class Refusing:
-    """A partition that does not take some batches it is sent, as if its disk were full or replicas missing.
+    """A partition that refuses some batches, as if its disk were full or replicas were missing.
 
-    The node stands still until the client has sent what it sends before the first answer.
+    The node blocks until the client has sent everything that it sends before the first response.
     """
 
     def __init__(self, partition: Partition, error: KafkaError, taken: int, has_sent: threading.Event) -> None:
@@ -81,7 +81,7 @@ class Refusing:
 
 
 def with_confluent(bootstrap: str, has_sent: threading.Event) -> int:
-    """Pipelines five batches."""
+    """Send with a pipeline of five batches."""
     failures: list[str] = []
 
     def told(statistics: str) -> None:
@@ -114,7 +114,7 @@ def with_confluent(bootstrap: str, has_sent: threading.Event) -> int:
 
 
 def with_kafka_python(bootstrap: str, has_sent: threading.Event) -> int:
-    """Sends one batch after the other."""
+    """Send one batch after the other."""
     has_sent.set()
     producer = kafka.KafkaProducer(
         bootstrap_servers=bootstrap, enable_idempotence=True, batch_size=200, retry_backoff_ms=20
@@ -126,7 +126,7 @@ def with_kafka_python(bootstrap: str, has_sent: threading.Event) -> int:
 
 
 def batches(partition: Partition) -> Iterator[tuple[int, list[int]]]:
-    """The producer's epoch and the values of each batch."""
+    """Return the producer epoch and the values of each batch."""
     data = bytes(partition.log.read_job(0, 1 << 30, partition.high_watermark)())
     at = 0
     while at < len(data):
@@ -163,7 +163,7 @@ def test_records_keep_their_order_when_batches_are_refused(
             refusals = [code for _, code in refusing.outcomes if code]
             assert set(refusals) <= {error.code}
             if send is with_confluent and not taken:
-                # What came behind when the log took batches again had to wait, and librdkafka sent it again.
+                # Later batches had to wait when the log accepted batches again, so librdkafka resent them.
                 assert len(refusals) > (0 if refusing.is_early else REFUSED)
             assert {epoch for epoch, _ in batches(broker.host.partitions[(TOPIC, 0)])} == {0}
 
@@ -173,7 +173,7 @@ def test_records_keep_their_order_when_batches_are_refused(
 def test_a_leader_that_hands_over_when_its_disk_is_full_passes_nothing_on_that_came_behind_what_it_refused(
     tmp_path: Path,
 ) -> None:
-    """Found by `make soak`, full-disk: the next leader told librdkafka that what it was passed was out of order."""
+    """Found by `make soak`, full-disk: the next leader answered a forwarded batch with OUT_OF_ORDER_SEQUENCE_NUMBER."""
 
     async def story() -> None:
         async with LocalNodes(tmp_path) as nodes:

@@ -1,4 +1,4 @@
-"""What a client was told is deleted stays deleted, whoever leads next."""
+"""Records whose deletion was acknowledged stay deleted after every leader change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_deletion_is_answered_when_every_replica_in_sync_has_done_it(tmp_path:
         assert starts(cluster) == [6, 6, 6]
         cluster.change(leader=2)
         assert cluster[2].partition.log_start_offset == 6
-        # The low watermark is what all have, though this one asks for less.
+        # The low watermark is the one that all replicas share, although this request names a lower offset.
         await until(lambda: cluster[2].partition.leads)
         assert await cluster[2].partition.delete_records(2, WAIT_S) == 6
 
@@ -61,7 +61,7 @@ def test_a_follower_out_of_reach_holds_up_the_answer_until_it_is_out_of_sync(tmp
 
 
 def test_a_deletion_that_the_disk_does_not_take_is_a_storage_error(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 5047: UNKNOWN_SERVER_ERROR, which no client tries again."""
+    """Found by the simulator (three-nodes seed 5047): UNKNOWN_SERVER_ERROR, which clients do not retry."""
 
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
@@ -100,7 +100,7 @@ def test_a_follower_does_not_count_before_its_deletion_is_durable(tmp_path: Path
         log.increment_log_start = held  # type: ignore[method-assign]
         deleted = asyncio.ensure_future(cluster[1].partition.delete_records(6, WAIT_S))
         await until(lambda: log.log_start_offset == 6)
-        # It names the partition again, and does not say more than is safe.
+        # The follower's next fetch includes the partition again, but reports only the durable log start offset.
         cluster[1].append(b"y")
         await until(lambda: cluster[3].partition.log_end_offset == 11 and cluster[1].partition.high_watermark == 11)
         assert not deleted.done()
@@ -132,7 +132,7 @@ def test_too_few_in_sync_acknowledge_no_deletion(tmp_path: Path) -> None:
         cluster.cut(1, 2)
         cluster.cut(1, 3)
         cluster.change(isr=(1,))
-        # One that left the ISR may be elected now, with its old start.
+        # A replica that left the ISR may now be elected, with its old log start offset.
         with pytest.raises(TimeoutError):
             await cluster[1].partition.delete_records(6, NO_WAIT_S)
         deleted = asyncio.ensure_future(cluster[1].partition.delete_records(6, WAIT_S))
@@ -184,7 +184,7 @@ def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None
 
 
 def test_a_new_leader_does_not_call_an_offset_out_of_range_that_was_shown_before(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 20001."""
+    """Found by the simulator (three-nodes seed 20001)."""
 
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")

@@ -1,4 +1,4 @@
-"""When the leader changes: nothing committed is lost, nothing uncommitted is shown, and every wait has its answer."""
+"""Leader changes: no committed record is lost, no uncommitted record is exposed, and every wait is answered."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_replaced_leader_drops_what_only_it_had_and_says_so(tmp_path: Path) ->
         cluster.change(leader=2, isr=(2, 3))
         await cluster[2].produce(b"other")
         cluster.heal()
-        # Surely gone, so a forwarding node may send it again.
+        # The batch is certainly lost, so a forwarding node may send it again.
         assert await error_of(lost) is ErrorCode.not_leader_or_follower
         await until(lambda: is_caught_up(cluster))
         assert cluster[1].contents() == cluster[2].contents() == cluster[3].contents()
@@ -70,7 +70,7 @@ def may_pass_on(node: Node, sequence: int) -> bool:
 
 
 def test_a_replaced_leader_passes_nothing_on_that_came_behind_what_only_it_has(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 674955305: the new leader said that it was out of order."""
+    """Found by the simulator (three-nodes seed 674955305): the new leader answered OUT_OF_ORDER_SEQUENCE_NUMBER."""
 
     async def scenario(cluster: Cluster) -> None:
         old = cluster[1].partition
@@ -201,7 +201,7 @@ def test_an_epoch_without_records_does_not_mislead_a_follower(tmp_path: Path) ->
         cluster.cut(1, 3)
         cluster[1].append(b"second")
         await until(lambda: cluster[2].partition.log_end_offset == 2)
-        # Node 3 leads epoch 1 and writes nothing; node 2's record of epoch 0 is then sent to it.
+        # Node 3 leads epoch 1 without writing; then it receives node 2's record of epoch 0.
         cluster[2].metadata.hold()
         cluster[1].metadata.hold()
         cluster.change(leader=3)
@@ -220,7 +220,7 @@ def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
-        # Node 1 commits a second record, of which nobody else hears that it is committed.
+        # Node 1 commits a second record, and no other node learns that it is committed.
         for node in (2, 3):
             cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
         await cluster[1].produce(b"second")
@@ -243,7 +243,7 @@ def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp
 
 
 def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
-    """The simulator's seed 2010: two of three nodes died, and after a while the third told its old watermark."""
+    """Found by the simulator (seed 2010): two of three nodes died, and later the third returned its old watermark."""
 
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
@@ -274,7 +274,7 @@ def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
         assert (await cluster[1].end_offset())["error_code"] is ErrorCode.not_leader_or_follower
         with pytest.raises(KafkaError):
             cluster[1].host.require_leader(TOPIC, 0)
-        # A fetch that waited looks at the lease when it is answered.
+        # A fetch that waited checks the lease when it is answered.
         cluster[1].append(b"second")
         response = await asyncio.wait_for(waiting, 10)
         assert response.error_code == ErrorCode.not_leader_or_follower
@@ -297,7 +297,7 @@ def test_too_few_in_sync_refuse_acks_all_before_and_after_the_append(tmp_path: P
         assert cluster[1].partition.high_watermark == 1
         cluster.heal()
         await until(lambda: len(cluster.state.isr) == 3)
-        # What was appended is committed after all.
+        # The appended record is committed in the end.
         await until(lambda: is_caught_up(cluster))
         assert cluster[1].partition.high_watermark == 2
 
@@ -414,7 +414,7 @@ def test_a_leader_whose_log_fails_lets_another_lead(tmp_path: Path) -> None:
         await until(lambda: cluster.state.leader in (2, 3))
         leader = cluster[cluster.state.leader]
         await until(lambda: leader.partition.leads)
-        # What could not be synced there was sent to the others, and nothing of it is lost.
+        # The record that could not be synced was replicated to the followers, so it is not lost.
         assert leader.partition.log_end_offset == 2
 
     play(tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""Fetches by replicas and at replicas: who may ask, what they are told, and what counts."""
+"""Fetches by replicas and from replicas: which are allowed, what they return, and which advance the watermark."""
 
 import asyncio
 from pathlib import Path
@@ -65,7 +65,7 @@ async def told(cluster: Cluster, fetch: FetchRequest, **more: Any) -> FetchParti
 
 
 async def written(cluster: Cluster) -> None:
-    """Three records in epoch 0, and node 3's own fetches out of the way."""
+    """Write three records in epoch 0 and cut off node 3, so that its own fetches do not interfere."""
     await cluster[1].produce(b"a")
     await cluster[1].produce(b"b", b"c")
     await until(lambda: is_caught_up(cluster))
@@ -189,7 +189,7 @@ def test_consumers_see_the_log_end_where_records_are_visible_when_appended(tmp_p
 
 
 class Session:
-    """A replica's fetch session, driven by hand."""
+    """A replica's fetch session, controlled step by step."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""Followers have what their leader has, know what is committed, and cost nothing while nothing happens."""
+"""Followers copy their leader's log, know what is committed, and cost nothing while idle."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ def test_followers_hold_the_leaders_bytes_and_know_its_watermark(tmp_path: Path,
 
 
 def test_a_replica_that_goes_and_comes_back_says_again_how_far_it_is(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 5079: a move was called off and begun anew, and then never ended."""
+    """Found by the simulator (three-nodes seed 5079): a reassignment that was cancelled and restarted never ended."""
 
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
@@ -83,7 +83,7 @@ def test_a_follower_that_has_not_synced_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_follower_whose_syncs_are_slow_asks_for_more_at_once(tmp_path: Path) -> None:
-    """Found by `make soak`: at 300 ms a sync, a partition was followed at 3 MB/s, and producers timed out."""
+    """Found by `make soak`: with syncs of 300 ms, a follower reached only 3 MB/s, and producers timed out."""
 
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")

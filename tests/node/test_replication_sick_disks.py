@@ -1,4 +1,4 @@
-"""A partition on a node whose disk hangs: nobody waits for it without end, another replica leads, and it comes back."""
+"""A partition on a node whose disk hangs: no wait is unbounded, another replica leads, and the node recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node whose log is damaged or not open does not lead it: another replica in sync does."""
+"""A node whose log is damaged or not open does not lead: another in-sync replica does."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_leader_that_reads_damage_gives_the_partition_to_a_replica_that_has_wh
         by, members, to = next(proposal for proposal in cluster.proposals if proposal[0] == 1)
         assert to == cluster.state.leader
         assert by not in [member for member, _ in members], "nobody has to wait for it"
-        # It is not to lead again, either.
+        # It must not lead again, either.
         cluster.change(leader=1, isr=(1, 2, 3))
         await until(lambda: cluster.state.leader in (2, 3))
 
@@ -119,7 +119,7 @@ def test_a_log_that_is_not_open_is_led_by_another_until_it_is(tmp_path: Path, mo
         await cluster.stop(2)
         cluster.register(2)
         monkeypatch.setattr(DataFolder, "claim_log", sick)
-        # It leads by the image from the beginning.
+        # The image already names node 2 as leader when it starts.
         cluster.change(leader=2)
         two = await cluster.start(2)
         await until(lambda: cluster.state.leader in (1, 3) and 2 not in cluster.state.isr)

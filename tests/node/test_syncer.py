@@ -1,4 +1,4 @@
-"""Group commit: one sync covers all that waits, none is started before what it has to cover."""
+"""Group commit: one sync covers every waiting append, and no sync starts before the appends that it must cover."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a traced topic's fetches, produces and watermarks leave behind, and that nothing else does."""
+"""Traced topics record their fetches, produces and watermarks; other topics record nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def set_config(client: Connection, topic: str, name: str, value: str) -> N
 
 
 async def traced(nodes: LocalNodes, is_on: bool = True) -> list[Broker]:
-    """Topic `t` is there, and every node knows whether it is traced."""
+    """Create topic `t` and wait until every node knows whether it is traced."""
     brokers = list(nodes.brokers.values()) or await nodes.start_all()
     client = await nodes.client(brokers[0])
     if "t" not in brokers[0].image.topics:
@@ -235,7 +235,7 @@ def test_a_watermark_that_stands_is_logged_once_and_its_way_to_the_followers_is_
 
 
 def records_of(broker: Broker) -> list[tuple[bytes | None, Trace]]:
-    """What `__chronik_traces` holds, by the log of its leader."""
+    """Return the records of `__chronik_traces` from its leader's log."""
     hosted = broker.partition(TRACES_TOPIC, 0)
     if hosted is None or hosted.leader is None:
         return []

@@ -1,4 +1,4 @@
-"""A log that cannot be opened is no success, and is opened when the disk is well again; nor is one kept for ever."""
+"""A log that cannot be opened is an error until the disk recovers; a deleted log is removed then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class SickDisk(RealDisk):
-    """Makes no folder for logs while it is sick, and renames no file of the node's own."""
+    """While sick, it creates no log folders and renames no file of the node itself."""
 
     is_sick = False
 
@@ -75,7 +75,7 @@ def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(t
 
 
 def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 5134: an error, since its own partitions were not there yet."""
+    """Found by the simulator (three-nodes seed 5134): an error, because its own partitions were not open yet."""
     disk = SickDisk()
 
     async def steps(broker: Broker) -> None:
@@ -87,7 +87,7 @@ def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Pa
 
 
 def test_a_deleted_topics_log_goes_when_the_disk_is_well(tmp_path: Path) -> None:
-    """The simulator's three-nodes seed 4040: one failed write, and the files stayed until the next start."""
+    """Found by the simulator (three-nodes seed 4040): after one failed write, the files stayed until the next start."""
     disk = SickDisk()
 
     async def steps(broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""Lines, levels and components."""
+"""Log lines, levels and components."""
 
 import json
 import logging

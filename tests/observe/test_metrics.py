@@ -1,4 +1,4 @@
-"""What a scrape shows."""
+"""The content of a metrics scrape."""
 
 from prometheus_client.parser import text_string_to_metric_families
 

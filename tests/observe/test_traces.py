@@ -1,4 +1,4 @@
-"""The ring of traces: bounded, readable from anywhere, and honest about what it lost."""
+"""The trace ring: bounded, readable from any position, and explicit about the events that it dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watermark monitoring: when it looks, what it says, and that it says it once."""
+"""Watermark monitoring: when it checks, what it reports, and that it reports each finding once."""
 
 from __future__ import annotations
 

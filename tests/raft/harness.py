@@ -1,7 +1,7 @@
 """A Raft cluster in memory: hosts with clocks and disks, a network that loses, delays and reorders, and an oracle.
 
-Everything comes from one seed. A crash loses what was not written; a write under way at that moment is lost or not, by
-chance. True time is in milliseconds; each host reads it from a clock with its own offset and rate.
+Everything is derived from one seed. A crash loses what was not written; a write in progress at that moment is lost or
+kept at random. True time is in milliseconds; each host reads it from a clock with its own offset and rate.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SETTINGS = RaftSettings(
     trailing_entries=3,
     promotion_lag_entries_max=5,
 )
-"""Small bounds, so that short runs meet them."""
+"""Small bounds, so that short runs reach them."""
 
 STATE = struct.Struct(">QQI")
 
 
 @dataclass(slots=True)
 class Machine:
-    """The state machine: how far it is, how many commands it has seen, and a checksum over all of them in order."""
+    """The state machine: its applied index, its number of commands, and a checksum over all of them in order."""
 
     index: int = 0
     count: int = 0
@@ -68,19 +68,19 @@ class Machine:
 
 @dataclass(slots=True)
 class Faults:
-    """How bad the world is at present; all probabilities are per message or write."""
+    """The current faults; all probabilities are per message or write."""
 
     latency_ms: tuple[float, float] = (0.5, 2.0)
     stray: float = 0.0
-    """A message takes the long way, `stray_ms`, and is overtaken by many."""
+    """A message is delayed by `stray_ms`, and many later messages overtake it."""
     stray_ms: tuple[float, float] = (50.0, 900.0)
     loss: float = 0.0
     duplication: float = 0.0
     write_ms: tuple[float, float] = (0.2, 2.0)
     crash_at_write: float = 0.0
-    """A host dies while writing, or between the write and the messages that wait for it, and soon comes back."""
+    """A host crashes during a write, or between the write and the messages that depend on it, and soon restarts."""
     cut: dict[tuple[int, int], None] = field(default_factory=dict)
-    """Links, by source and target, that lose everything."""
+    """Links, by source and target, that drop every message."""
 
 
 @dataclass(slots=True)
@@ -97,17 +97,17 @@ class Host:
     incarnation: int = 0
     paused_until_ms: float = 0.0
     hangs_until_ms: float = 0.0
-    """Until then its disk takes no write."""
+    """Until then, writes to its disk hang."""
     writing: Ready | None = None
     timer_ms: float | None = None
     heard_ms: dict[int, int] = field(default_factory=dict)
-    """When, by its clock, the node last took in a heartbeat of each term: answers may wait for the disk."""
+    """By term: the local time of the last heartbeat received. Its reply may be sent later, after a disk write."""
     promise: Promise | None = None
     events: list[Event] = field(default_factory=list)
     in_doubt: list[ProposalId] = field(default_factory=list)
     dropped: list[ProposalId] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
-    """By token: where the read was answered, None where it was refused."""
+    """By token: the index at which the read was answered, or None if it was refused."""
 
     def local_ms(self, now_ms: float) -> int:
         return int(self.clock_offset_ms + now_ms * self.clock_rate)
@@ -117,7 +117,7 @@ class Host:
 
 
 class Cluster:
-    """Hosts, the network between them, and time. Public calls are what a test does to it, or asks of it."""
+    """Hosts, the network between them, and time. Public methods are the actions and queries of a test."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Cluster:
         self.hosts: dict[int, Host] = {}
         self.compacts_every: int | None = None
         self.tends_membership = True
-        """Whether leaders carry out what `suggested_change` says, as the node would."""
+        """Whether leaders apply `suggested_change`, as the node would."""
         self.delivered: list[Message] = []
         self.keeps_delivered = False
         self._drift = drift
@@ -188,7 +188,7 @@ class Cluster:
         self._settle(host)
 
     def crash(self, node_id: int) -> None:
-        """Power is cut: memory is lost, and a write under way may or may not have reached the disk."""
+        """Cut the power: memory is lost, and a write in progress may or may not have reached the disk."""
         host = self.hosts[node_id]
         assert host.node is not None
         if host.writing is not None and host.writing.persist is not None and self.random.random() < 0.5:
@@ -203,7 +203,7 @@ class Cluster:
         self.start(node_id)
 
     def wipe(self, node_id: int) -> None:
-        """The host comes back with an empty disk."""
+        """Restart the host with an empty disk."""
         host = self.hosts[node_id]
         if host.node is not None:
             self.crash(node_id)
@@ -211,12 +211,12 @@ class Cluster:
         self.start(node_id)
 
     def pause(self, node_id: int, for_ms: float) -> None:
-        """The process is stopped, and goes on later with all that came in meanwhile."""
+        """Stop the process; it resumes later and receives everything that arrived in between."""
         host = self.hosts[node_id]
         host.paused_until_ms = max(host.paused_until_ms, self.now_ms + for_ms)
 
     def sicken(self, node_id: int, for_ms: float, noticed_after_ms: float) -> None:
-        """The host's disk hangs: writes from now on end when that does. Its node is told, but only after a while."""
+        """Make the host's disk hang: writes complete when the hang ends. The node is notified only after a while."""
         host = self.hosts[node_id]
         end_ms = host.hangs_until_ms = max(host.hangs_until_ms, self.now_ms + for_ms)
 
@@ -244,7 +244,7 @@ class Cluster:
     # The network
 
     def cut_off(self, *node_ids: int) -> None:
-        """These nodes hear each other and nobody else, and the other way round."""
+        """Isolate these nodes: they can reach each other, but no other node, and no other node can reach them."""
         for source in self.hosts:
             for target in self.hosts:
                 if (source in node_ids) != (target in node_ids):
@@ -254,7 +254,7 @@ class Cluster:
         self.faults.cut.clear()
 
     def transmit(self, message: Message) -> None:
-        """Puts a message on the wire, as bytes, with whatever happens to it there."""
+        """Send a message as bytes, subject to the current faults."""
         random, faults = self.random, self.faults
         data = encode_message(message)
         for _ in range(2 if random.random() < faults.duplication else 1):
@@ -317,11 +317,11 @@ class Cluster:
             parts.append(f"{host.node_id}: {what}")
         return ", ".join(parts)
 
-    # What a test asks for
+    # Actions and queries
 
     @property
     def leader(self) -> RaftNode | None:
-        """The leader of the newest term among the nodes that run, if it is established."""
+        """The leader of the newest term among the running nodes, if it is established."""
         leaders = [host.node for host in self.running if host.node is not None and host.node.is_leader]
         newest = max(leaders, key=lambda node: node.term, default=None)
         return newest if newest is not None and newest.leader_lease_until_ms is not None else None
@@ -333,7 +333,7 @@ class Cluster:
         return leader
 
     def propose(self, node_id: int, data: bytes | None = None) -> ProposalId | Refused:
-        """Proposes at a node, by default a command that no other is equal to."""
+        """Propose a command on a node, by default a unique one."""
         self._proposals += 1
         host = self.hosts[node_id]
         data = data if data is not None else b"command %d" % self._proposals
@@ -348,7 +348,7 @@ class Cluster:
         return result
 
     def read(self, node_id: int) -> int:
-        """Asks for a linearizable read; the token under which `Host.reads` will have the answer."""
+        """Request a linearizable read and return the token under which `Host.reads` stores the answer."""
         self._tokens += 1
         host, token = self.hosts[node_id], self._tokens
         self._read_floors[token] = self.oracle.last_committed
@@ -371,7 +371,7 @@ class Cluster:
         self._settle(host)
 
     def commit(self, limit_ms: float = 10_000) -> ProposalId:
-        """A command of its own is proposed, again if need be, until it is committed."""
+        """Propose a unique command, again if necessary, until it is committed."""
         accepted: list[ProposalId] = []
 
         def is_done() -> bool:
@@ -390,7 +390,7 @@ class Cluster:
         return accepted[-1]
 
     def converge(self, limit_ms: float = 10_000) -> None:
-        """The leader has committed its whole log, and every running member has applied it."""
+        """Wait until the leader has committed its whole log and every running member has applied it."""
 
         def is_done() -> bool:
             leader = self.leader
@@ -402,15 +402,15 @@ class Cluster:
 
         self.run_until(is_done, limit_ms)
 
-    # Carrying out
+    # Execution
 
     def _when_awake(self, host: Host, incarnation: int, action: Callable[[RaftNode], None]) -> None:
-        """Does something to a node unless it has died since, and not before a pause of its host ends."""
+        """Run an action on a node unless it has died since, but not before a pause of its host ends."""
         node = host.node
         if node is None or host.incarnation != incarnation:
             return
         if host.paused_until_ms > self.now_ms:
-            # Timers, messages and requests that have piled up are found in any order.
+            # Timers, messages and requests that accumulated during the pause run in any order.
             wake_ms = host.paused_until_ms + self.random.random()
             self._at(wake_ms, lambda: self._when_awake(host, incarnation, action))
             return
@@ -418,7 +418,7 @@ class Cluster:
         self._settle(host)
 
     def _settle(self, host: Host) -> None:
-        """Carries out what the node wants done, checks it, and sets its timer."""
+        """Carry out the node's requested actions, check them, and set its timer."""
         node = host.node
         incarnation = host.incarnation
         if node is None:
@@ -537,7 +537,7 @@ def _memory_store(stored: StoredState) -> MemoryRaftStore:
 
 
 def store_id(node_id: int) -> UUID:
-    """A store id that says whose it is, for logs written by hand."""
+    """Return a store id derived from the node id, for hand-written logs."""
     return UUID(int=node_id)
 
 
@@ -548,7 +548,7 @@ def founded(voters: Iterable[int], learners: Iterable[int] = ()) -> Membership:
 
 
 def log_of(terms: Sequence[int], membership: Membership) -> tuple[Entry, ...]:
-    """A log as the paper's figures draw it: a term for each index from 1 on. The first entry is the membership."""
+    """Build a log as in the paper's figures: a term for each index from 1 on. The first entry is the membership."""
     first = Entry(1, terms[0], EntryKind.MEMBERSHIP, encode_membership(membership))
     rest = [
         Entry(index, term, EntryKind.COMMAND, b"%d in %d" % (index, term))
@@ -560,12 +560,12 @@ def log_of(terms: Sequence[int], membership: Membership) -> tuple[Entry, ...]:
 def stored_log(
     node_id: int, terms: Sequence[int], membership: Membership, *, term: int | None = None, vote: int | None = None
 ) -> StoredState:
-    """What is on the disk of a node with this log; its term is that of its last entry unless said otherwise."""
+    """Return the stored state of a node with this log; its term defaults to that of the last entry."""
     hard_state = HardState(terms[-1] if term is None else term, vote)
     return StoredState(store_id(node_id), hard_state, None, log_of(terms, membership))
 
 
 def log_terms(node: RaftNode) -> list[int]:
-    """The terms of a node's log from index 1 on, or from where it starts."""
+    """Return the terms of a node's log from index 1, or from its first index."""
     terms = [node._state.log.term_at(index) for index in range(1, node.last_index + 1)]
     return [term for term in terms if term is not None]

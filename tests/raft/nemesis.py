@@ -1,4 +1,4 @@
-"""Random runs: clients and faults by chance, from one seed, then peace, in which the cluster must get on its feet."""
+"""Random runs from one seed: random clients and faults. Then all faults end, and the cluster must recover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.raft.oracle import Violation
 from chronik.raft.membership import Demote, Remove
 
 PEACE_MS = 5_000
-"""Within this, from any state, a leader is elected, a command is committed and every member has it."""
+"""Within this time, from any state, a leader is elected, a command is committed and every member has it."""
 
 DRIFT = SETTINGS.clock_drift_percent / 100
 
@@ -22,7 +22,7 @@ MEMBERS = {"wipe": 3, "add": 2, "remove": 2, "demote": 1}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of: how often each action comes, relative to the others."""
+    """The content of a run: how often each action occurs, relative to the others."""
 
     weights: Mapping[str, int]
     steps: int = 100
@@ -32,14 +32,14 @@ class Plan:
 FAULTY = Plan(CLIENTS | FAULTS)
 CHANGING = Plan(CLIENTS | FAULTS | MEMBERS)
 RESTLESS = Plan(CLIENTS | {"restart": 20, "deafen": 10, "heal": 6, "pause": 10, "read": 30, "weather": 1})
-"""Leaders are healthy for some and not for others, or stand still while the world goes on."""
+"""Leaders are reachable by some nodes only, or pause while the other nodes continue."""
 LOSING = Plan(CLIENTS | FAULTS | {"wipe": 12, "split": 8, "cut_one_way": 8}, sizes=(3,))
 """Disks are lost while other nodes lag."""
 HANDED_OVER = Plan(CLIENTS | FAULTS | {"transfer": 25, "cut_one_way": 8, "heal": 12})
-"""Leaders come and go at once, while some do not hear of it."""
+"""Leadership changes often, while some nodes do not hear of it."""
 
 SICK = Plan(CLIENTS | FAULTS | {"sicken": 15, "crash": 3})
-"""Disks hang for a while, those of leaders above all."""
+"""Disks hang for a while, mostly those of leaders."""
 
 
 class Nemesis:
@@ -64,7 +64,7 @@ class Nemesis:
         self.make_peace()
 
     def make_peace(self) -> None:
-        """All faults end; within bounds the cluster is whole again."""
+        """End all faults; the cluster must recover within a bound."""
         cluster = self.cluster
         cluster.faults = type(cluster.faults)()
         for host in list(cluster.hosts.values()):
@@ -79,10 +79,10 @@ class Nemesis:
     # Clients
 
     def _nothing(self) -> None:
-        """Time alone goes by."""
+        """Only let time pass."""
 
     def _propose(self) -> None:
-        """At whoever thinks that it leads, be it out of date."""
+        """Propose on a random node that believes it is the leader, even an outdated one."""
         leaders = [host.node_id for host in self.cluster.running if host.node is not None and host.node.is_leader]
         if leaders:
             self.cluster.propose(self.cluster.random.choice(leaders))
@@ -109,13 +109,13 @@ class Nemesis:
             self.cluster.start(self.cluster.random.choice(down))
 
     def _restart(self) -> None:
-        """The process is killed and at once back."""
+        """Kill the process and restart it immediately."""
         running = [host.node_id for host in self.cluster.running]
         if running:
             self.cluster.restart(self.cluster.random.choice(running))
 
     def _deafen(self) -> None:
-        """One node does not hear the leader, and grows impatient."""
+        """Drop the leader's messages to one node, so that its election timeout expires."""
         leader = self.cluster.leader
         if leader is not None:
             others = [each for each in self.cluster.hosts if each != leader.node_id]
@@ -134,7 +134,7 @@ class Nemesis:
         self.cluster.heal()
 
     def _pause(self) -> None:
-        """Leaders above all: they are the ones who may not know what happened meanwhile."""
+        """Pause a node, mostly the leader, because a paused leader may miss what happens in the meantime."""
         cluster = self.cluster
         leader = cluster.leader
         others = list(cluster.hosts)
@@ -142,7 +142,7 @@ class Nemesis:
         cluster.pause(node_id or cluster.random.choice(others), cluster.random.choice([50, 300, 1_000]))
 
     def _sicken(self) -> None:
-        """A disk hangs; the node notices before it is over, or only after."""
+        """Make a disk hang; the node notices during the hang, or only afterwards."""
         random, cluster = self.cluster.random, self.cluster
         leader = cluster.leader
         node_id = leader.node_id if leader is not None and random.random() < 0.7 else None
@@ -155,7 +155,7 @@ class Nemesis:
             self.cluster.transfer(leader.node_id, self.cluster.random.choice([None, *targets]))
 
     def _weather(self) -> None:
-        """Another network and other disks."""
+        """Choose new network and disk conditions."""
         random, faults = self.cluster.random, self.cluster.faults
         faults.latency_ms = random.choice([(0.5, 2.0), (0.5, 2.0), (1.0, 20.0), (10.0, 100.0)])
         faults.stray = random.choice([0.0, 0.05, 0.2])
@@ -167,7 +167,7 @@ class Nemesis:
     # Members
 
     def _may_lose_one(self) -> bool:
-        """Whether no store is missing at present, so that one may be lost without losing a majority."""
+        """Return whether every voter has its store, so that losing one store keeps a majority."""
         leader = self.cluster.leader
         if leader is None or leader._state.members.index > leader.commit_index:
             return False
@@ -185,7 +185,7 @@ class Nemesis:
             self._next_id += 1
 
     def _remove(self) -> None:
-        """Any member, the leader too; its host is switched off some time after."""
+        """Remove any member, even the leader; its host is switched off some time later."""
         leader = self.cluster.leader
         if leader is not None and self._may_lose_one() and len(self.cluster.hosts) > 3:
             target = self.cluster.random.choice(leader.membership.members).node_id
@@ -197,7 +197,7 @@ class Nemesis:
             self.cluster.change(leader.node_id, Demote(self.cluster.random.choice(leader.membership.voters).node_id))
 
     def _let_go(self) -> None:
-        """Hosts that a committed change has removed go away."""
+        """Delete hosts that a committed change has removed."""
         leader = self.cluster.leader
         if leader is None or leader._state.members.index > leader.commit_index:
             return
@@ -210,7 +210,7 @@ class Nemesis:
 
 
 def random_run(seed: int, plan: Plan, make: Callable[..., Cluster] = Cluster) -> Cluster:
-    """One run from `seed`; a Violation, or an error of the core, is the failure that the seed replays."""
+    """Run from `seed`. A failure is a Violation or an error of the core; the same seed replays it."""
     size = plan.sizes[seed % len(plan.sizes)]
     cluster = make(size, seed, drift=DRIFT, voters_max=size)
     Nemesis(cluster, plan).run()
@@ -218,7 +218,7 @@ def random_run(seed: int, plan: Plan, make: Callable[..., Cluster] = Cluster) ->
 
 
 def flapping_run(seed: int, make: Callable[..., Cluster] = Cluster) -> Cluster:
-    """One node at a time loses touch and comes back; the others hear their leader all the while, and must keep it."""
+    """Isolate and reconnect one node at a time; the other nodes always hear their leader, and must keep it."""
     cluster = make(3, seed, drift=DRIFT)
     leader = cluster.elect()
     cluster.converge()

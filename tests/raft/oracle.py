@@ -1,7 +1,7 @@
-"""What must be true of a Raft cluster at every moment, checked while it runs.
+"""The properties of a Raft cluster that must always hold, checked while it runs.
 
-The properties are those of the paper's figures 2 and 3, and those that the node relies on: reads, the lease, and the
-outcome of proposals. `Violation` names the one that fails.
+They are those of the paper's figures 2 and 3, and those that the node relies on: reads, the lease, and the
+outcome of proposals. `Violation` names the property that fails.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from chronik.raft.node import RaftNode
 from chronik.raft.ready import Persist, ProposalId
 
 Disks: TypeAlias = Mapping[int, StoredState]
-"""What each host's store holds at this moment."""
+"""The current content of each host's store."""
 
 
 class Promise(NamedTuple):
-    """A node has answered a heartbeat of `term` that it took in at `heard_ms` by its clock."""
+    """A node has answered a heartbeat of `term` that it received at `heard_ms` on its own clock."""
 
     term: int
     heard_ms: int
 
 
 class Violation(AssertionError):
-    """A property that does not hold; the first words say which."""
+    """A violated property; the message starts with its name."""
 
 
 class Oracle:
-    """Sees every host after every event, every message as it is sent, and every write. One per cluster."""
+    """Observes every host after every event, every message when it is sent, and every write. One per cluster."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, tuple[int, UUID]] = {}
@@ -58,7 +58,7 @@ class Oracle:
                 raise Violation(f"leader completeness: leader {node.node_id} of {node.term} lacks committed {index}")
 
     def check_lease(self, node: RaftNode) -> None:
-        """A node that holds a lease is the only one that can lead."""
+        """Check that no newer leader exists while a node holds a lease."""
         newest = max(self.leaders)
         if newest > node.term:
             raise Violation(f"lease: {node.node_id} of term {node.term} holds it while term {newest} has a leader")
@@ -66,7 +66,7 @@ class Oracle:
     # Messages and writes
 
     def sent(self, message: Message, stored: StoredState) -> None:
-        """What a node says must be on its disk, unless the disk has gone on to a later term since."""
+        """Check that what a node sends is on its disk, unless the disk already has a later term."""
         body, term = message.body, stored.hard_state.term
         is_pre_vote = getattr(body, "is_pre_vote", False)
         if is_pre_vote or isinstance(body, Hello | HelloReply):
@@ -85,7 +85,7 @@ class Oracle:
                 raise Violation(f"durability: {message.source} acknowledges {body.index}, its disk ends at {last}")
 
     def persisting(self, stored: StoredState, persist: Persist) -> None:
-        """Log matching, by induction: index and term name one entry, and the term of the one before it."""
+        """Check log matching by induction: index and term identify one entry and the term of its predecessor."""
         if not persist.entries:
             return
         terms = {entry.index: entry.term for entry in stored.entries}
@@ -99,7 +99,7 @@ class Oracle:
             prev_term = entry.term
 
     def voting(self, message: Message, promise: Promise | None, local_ms: int, timeout_ms: int) -> None:
-        """Who answered a leader's heartbeat is patient for an election timeout, unless that leader hands over."""
+        """Check that a node that answered a heartbeat grants no vote for an election timeout, except for a transfer."""
         body = message.body
         if isinstance(body, VoteRequest) and body.is_transfer:
             self._transfers[(message.source_store, message.term)] = None
@@ -114,7 +114,7 @@ class Oracle:
     # Commitment
 
     def stepped(self, node: RaftNode, store: UUID, disks: Disks, local_ms: int) -> None:
-        """After each event of a node: what it holds to be committed, and what it says of its lease."""
+        """Check what a node considers committed, and its lease, after each of its events."""
         log = node._state.log
         seen = self._seen_commit.get(store, 0)
         if node.commit_index > seen:
@@ -140,19 +140,19 @@ class Oracle:
         self.last_committed = max(self.last_committed, entry.index)
 
     def _check_majority(self, leader: RaftNode, disks: Disks) -> None:
-        """What a leader commits is of its own term, and on the disks of a majority."""
+        """Check that a leader commits an entry of its own term that is on the disks of a majority."""
         index = leader.commit_index
         if leader._state.log.term_at(index) != leader.term:
             raise Violation(f"commitment: the leader of {leader.term} commits {index}, which is of another term")
         voters = leader.membership.voters
-        # A store that was lost since it acknowledged is not held against the leader.
+        # A store that was lost after its acknowledgement is not the leader's fault.
         lost = [voter for voter in voters if _store(disks, voter.node_id) != voter.store]
         has_it = [voter for voter in voters if voter not in lost and _holds(disks[voter.node_id], index, leader.term)]
         if 2 * (len(has_it) + len(lost)) <= len(voters):
             raise Violation(f"commitment: {index} is on {len(has_it)} of {len(voters)} disks")
 
     def applied(self, index: int, state: int) -> None:
-        """State machine safety: whoever has applied `index`, by entries or by a snapshot, is in the same state."""
+        """Check state machine safety: all nodes that applied `index`, by entries or a snapshot, have the same state."""
         known = self._states.setdefault(index, state)
         if known != state:
             raise Violation(f"state machine safety: two states after entry {index}")

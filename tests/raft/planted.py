@@ -1,6 +1,6 @@
-"""Bugs to plant, one at a time, so that the random runs show that they can fail. None of this is in the core.
+"""Bugs to plant, one at a time, which prove that the random runs can fail. None of this is in the core.
 
-Each bug is a function that breaks something for the length of a test and gives what makes a cluster with it.
+Each bug is a function that breaks something for the duration of a test and returns a factory for clusters with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Maker = Callable[..., Cluster]
 
 
 class ForgetfulStore(MemoryRaftStore):
-    """Keeps everything but the vote."""
+    """Persists everything except the vote."""
 
     def persist(self, persist: Persist) -> None:
         state = msgspec.structs.replace(persist.hard_state, vote=None)
@@ -32,7 +32,7 @@ class ForgetfulStore(MemoryRaftStore):
 
 
 class SameIdCluster(Cluster):
-    """A host that lost its disk comes back as if it were the old one."""
+    """A host that lost its disk restarts with its old store id."""
 
     def wipe(self, node_id: int) -> None:
         store_id = self.hosts[node_id].store.stored.store_id
@@ -83,7 +83,7 @@ def votes_go_to_shorter_logs(patch: MonkeyPatch) -> Maker:
 
 
 def appends_cut_what_is_known(patch: MonkeyPatch) -> Maker:
-    """As in a package that was tried and refused: the log is cut at each append, whether it differs there or not."""
+    """As in a package that was evaluated and rejected: every append truncates the log, even if the entries match."""
 
     def merge(self: RaftState, entries: tuple[Entry, ...]) -> None:
         if entries:

@@ -1,4 +1,4 @@
-"""One node on a stage of its own: the test speaks for all its peers, and says when a write is done."""
+"""One node in isolation: the test acts for all its peers and completes its writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREE = founded((1, 2, 3))
 
 
 class Solo:
-    """Node 1, unless said otherwise. `sent` has the messages that have gone out, oldest first."""
+    """Node 1 by default. `sent` holds the messages that were sent, oldest first."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Solo:
     ) -> None:
         self.now_ms = now_ms
         self.writes = writes
-        """Whether writes are done at once; otherwise when `write` is called."""
+        """Whether writes complete immediately; otherwise `write` completes them."""
         stored = stored or stored_log(node_id, [1], THREE)
         self.store = MemoryRaftStore(stored.store_id)
         self.store.stored = stored
@@ -48,10 +48,10 @@ class Solo:
         self.writing: Ready | None = None
         self.settle()
 
-    # What the test does
+    # Actions
 
     def hear(self, source: int, term: int, body: Body, *, store: int | None = None) -> list[Message]:
-        """A message comes in; what goes out because of it."""
+        """Deliver a message and return the messages that the node sends in response."""
         count = len(self.sent)
         source_store = store_id(source if store is None else store)
         message = Message(source, source_store, self.node.node_id, self.store.stored.store_id, term, body)
@@ -60,7 +60,7 @@ class Solo:
         return self.sent[count:]
 
     def wait(self, duration_ms: int) -> list[Message]:
-        """Time passes, and timers go off as they are due."""
+        """Advance the clock, firing timers when they are due."""
         count = len(self.sent)
         end_ms = self.now_ms + duration_ms
         while (deadline_ms := self.node.next_deadline_ms()) is not None and deadline_ms <= end_ms:
@@ -71,7 +71,7 @@ class Solo:
         return self.sent[count:]
 
     def write(self) -> list[Message]:
-        """The write under way is durable; what goes out because of it."""
+        """Complete the pending write and return the messages that the node sends after it."""
         count = len(self.sent)
         ready = self.writing
         assert ready is not None and ready.persist is not None
@@ -93,13 +93,13 @@ class Solo:
             self._carry_out(ready)
 
     def restarted(self, now_ms: int | None = None) -> Solo:
-        """The same node after a crash, with what was written."""
+        """Return the same node after a crash, with what was written."""
         return Solo(self.store.stored, node_id=self.node.node_id, now_ms=self.now_ms if now_ms is None else now_ms)
 
-    # Short ways
+    # Shortcuts
 
     def stand(self) -> list[Message]:
-        """Lets the node wait until it asks for pre-votes; returns what it sent."""
+        """Advance the clock until the node requests pre-votes; return what it sent."""
         count = len(self.sent)
         while self.node.role is RoleKind.FOLLOWER:
             deadline_ms = self.node.next_deadline_ms()
@@ -108,7 +108,7 @@ class Solo:
         return self.sent[count:]
 
     def lead(self, *, establish: bool = True) -> None:
-        """Makes the node leader with the vote of node 2, which also takes its first entry if asked to."""
+        """Make the node leader with the vote of node 2, which also acknowledges its first entry if requested."""
         self.stand()
         self.hear(2, self.node.term + 1, VoteReply(True, is_pre_vote=True))
         self.hear(2, self.node.term, VoteReply(True))
@@ -121,12 +121,12 @@ class Solo:
         return self.hear(source, self.node.term, AppendReply(self.node.last_index if index is None else index))
 
     def beat(self, source: int) -> list[Message]:
-        """A peer answers the latest round of heartbeats."""
+        """Let a peer answer the latest round of heartbeats."""
         rounds = [message.body.round for message in self.sent if isinstance(message.body, Heartbeat)]
         return self.hear(source, self.node.term, HeartbeatReply(rounds[-1]))
 
     def append(self, term: int, prev: tuple[int, int], entries: tuple[Entry, ...], commit: int = 0) -> list[Message]:
-        """Node 2, as leader of `term`, sends entries."""
+        """Send entries from node 2, as leader of `term`."""
         return self.hear(2, term, Append(prev[0], prev[1], entries, commit))
 
     @property

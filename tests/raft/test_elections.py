@@ -1,4 +1,4 @@
-"""Pre-vote, check-quorum, patience with a leader, the lease, and handing leadership over."""
+"""Pre-vote, check-quorum, votes refused while a leader is alive, the lease, and leadership transfer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_node_asks_again_while_its_pre_votes_are_not_granted_without_raising_t
     assert solo.node.term == 1
 
 
-# Patience
+# Votes while a leader is alive
 
 
 def test_votes_are_refused_while_a_leader_is_heard() -> None:
@@ -154,7 +154,7 @@ def test_a_leader_that_stood_still_has_no_lease_when_it_goes_on() -> None:
     assert lease_ms < cluster.hosts[leader.node_id].local_ms(cluster.now_ms)
 
 
-# Handing over
+# Leadership transfer
 
 
 def test_leadership_is_handed_over_without_waiting_for_a_timeout() -> None:

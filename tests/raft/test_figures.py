@@ -1,4 +1,4 @@
-"""The figures of the Raft paper, drawn as logs of terms and then played."""
+"""The figures of the Raft paper: their logs, written as lists of terms, and the scenarios they show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.raft.solo import Solo, bodies
 
 from chronik.raft.messages import Append, VoteReply, VoteRequest
 
-# Figure 7: the log of the leader of term 8 as it comes to power, and what its followers may have.
+# Figure 7: the log of the leader when it is elected for term 8, and the possible logs of its followers.
 FIGURE_7_LEADER = [1, 1, 1, 4, 4, 5, 5, 6, 6, 6]
 FIGURE_7_FOLLOWERS = {
     "a, which lacks an entry": [1, 1, 1, 4, 4, 5, 5, 6, 6],
@@ -30,7 +30,7 @@ def test_a_leader_brings_every_log_of_figure_7_to_its_own(follower: list[int]) -
         3: stored_log(3, follower, VOTERS, term=7),
     }
     cluster = Cluster(stored=stored, seed=1)
-    # Node 3 only follows: with the log of (d) it would win, and nobody would have to cut anything.
+    # Node 3 only follows: with the log of (d) it would win, and no log would be truncated.
     cluster.cut_off(3)
     leader = cluster.elect()
     assert leader.term == 8
@@ -40,7 +40,7 @@ def test_a_leader_brings_every_log_of_figure_7_to_its_own(follower: list[int]) -
 
 
 def test_with_the_logs_of_figure_7_only_those_that_are_up_to_date_can_win() -> None:
-    """(a) and (c) and (d) may be elected by a majority, (b), (e) and (f) never."""
+    """(a), (c) and (d) can win a majority; (b), (e) and (f) never can."""
     logs = [FIGURE_7_LEADER, *FIGURE_7_FOLLOWERS.values()]
     voters = founded(range(1, 8))
     stored = {number: stored_log(number, log, voters, term=7) for number, log in enumerate(logs, start=1)}
@@ -56,7 +56,7 @@ FIVE = founded(range(1, 6))
 
 
 def s1_leads_in_term_4() -> Solo:
-    """Figure 8 (c): S1, which led in term 2, leads again; S2 has its entry of term 2, the others have not."""
+    """Figure 8 (c): S1, the leader of term 2, leads again; only S2 has its entry of term 2."""
     solo = Solo(stored_log(1, [1, 2], FIVE, term=3))
     solo.stand()
     for peer in (2, 3):
@@ -68,7 +68,7 @@ def s1_leads_in_term_4() -> Solo:
 
 
 def test_an_entry_of_an_old_term_is_not_committed_by_counting_replicas() -> None:
-    """Figure 8 (c): the entry of term 2 is on S1, S2 and S3, a majority, and yet S5 may overwrite it."""
+    """Figure 8 (c): the entry of term 2 is on a majority (S1, S2 and S3), but S5 may still overwrite it."""
     solo = s1_leads_in_term_4()
     solo.acknowledge(2, index=2)
     solo.acknowledge(3, index=2)
@@ -76,14 +76,14 @@ def test_an_entry_of_an_old_term_is_not_committed_by_counting_replicas() -> None
 
 
 def test_an_entry_that_is_not_committed_may_be_overwritten_on_a_majority() -> None:
-    """Figure 8 (d): S3 takes the entry of term 3 from S5 in the place of the one of term 2."""
+    """Figure 8 (d): S3 replaces its entry of term 2 with S5's entry of term 3."""
     s3 = Solo(stored_log(3, [1, 2], FIVE, term=4), node_id=3)
     s3.hear(5, 5, Append(1, 1, (log_of([1, 3], FIVE)[1],), 0))
     assert log_terms(s3.node) == [1, 3]
 
 
 def test_an_entry_of_the_own_term_commits_all_before_it() -> None:
-    """Figure 8 (e): with an entry of term 4 on a majority, that of term 2 is committed too, and S5 cannot win."""
+    """Figure 8 (e): an entry of term 4 on a majority also commits the entry of term 2, and S5 cannot win."""
     solo = s1_leads_in_term_4()
     solo.acknowledge(2, index=3)
     solo.acknowledge(3, index=3)

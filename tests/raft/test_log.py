@@ -1,4 +1,4 @@
-"""The log in memory agrees with what a store would have, whatever is cut, compacted or replaced while it writes."""
+"""The in-memory log agrees with its store, whatever is truncated, compacted or replaced during a write."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_a_write_that_a_snapshot_overtook_says_nothing_of_the_new_log() -> None:
 
 
 class LogAndStore(RuleBasedStateMachine):
-    """A log and the store that it tells what to write, with one write under way at most.
+    """A log and the store that persists it, with at most one write in progress.
 
-    Invariant: up to `durable_index` the store holds what the log says; after a write with nothing left, all of it.
+    Invariant: the store equals the log up to `durable_index`, and entirely after a write that leaves nothing pending.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class LogAndStore(RuleBasedStateMachine):
     @precondition(lambda self: self.writing is None)
     @rule()
     def crash(self) -> None:
-        """What is on disk makes a log again, and it is all durable."""
+        """Rebuild the log from disk; all of it is durable."""
         self.log = RaftLog(self.stored.snapshot, self.stored.entries)
         assert self.log.durable_index == self.log.last_index
         self.term += 1

@@ -1,4 +1,4 @@
-"""Members come, go, and come back with an empty disk, one voter at a time."""
+"""Members join, leave, and return with an empty disk, one voter at a time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_one_change_may_be_uncommitted_at_a_time() -> None:
 
 
 def test_a_leader_changes_nothing_before_an_entry_of_its_term_is_committed() -> None:
-    """Else two leaders in turn could each start from the same membership, and their majorities need not meet."""
+    """Otherwise two successive leaders could start from the same membership, with majorities that do not overlap."""
     solo = Solo()
     solo.lead(establish=False)
     assert refusal(solo.node.propose_membership(Remove(3), solo.now_ms)) is Reason.NOT_ESTABLISHED
@@ -190,7 +190,7 @@ def test_a_leader_that_is_removed_commits_that_without_its_own_vote_and_steps_do
 
 
 def test_a_node_whose_own_removal_is_not_committed_may_be_elected_to_commit_it() -> None:
-    """Of two nodes the one that is being removed has the longer log: nobody else can win."""
+    """Of two nodes, the one that is being removed has the longer log, so the other node cannot win."""
     membership = founded((1, 2))
     solo = led(membership)
     solo.node.propose_membership(Remove(1), solo.now_ms)
@@ -269,7 +269,7 @@ def test_an_empty_node_ignores_what_a_lost_store_has_on_its_way() -> None:
     assert bodies(solo.hear(1, 2, VoteRequest(1, 1), store=12)) == [VoteReply(True)]
 
 
-# A store that was lost
+# Lost stores
 
 
 def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_when_it_has_caught_up() -> None:
@@ -303,7 +303,7 @@ def test_a_founder_with_an_empty_disk_joins_the_cluster_that_it_founded() -> Non
 
 
 def test_a_lost_store_cannot_help_to_elect_who_lacks_what_it_had_acknowledged() -> None:
-    """Committed on 1 and 2, not on 3; then 2 loses its disk and 1 is down. Nobody may lead."""
+    """An entry is committed on 1 and 2, not on 3. Then 2 loses its disk and 1 is down: no node may lead."""
     cluster = Cluster(seed=7)
     cluster.tends_membership = False
     leader = cluster.elect()
@@ -323,7 +323,7 @@ def test_a_lost_store_cannot_help_to_elect_who_lacks_what_it_had_acknowledged() 
 
 
 def test_a_node_whose_admission_was_taken_back_asks_again() -> None:
-    """The leader that added it is gone with the change; the node has entries by now, and is nobody's member."""
+    """The leader that added the node is lost with the change. The node has entries by now, but is not a member."""
     cluster = Cluster(seed=8)
     leader = cluster.elect()
     cluster.converge()
@@ -365,7 +365,7 @@ def test_a_follower_passes_a_hello_on_to_the_leader_once() -> None:
     assert solo.hear(3, 0, Hello(4, store_id(4), "host-4", is_relayed=True)) == []
 
 
-# What a leader should do next
+# Suggested changes
 
 
 def test_a_lost_vote_is_dealt_with_before_anything_else() -> None:

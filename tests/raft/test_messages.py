@@ -1,4 +1,4 @@
-"""Messages on the wire: they come back as they were, a newer sender is understood, and nonsense is refused."""
+"""Wire messages: they round-trip, messages of a newer version are understood, and invalid ones are refused."""
 
 from __future__ import annotations
 

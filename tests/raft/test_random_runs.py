@@ -1,4 +1,4 @@
-"""Random runs under faults keep every property of the oracle, replay exactly, and find the bugs that are planted."""
+"""Random runs under faults satisfy every property of the oracle, replay exactly, and find the planted bugs."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_a_node_that_comes_and_goes_does_not_cost_the_others_their_leader() -> N
         flapping_run(seed)
 
 
-# Replaying
+# Replays
 
 
 def fingerprint(seed: int) -> int:
-    """What a run led to, in one number."""
+    """Return the result of a run as one number."""
     cluster = random_run(seed, CHANGING)
     logs = [str(cluster.oracle.committed[index]) for index in sorted(cluster.oracle.committed)]
     return zlib.crc32(f"{cluster.now_ms} {cluster.describe()} {logs}".encode())
@@ -94,7 +94,7 @@ BUGS: list[tuple[Bug, Plan, int]] = [
     (planted.reads_ask_nobody, RESTLESS, 40),
     (planted.lost_disks_go_unnoticed, LOSING, 30),
 ]
-"""Each with the plan and the number of seeds within which it must be found: about three times what it takes."""
+"""Each bug with its plan and the maximum number of seeds to find it: about three times the number needed."""
 
 
 @pytest.mark.parametrize(("bug", "plan", "seeds"), BUGS, ids=[bug.__name__ for bug, _, _ in BUGS])

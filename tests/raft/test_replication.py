@@ -1,4 +1,4 @@
-"""How a leader brings its log to its peers: backing off, in a bounded stream, and by snapshots."""
+"""How a leader replicates its log to its peers: backing off, in a bounded stream, and by snapshots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_hint_of_a_short_log_is_where_the_leader_goes_on() -> None:
 
 
 def test_a_whole_term_is_passed_over_at_once() -> None:
-    """The follower has entries of term 2 where the leader has none: one answer leads back before all of them."""
+    """The follower has entries of term 2, which the leader lacks: one reply moves back before all of them."""
     solo = leader([1, 1, 4, 4, 4, 4, 4, 4, 4, 4])
     solo.hear(3, solo.node.term, AppendReply(10, True, hint_index=8, hint_term=2))
     assert appends(solo, 3)[-1].prev_index == 2
@@ -64,7 +64,7 @@ def test_a_rejection_that_was_overtaken_is_not_heeded() -> None:
 
 
 def test_a_peer_on_an_older_copy_of_its_store_gets_its_entries_again() -> None:
-    """It acknowledged everything, and its answer to a probe shows that most of that is gone."""
+    """The peer acknowledged everything, but its reply to a probe shows that most of it is lost."""
     solo = leader([1] * 10)
     solo.acknowledge(3)
     solo.propose()
@@ -175,7 +175,7 @@ def chunks(snapshot: Snapshot) -> list[SnapshotChunk]:
 
 
 def with_snapshot() -> Solo:
-    """A leader whose log starts after a snapshot."""
+    """Create a leader whose log starts after a snapshot."""
     entries = tuple(entry for entry in log_of([1] * 10 + [3, 3], THREE) if entry.index > 10)
     stored = StoredState(store_id(1), snapshot=SNAPSHOT, entries=entries)
     solo = Solo(stored)
@@ -302,7 +302,7 @@ def test_a_follower_far_behind_catches_up_by_a_snapshot_while_others_go_on() -> 
 
 
 def test_heartbeat_answers_do_not_name_positions() -> None:
-    """They may go before the log is durable, so they must say nothing of it."""
+    """They may be sent before the log is durable, so they must not contain any index."""
     assert set(HeartbeatReply.__struct_fields__) == {"round"}
 
 

@@ -1,4 +1,4 @@
-"""The rules of the paper's figure 2, and when a node may speak of what it has not written yet."""
+"""The rules of the paper's figure 2, and which messages a node may send before its state is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def entry(index: int, term: int) -> Entry:
 
 
 def impatient(terms: list[int], *, term: int | None = None, vote: int | None = None) -> Solo:
-    """A follower with this log that has not heard a leader for long enough to vote."""
+    """Create a follower with this log, whose last contact with a leader is old enough for it to vote."""
     solo = Solo(stored_log(1, terms, THREE, term=term, vote=vote))
     solo.now_ms += TIMEOUT_MS
     return solo

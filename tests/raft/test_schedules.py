@@ -1,7 +1,7 @@
-"""Three nodes under schedules that hypothesis picks step by step, and shrinks when one breaks a property.
+"""Three nodes under schedules that hypothesis builds step by step, and shrinks when one breaks a property.
 
-Nothing happens by itself here: each message is delivered, lost or doubled, each write finished, each timer fired by a
-rule. The random runs cover more ground; this finds the short stories.
+Nothing happens by itself: a rule delivers, drops or duplicates each message, completes each write, and fires each
+timer. The random runs cover more states; this test finds short counterexamples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ groups = st.sampled_from([(1, 2), (1, 3), (2, 3), VOTERS])
 
 
 class HandPlayed(Cluster):
-    """A cluster whose messages, writes and timers wait for a hand."""
+    """A cluster whose messages, writes and timers are triggered by the test."""
 
     def __init__(self) -> None:
         self.wire: list[Message] = []
@@ -36,7 +36,7 @@ class HandPlayed(Cluster):
         host.writing = ready
 
     def _set_timer(self, host: Host, node: RaftNode) -> None:
-        """Timers go off when `fire` says so."""
+        """Do nothing: `fire` triggers the timers."""
 
     def deliver(self, message: Message) -> None:
         host = self.hosts[message.target]
@@ -48,7 +48,7 @@ class HandPlayed(Cluster):
             self._when_awake(host, host.incarnation, lambda node: self._written(host, node))
 
     def fire(self, node_id: int) -> None:
-        """Time passes until this node's timer is due."""
+        """Advance the clock until this node's timer is due, and fire it."""
         host = self.hosts[node_id]
         deadline_ms = None if host.node is None else host.node.next_deadline_ms()
         if deadline_ms is not None:
@@ -57,7 +57,7 @@ class HandPlayed(Cluster):
 
 
 class Schedules(RuleBasedStateMachine):
-    """The oracle is asked after every step; at the end the cluster must be able to go on."""
+    """The oracle checks every step; at the end, the cluster must be able to make progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.wire)
     @rule(data=st.data())
     def message_arrives(self, data: st.DataObject) -> None:
-        """Any of those on the wire, in any order."""
+        """Deliver any message on the wire, in any order."""
         wire = self.cluster.wire
         self.cluster.deliver(wire.pop(data.draw(st.integers(0, len(wire) - 1))))
 
@@ -88,7 +88,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(group=groups)
     def all_goes_well_for_a_moment_within(self, group: tuple[int, ...]) -> None:
-        """Else hardly any schedule would get as far as a leader. What others sent stays on the wire."""
+        """Without this, hardly any schedule would elect a leader. Messages of other nodes stay on the wire."""
         wire = self.cluster.wire
         for _ in range(4):
             for node_id in group:
@@ -128,7 +128,7 @@ class Schedules(RuleBasedStateMachine):
             self.cluster.compact(node_id)
 
     def teardown(self) -> None:
-        """A leader emerges and commits, within a bounded number of fair rounds."""
+        """A leader is elected and commits, within a bounded number of fair rounds."""
         cluster = self.cluster
         committed = cluster.oracle.last_committed
         for step in range(200):

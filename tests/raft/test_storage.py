@@ -1,4 +1,4 @@
-"""A node whose store fails or hangs: it makes way where a majority can do without it, and does not campaign."""
+"""A node whose store fails or hangs: it steps down if a majority can continue without it, and does not campaign."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Three replicas of one partition, a controller, and everything that can go wrong between them, from one seed.
+"""Three replicas of one partition, a controller, and every fault between them, from one seed.
 
-The replicas run the real state machines over logs that are lists. Around them: messages that are late, lost or out of
-order, syncs that take time, crashes that cost what was not synced, metadata that reaches each node in its own time, and
-leaders that were replaced and do not know. After each step an oracle compares what was shown to be committed with what
-the logs hold. `Bugs` are mistakes that a test plants, to see the oracle find them.
+The replicas run the real state machines over logs that are lists. The model adds messages that are delayed, lost or
+reordered, slow syncs, crashes that lose unsynced records, metadata that reaches each node at its own time, and
+leaders that do not know they were replaced. After each step, an oracle compares the records exposed as committed with
+the logs. `Bugs` are mistakes that a test plants, to check that the oracle finds them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAG_MS_MAX = 300
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """A broken guarantee."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Fetch(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """`fetch` is what it answers; None for `answer` is an error, after which the follower asks again."""
+    """The response to `fetch`. An `answer` of None is an error, after which the follower fetches again."""
 
     fetch: Fetch
     answer: Answer | None
@@ -97,7 +97,7 @@ class Node:
     leader: PartitionLeader | None = None
     follower: PartitionFollower | None = None
     shown: int = 0
-    """The watermark up to which the oracle has looked."""
+    """The high watermark up to which the oracle has checked."""
     syncing: int | None = None
     heard_ms: dict[int, int] = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ class Node:
 
 
 class EagerIsr(InSyncReplicas):
-    """Believes that what it proposed is true."""
+    """Treats its proposal as committed."""
 
     def propose(self, isr: object) -> None:
         super().propose(isr)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ class EagerIsr(InSyncReplicas):
 
 
 class LazyIsr(InSyncReplicas):
-    """Does not count additions before they are committed."""
+    """Ignores additions until they are committed."""
 
     def propose(self, isr: object) -> None:
         super().propose(isr)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ class LazyIsr(InSyncReplicas):
 
 
 class HastyLeader(PartitionLeader):
-    """Takes its own end for the watermark."""
+    """Uses its own log end as the high watermark."""
 
     def _advance(self) -> bool:
         rose = self._own_end > self.high_watermark
@@ -193,7 +193,7 @@ class Cluster:
             self.look()
 
     def calm_down(self) -> None:
-        """No more faults: all that was appended gets committed, and all replicas are alike."""
+        """End all faults: every appended record is committed, and all replicas become identical."""
         for node in NODES:
             if not self.nodes[node].is_up:
                 self._start(self.nodes[node])
@@ -348,7 +348,7 @@ class Cluster:
         return node.synced if self.is_synced_mode else len(node.records)
 
     def hand_over(self) -> None:
-        """A leader gives up its leadership in favour of one that has everything."""
+        """Transfer leadership from a leader to a replica that has every record."""
         node = self.pick(lambda node: node.leader is not None)
         if node is None or node.leader is None:
             return
@@ -370,7 +370,7 @@ class Cluster:
             self.proposals.append((node.id, proposed))
 
     def deliver_proposal(self) -> None:
-        """The controller decides; the answer may be lost, the question too."""
+        """Deliver a proposal to the controller; the proposal or the response may be lost."""
         if not self.proposals:
             return
         proposer, proposed = self.proposals.pop(self.random.randrange(len(self.proposals)))
@@ -380,7 +380,7 @@ class Cluster:
         if leader is not None and leader.leader_epoch == proposed.leader_epoch:
             leader.proposal_ended(proposed.partition_epoch, is_committed and fate >= 0.3, self.now_ms)
         if fate >= 0.9:
-            # Whoever carried it sent it twice.
+            # The sender transmitted it twice.
             self.proposals.append((proposer, proposed))
 
     def decide(self, proposer: int, proposed: ProposedIsr) -> bool:
@@ -435,7 +435,7 @@ class Cluster:
         if state.leader != node.id:
             node.follower = PartitionFollower(state.leader, state.leader_epoch, watermark)
             if not self.bugs.keeps_unused_epochs:
-                # It may have led without writing; what it is sent now may be older than that.
+                # The node may have led an epoch without writing, and now receive records of an older epoch.
                 node.epochs.truncate_to(len(node.records))
             if self.bugs.truncates_by_watermark:
                 node.truncate(watermark)
@@ -478,7 +478,7 @@ class Cluster:
         if self.is_synced_mode:
             node.truncate(self.random.randint(node.synced, len(node.records)))
         elif self.random.random() < 0.4 and len(self.state.isr) > 1:
-            # The machine lost its power: what only the page cache had is gone, and the controller counts on it no more.
+            # Power loss: records only in the page cache are lost, and the controller removes the node from the ISR.
             self.live.pop(node.id, None)
             self.leave(node.id)
             node.truncate(self.random.randint(0, len(node.records)))
@@ -490,7 +490,7 @@ class Cluster:
             self._start(self.random.choice(down))
 
     def _start(self, node: Node) -> None:
-        """A new process registers: where it led, a new epoch begins; it learns what is committed by then."""
+        """Register a new process. If it was the leader, a new epoch begins. It receives the current metadata."""
         node.is_up = True
         node.broker_epoch = self.next_broker_epoch
         self.next_broker_epoch += 1
@@ -505,7 +505,7 @@ class Cluster:
         node.inbox = deque([self.state])
 
     def fence(self) -> None:
-        """The controller gives a node up, whether it is down or only slow."""
+        """Fence a node, whether it is down or only slow."""
         node = self.random.choice(NODES)
         if node in self.live and len(self.live) > 1:
             del self.live[node]

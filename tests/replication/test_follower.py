@@ -1,4 +1,4 @@
-"""A follower uses an answer only where it fits its log, and goes back by epochs alone."""
+"""A follower uses a response only if it continues its log, and truncates by leader epochs only."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ def test_an_answer_to_an_earlier_question_does_no_harm() -> None:
 def test_a_diverging_follower_goes_back_to_where_the_epochs_part() -> None:
     own = own_log([(1, 0), (3, 20)], 30)
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
-    # The leader's log never saw epoch 3: all of it goes.
+    # The leader's log has no epoch 3: truncate all of it.
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(2, 40)) == Truncate(20, False)
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(1, 12)) == Truncate(12, False)
 

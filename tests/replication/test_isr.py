@@ -1,4 +1,4 @@
-"""The ISR that a leader counts with is the largest that the controller may have committed."""
+"""The leader uses the largest ISR that the controller may have committed."""
 
 from chronik.replication.isr import HEARD_MS_MAX, RETRY_MS_MIN, InSyncReplicas
 

@@ -1,4 +1,4 @@
-"""The watermark is what every in-sync replica counts as written, and it only rises."""
+"""The high watermark is the end of what all in-sync replicas have acknowledged, and it never decreases."""
 
 from collections.abc import Sequence
 
@@ -196,9 +196,9 @@ def proposed_isr(leader: PartitionLeader, now_ms: int, end: int = 1_000) -> list
 
 
 def test_one_that_is_behind_and_moves_stays_while_it_is_needed() -> None:
-    """Found by the limits of `make soak`: under a flood on slow disks the ISR was the leader alone every few seconds.
+    """Found by the limits of `make soak`: under overload on slow disks, the ISR shrank to the leader every few seconds.
 
-    Each time all that waited was sent away, and written again by its producers: nothing was ever acknowledged.
+    Each time, all pending batches failed and their producers sent them again, so nothing was ever acknowledged.
     """
     leader = leader_of(end=1_000, watermark=0, min_insync=2)
     for now_ms in range(500, 10_000, 500):
@@ -219,7 +219,7 @@ def test_one_that_is_behind_goes_where_enough_keep_up() -> None:
 
 
 def test_one_that_stands_still_goes_and_comes_back_when_it_moves() -> None:
-    """A full disk, for example: its producers are told at once that too few are in sync."""
+    """For example a full disk: producers learn immediately that too few replicas are in sync."""
     leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=10, min_insync=2)
     for now_ms in range(500, 2 * LAG_MS, 500):
         fetched(leader, 2, 10, end=1_000, now_ms=now_ms)
@@ -235,7 +235,7 @@ STUCK_MS = LAG_MS * 2 // 3
 
 
 def test_one_that_takes_nothing_leaves_before_it_lags_where_enough_are_left() -> None:
-    """Its disk fails or hangs: it keeps asking from where it was, or does not ask any more."""
+    """The replica's disk fails or hangs: it keeps fetching from the same offset, or stops fetching."""
     leader = leader_of(end=10, watermark=10, min_insync=2)
     for now_ms in range(0, STUCK_MS + 1, 500):
         fetched(leader, 2, 10 + now_ms, end=10 + now_ms, now_ms=now_ms)

@@ -1,6 +1,6 @@
-"""Random schedules over a model of three replicas: nothing that was shown as committed is lost or changed.
+"""Random schedules over a model of three replicas: no record exposed as committed is lost or changed.
 
-Each planted mistake is found within a stated number of seeds: so the oracle can fail.
+Each planted bug is found within a stated number of seeds, which proves that the oracle can fail.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def test_nothing_committed_is_lost_and_all_replicas_agree_in_the_end(synced: boo
             raise AssertionError(f"seed {seed}: {violation}") from violation
         for what, count in played.counts.items():
             counts[what] = counts.get(what, 0) + count
-    # A schedule in which nothing happens would prove nothing.
+    # A schedule without events would prove nothing.
     assert min(counts.values()) >= SEEDS, counts
 
 
@@ -53,7 +53,7 @@ def test_a_planted_mistake_is_found(bug: str) -> None:
 
 
 def test_an_epoch_in_which_nothing_was_written_must_be_forgotten_by_a_follower() -> None:
-    """Found by the model: node 3 led epoch 1 without writing, then was sent records of epoch 0."""
+    """Found by the model: node 3 led epoch 1 without writing, then received records of epoch 0."""
     with pytest.raises(Violation):
         for seed in range(300):
             play(seed, synced=seed % 2 == 0, bugs=Bugs(keeps_unused_epochs=True))

@@ -1,7 +1,7 @@
-"""A disk in memory that loses what was not synced, tears writes, fills up, fails and crashes where a test wants it.
+"""An in-memory disk that loses unsynced data, tears writes, fills up, fails and crashes as a test requests.
 
-It keeps what a kernel keeps: each file has what is in the page cache and what is durable, each folder the names that
-are seen and those that are durable. `kill` ends the process (the cache survives), `power_loss` the machine.
+Like a kernel, it keeps the cached and the durable content of each file, and the visible and the durable names of each
+folder. `kill` ends the process (the cache survives); `power_loss` ends the machine.
 """
 
 import errno
@@ -13,7 +13,7 @@ from chronik.storage.disk import Buffer, DiskSpace
 
 
 class Crash(BaseException):
-    """The process ends here. Not an Exception: nothing may catch it and go on."""
+    """The process ends here. Not an Exception: no handler may catch it and continue."""
 
 
 class Inode:
@@ -21,7 +21,7 @@ class Inode:
         self.cached = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, bytes] | int] = []
-        """Writes (at, data) and truncations (size) since the last sync."""
+        """Writes (offset, data) and truncations (size) since the last sync."""
 
     def apply(self, content: bytearray, change: tuple[int, bytes] | int, length: int | None = None) -> None:
         if isinstance(change, int):
@@ -74,7 +74,7 @@ class FaultyFile:
         try:
             self._disk.step("pwrite", self._path)
         except OSError:
-            # A failed write leaves a part of itself.
+            # A failed write leaves its first half on disk.
             self._inode.change((at, content[: len(content) // 2]))
             raise
         grown = max(0, at + len(content) - len(self._inode.cached))
@@ -137,20 +137,20 @@ class FaultyDisk:
         self.open_files = 0
         self.crash_at: int | None = None
         self.fail: Callable[[str, str], int | None] = lambda operation, path: None
-        """Given an operation and its path: the errno to fail with, or None."""
+        """Return the errno to fail with for an operation and its path, or None."""
         self._durable_names: dict[str, Inode] = {}
         self._journal: dict[str, list[tuple[str, str, Inode | None]]] = {}
 
-    # -- what a test does to it ----------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """SIGKILL: what was written stays."""
+        """Act as SIGKILL: written data survives."""
         self.incarnation += 1
         self.open_files = 0
         self.crash_at = None
 
     def power_loss(self, random: Random) -> None:
-        """What was not synced is lost, but for the part that the kernel had written back by chance."""
+        """Lose unsynced data, except a random part that the kernel had already written back."""
         self.kill()
         for folder in sorted(self._journal):
             journal = self._journal[folder]
@@ -172,7 +172,7 @@ class FaultyDisk:
         return sum(len(inode.cached) for inode in self.names.values())
 
     def content(self, path: str) -> bytearray:
-        """The file as everybody sees it, to be damaged in place."""
+        """Return the file's visible content, which a test may damage in place."""
         return self.names[path].cached
 
     # -- Disk ----------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class FaultyDisk:
         self._journal.setdefault(path.rpartition("/")[0], []).append((path, what, inode))
 
     def _settle(self, folder: str, count: int) -> None:
-        """Make the first `count` changes of names durable: folders are journaled in order."""
+        """Make the first `count` name changes durable: a folder's changes are journaled in order."""
         for path, what, inode in self._journal.get(folder, [])[:count]:
             if what.startswith("rename "):
                 self._durable_names.pop(what.removeprefix("rename "), None)

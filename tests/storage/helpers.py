@@ -1,4 +1,4 @@
-"""Making batches and reading logs, for the tests of storage."""
+"""Helpers that create batches and read logs, for the storage tests."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ SMALL = LogConfig(
     preallocate_bytes_max=1024,
     checkpoint_bytes=1500,
 )
-"""Everything happens within a few records."""
+"""Limits so small that a few records reach all of them."""
 
 
 def batch(
@@ -32,7 +32,7 @@ def batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """A batch of `count` records a millisecond apart."""
+    """Encode a batch of `count` records a millisecond apart."""
     records: list[NewRecord] = [
         (
             keys[i] if keys is not None else b"key",
@@ -62,7 +62,7 @@ def append_many(log: Log, batches: int, *, records: int = 1, value_bytes: int = 
 
 
 def sync(log: Log) -> None:
-    """What the node's syncer does."""
+    """Sync the log as the node's syncer does."""
     job = log.sync_job()
     if job is not None:
         job.run()
@@ -70,7 +70,7 @@ def sync(log: Log) -> None:
 
 
 def read(log: Log, offset: int, max_bytes: int = 1 << 20, upto_offset: int | None = None) -> bytes:
-    """A read as the node does it: on the loop, or else by a job."""
+    """Read as the node does: on the loop if possible, otherwise by a job."""
     upto = log.log_end_offset if upto_offset is None else upto_offset
     result = log.read(offset, max_bytes, upto)
     if result is not None:
@@ -79,7 +79,7 @@ def read(log: Log, offset: int, max_bytes: int = 1 << 20, upto_offset: int | Non
 
 
 def read_all(log: Log, max_bytes: int = 1 << 20) -> list[Record]:
-    """Every record, by reads that follow each other as a consumer's do."""
+    """Return every record, by consecutive reads as a consumer does."""
     records: list[Record] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:

@@ -1,4 +1,4 @@
-"""Appending and reading, while nothing fails."""
+"""Appends and reads without faults."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Compaction: the last record of every key stays, with its offset; everything else may go."""
+"""Compaction: the last record of every key stays, with its offset; all other records may be removed."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_small_neighbours_become_one_segment() -> None:
         put(log, b"k%d" % (i % 3), b"%d" % i)
     before = log.segment_count
     log.roll(NOW_MS)
-    # Old segments fill the first group up to its limit; after one pass they are small, and the next one joins them.
+    # The first pass fills a group up to the size limit. Its output is small, so the second pass adds the next segment.
     assert compact(log)
     put(log, b"k0", b"new")
     log.roll(NOW_MS)
@@ -257,7 +257,7 @@ def test_compaction_never_changes_what_the_log_says_of_a_key(
     assert len(records) == len(found)
     assert log.log_end_offset == len(writes)
     assert log.log_start_offset == 0
-    # Every offset can be asked for: what is gone is passed over.
+    # A read at any offset succeeds: it skips removed records.
     remaining = [record.offset for record in records]
     for offset in range(len(writes)):
         got = headers(read(log, offset, 1))

@@ -1,4 +1,4 @@
-"""A crash at every step of all that changes files: the next open finds the log in order, no synced record lost."""
+"""A crash at every step of each operation that changes files: the log reopens in order, with every synced record."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from chronik.storage.log import Log
 
 COMPACTED = replace(SMALL, cleanup_compact=True, cleanup_delete=False, min_cleanable_ratio=0.0, delete_retention_ms=0)
 SYNCED = 80
-"""Records in the log, all synced, before each story begins."""
+"""Records in the log, all synced, before each scenario begins."""
 
 Story = Callable[[Log], None]
 
@@ -84,7 +84,7 @@ def prepared(config: LogConfig) -> tuple[FaultyDisk, Log]:
 
 
 def crashed(config: LogConfig, story: Story, at: int) -> FaultyDisk | None:
-    """The disk after a crash at step `at` of the story; None if the story has no such step."""
+    """Return the disk after a crash at step `at` of the scenario, or None if it has no such step."""
     disk, log = prepared(config)
     disk.crash_at = disk.steps + at
     try:
@@ -128,14 +128,14 @@ def test_a_crash_at_any_step_leaves_a_log_without_holes(story: Story, power_is_l
 
 
 class NothingByChance(Random):
-    """The kernel had written nothing back that it was not asked for."""
+    """The kernel has written back nothing without a sync."""
 
     def randint(self, a: int, b: int) -> int:
         return a
 
 
 def begin(config: LogConfig) -> tuple[FaultyDisk, Log]:
-    """A log without a record."""
+    """Create an empty log."""
     disk = FaultyDisk()
     return disk, reopen(disk, config)
 
@@ -144,7 +144,7 @@ def begin(config: LogConfig) -> tuple[FaultyDisk, Log]:
 def test_what_is_synced_after_a_kill_at_any_step_survives_a_power_failure(
     start: Callable[[LogConfig], tuple[FaultyDisk, Log]],
 ) -> None:
-    """The second life goes on with files of the first, whose names nobody may have made durable."""
+    """The second process continues with files of the first one, whose names may not be durable yet."""
     steps = 0
     while True:
         disk, log = start(SMALL)

@@ -1,4 +1,4 @@
-"""The machine's own disk behind the seam."""
+"""The implementation of the disk interface on the local file system."""
 
 import errno
 import os

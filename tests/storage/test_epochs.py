@@ -1,4 +1,4 @@
-"""Leader epochs: which began where, as followers and clients ask for them."""
+"""Leader epochs: the start and end offsets that followers and clients request."""
 
 import pytest
 from tests.storage.faulty_disk import FaultyDisk

@@ -1,4 +1,4 @@
-"""The data folder: whose it is, who holds it, and what a start learns from it."""
+"""The data folder: its owner, its lock, and what a node learns from it at startup."""
 
 import contextlib
 import os
@@ -270,7 +270,7 @@ def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_pat
 def test_a_topic_id_that_a_killed_process_may_not_have_synced_is_synced_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a power loss takes it, and leaves records of which nobody knows whose they are (seed 2968494986)."""
+    """Otherwise a power loss removes the id and leaves records whose topic is unknown (seed 2968494986)."""
     synced: list[str] = []
     datasync = RealFile.datasync
 

@@ -1,4 +1,4 @@
-"""A disk without room, and other failing writes: nothing acknowledged is lost, and the log comes back by itself."""
+"""A full disk and other failed writes: no acknowledged record is lost, and the log recovers by itself."""
 
 import errno
 import resource
@@ -16,7 +16,7 @@ from chronik.wire.errors import ErrorCode
 
 
 def fill(log: Log, now_ms: int = NOW_MS) -> StorageError:
-    """Append until the disk refuses."""
+    """Append until the disk is full."""
     for _ in range(10_000):
         try:
             append(log, batch(value_bytes=200), now_ms=now_ms)

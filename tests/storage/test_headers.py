@@ -1,4 +1,4 @@
-"""Headers of a range of batches: the same as reading the batches, over segments, limits and gaps."""
+"""Headers of a range of batches equal those of the batches read whole, across segments, limits and gaps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log_of_many_segments() -> Log:
 
 
 def pages(log: Log, offset: int, to_offset: int, limit: int) -> list[BatchHeader]:
-    """All pages of a range, one after the other."""
+    """Return all pages of a range, concatenated."""
     found: list[BatchHeader] = []
     at: int | None = offset
     while at is not None:
@@ -35,7 +35,7 @@ def pages(log: Log, offset: int, to_offset: int, limit: int) -> list[BatchHeader
 
 
 def read_headers(log: Log) -> list[BatchHeader]:
-    """Every header, from reads of the whole batches."""
+    """Return every header, by reading whole batches."""
     found: list[BatchHeader] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:

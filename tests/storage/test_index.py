@@ -1,4 +1,4 @@
-"""The sparse indexes, against a list."""
+"""The sparse indexes, compared with a list."""
 
 from hypothesis import given
 from hypothesis import strategies as st

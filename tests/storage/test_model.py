@@ -1,4 +1,4 @@
-"""The log against a list: it holds what the list holds; after a crash, no less than was synced."""
+"""The log compared with a list: both hold the same batches; after a crash, the log has at least what was synced."""
 
 from dataclasses import replace
 from random import Random
@@ -33,7 +33,7 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.is_warm = is_warm
         self.log: Log = reopen(self.disk, CONFIG)
 
-    # -- what a node does ----------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=3), value_bytes=st.integers(0, 400))
     def append(self, counts: list[int], value_bytes: int) -> None:
@@ -104,7 +104,7 @@ class LogMachine(RuleBasedStateMachine):
         self.start = data.draw(st.integers(self.start, self.end))
         self.log.increment_log_start(self.start).run()
 
-    # -- what happens to it --------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     @rule()
     def close_and_open(self) -> None:
@@ -130,7 +130,7 @@ class LogMachine(RuleBasedStateMachine):
         self.model = [entry for entry in self.model if entry[1] < self.end]
         self.synced_end = self.end
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:

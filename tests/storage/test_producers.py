@@ -1,4 +1,4 @@
-"""Idempotent producers: repeated batches are known, gaps are refused, old epochs are fenced."""
+"""Idempotent producers: duplicate batches are recognized, gaps are refused, old epochs are fenced."""
 
 from dataclasses import replace
 

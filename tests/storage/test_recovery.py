@@ -1,4 +1,4 @@
-"""What a log is after it was not closed, or its files were damaged."""
+"""The state of a log after an unclean shutdown or damage to its files."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -30,7 +30,7 @@ FIRST = f"{FOLDER}/{0:020d}.log"
 
 
 def filled(disk: FaultyDisk, count: int = 10) -> Log:
-    """A log of `count` batches of one record, in one segment, killed."""
+    """Write `count` batches of one record to one segment, then kill the process."""
     log = reopen(disk, ONE_SEGMENT)
     append_many(log, count)
     sync(log)
@@ -103,7 +103,7 @@ def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None
 
 @pytest.mark.parametrize("at", [0, 8, 11, 16, 17, 22, 26, 60, 70])
 def test_a_flipped_bit_below_the_synced_end_is_damage(at: int) -> None:
-    """The recovery point is some seconds old; the synced end proves that the batch was durable."""
+    """The recovery point is a few seconds old; the synced end proves that the batch was durable."""
     disk = FaultyDisk()
     log = filled(disk)
     batch_bytes = log.size_bytes // 10
@@ -307,7 +307,7 @@ def test_a_real_disk_gives_the_same(tmp_path: object) -> None:
 
 
 def of_segments(disk: FaultyDisk, count: int = 60) -> list[str]:
-    """A log of several segments with a snapshot in the last ones, killed; the names of its segments."""
+    """Write several segments, the last ones with a snapshot, then kill the process; return the segments' names."""
     log = reopen(disk)
     for _ in range(count):
         append(log, batch(value_bytes=60))
@@ -353,7 +353,7 @@ def test_swapped_segments_below_the_recovery_point_are_not_thrown_away() -> None
 
 
 def test_a_flipped_bit_in_an_offset_below_the_recovery_point_deletes_nothing() -> None:
-    """A batch's offset is not under its CRC: the log seems to jump over the recovery point there."""
+    """The CRC does not cover a batch's offset: the log seems to skip past the recovery point there."""
     disk = FaultyDisk()
     filled(disk)
     before = contents(disk, FIRST)

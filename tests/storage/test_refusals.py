@@ -1,4 +1,4 @@
-"""What an idempotent producer sent behind a refused batch does not get ahead of it."""
+"""Batches that an idempotent producer sent after a refused batch do not overtake it."""
 
 import pytest
 from tests.storage.helpers import NOW_MS
@@ -56,7 +56,7 @@ def test_one_that_has_come_again_holds_up_nobody() -> None:
 
 
 def test_those_behind_it_are_refused_as_it_was_though_the_log_knows_the_producer() -> None:
-    """Found by `make soak`, full-disk: at OUT_OF_ORDER librdkafka began an epoch and wrote a batch elsewhere twice."""
+    """Found by `make soak`, full-disk: on OUT_OF_ORDER, librdkafka starts an epoch and duplicates a batch elsewhere."""
     states = sent(0)
     refused = RefusedBatches()
     refused.note(header(1), FULL, states, NOW_MS)

@@ -1,4 +1,4 @@
-"""Retention and DeleteRecords: what may go, and that nothing else does."""
+"""Retention and DeleteRecords: they remove what is due, and nothing else."""
 
 import errno
 from dataclasses import replace
@@ -14,7 +14,7 @@ DAY_MS = 86_400_000
 
 
 def aged(disk: FaultyDisk, **config: object) -> Log:
-    """Ten segments, a day of record time between each."""
+    """Create a log of ten segments, with a day of record time between them."""
     log = reopen(disk, replace(SMALL, retention_ms=-1, **config))  # type: ignore[arg-type]
     for day in range(10):
         append(log, batch(2, timestamp_ms=NOW_MS + day * DAY_MS))

@@ -1,4 +1,4 @@
-"""What lay on disk when a log was opened may have rotted there: its checksums are looked at when it is first read."""
+"""Data on disk may have been corrupted before the log was opened, so its checksums are verified on the first read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCHES = 100
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """A log of some segments, closed cleanly."""
+    """A log of several segments, closed cleanly."""
     log = Log.open(RealDisk(), str(tmp_path / "t-0"), SMALL, NOW_MS)
     append_many(log, BATCHES)
     assert log.segment_count > 3
@@ -29,7 +29,7 @@ def opened(folder: str) -> Log:
 
 
 def flip(folder: str, segment: int, batch: int) -> int:
-    """Changes a bit of a record; the offset of the batch."""
+    """Flip a bit of a record and return the offset of its batch."""
     path = sorted(Path(folder).glob("*.log"))[segment]
     data = bytearray(path.read_bytes())
     at, header = headers(bytes(data))[batch]
@@ -39,7 +39,7 @@ def flip(folder: str, segment: int, batch: int) -> int:
 
 
 def read_on(log: Log, offset: int) -> tuple[bytes, int, int | None]:
-    """A read as a thread does it: the bytes, the next offset, and where the damage is, if any."""
+    """Read as a thread does; return the bytes, the next offset, and the offset of the damage, if any."""
     job = log.read_job(offset, 10_000, BATCHES)
     data = bytes(job())
     assert job.result is not None
@@ -55,7 +55,7 @@ def test_what_lay_on_disk_is_read_in_a_thread_once_and_then_from_memory(folder: 
         assert damaged_at is None
     offset = 0
     while offset < BATCHES:
-        read_on(log, offset)  # finds where it is; from there on nobody has to look
+        read_on(log, offset)  # finds the position, so that the next read needs no lookup
         found = log.read(offset, 10_000, BATCHES)
         assert found is not None
         offset = found.next_offset
@@ -72,7 +72,7 @@ def test_a_bad_batch_ends_a_read_and_is_named_when_it_comes_first(folder: str) -
         if damaged_at is None:
             assert [header.base_offset for _, header in headers(data)] == list(range(before, offset))
     assert (before, damaged_at, offset) == (bad, bad, bad + 1)
-    # Nor is it given from memory, however often it is asked for.
+    # Repeated reads do not return the damaged batch from memory either.
     assert log.read(bad, 10_000, BATCHES) is None
     assert read_on(log, bad)[2] == bad
     assert read_on(log, bad + 1)[2] is None

@@ -1,4 +1,4 @@
-"""Scrubbing: each kind of damage to a closed segment is found, and a segment that is whole is never accused."""
+"""Scrubbing: each kind of damage to a closed segment is found, and an intact segment is never reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chronik.wire.batch import HEADER_BYTES
 
 BATCHES = 100
 SECOND = 1
-"""The segment that is damaged: neither the first nor the last."""
+"""The index of the damaged segment: neither the first nor the last."""
 
 
 def filled(disk: FaultyDisk, config: LogConfig = SMALL) -> Log:
@@ -44,7 +44,7 @@ def scrubbed(log: Log, segment: int) -> SegmentScrub:
 
 
 def findings(log: Log) -> list[tuple[int, str, bool]]:
-    """Base offset, damage and whether the indexes are bad, of each segment that is not whole."""
+    """Return base offset, damage and index state of each segment that is not intact."""
     results = [scrubbed(log, segment) for segment in range(len(log.closed_segments()))]
     return [(each.segment.base_offset, each.damage, each.has_bad_index) for each in results if not is_whole(each)]
 
@@ -58,7 +58,7 @@ def path_of(log: Log, suffix: str = ".log", segment: int = SECOND) -> str:
 
 
 def batches_of(disk: FaultyDisk, path: str) -> list[tuple[int, int]]:
-    """Position and base offset of each batch."""
+    """Return the position and base offset of each batch."""
     return [(at, header.base_offset) for at, header in headers(bytes(disk.content(path)))]
 
 
@@ -151,7 +151,7 @@ def test_damage_is_found_where_it_is_and_nowhere_else(damage: Callable[[FaultyDi
     offset = damage(disk, log)
     assert [base for base, _, _ in findings(log)] == [log.closed_segments()[SECOND]]
     scrub = scrubbed(log, SECOND)
-    # A batch that claims the next offset is found when the next batch does so too.
+    # A batch that claims the next batch's offset is detected only at that next batch.
     assert scrub.damage and offset <= scrub.offset <= offset + 2
     assert disk.open_files == len([segment for segment in log._segments.all if segment.is_open])
 
@@ -180,7 +180,7 @@ def test_a_segment_that_was_cut_between_two_batches_before_the_log_was_opened_is
     log.close()
     del disk.content(segment_path(FOLDER, second))[batches_of(disk, segment_path(FOLDER, second))[5][0] :]
     log = reopen(disk)
-    # Recovery notices it by the chain of segments, and has the log end there.
+    # Recovery detects the gap between the segments and ends the log there.
     assert log.recovery is not None and log.recovery.is_damaged and log.is_broken
     assert log.log_end_offset < BATCHES
 
@@ -255,7 +255,7 @@ def test_an_index_that_lies_is_found_and_rebuilt_without_a_loss(damage: Callable
     assert offsets(log) == list(range(BATCHES))
 
 
-# -- what is whole -----------------------------------------------------------------------------------------------------
+# -- intact segments ---------------------------------------------------------------------------------------------------
 
 
 def test_compacted_logs_with_gaps_are_whole() -> None:
@@ -327,7 +327,7 @@ def test_a_scrub_of_a_segment_that_is_gone_or_was_replaced_does_not_count() -> N
     assert log.scrub(second.segment.base_offset) is None
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reads -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_large_segment_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

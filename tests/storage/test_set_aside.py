@@ -1,4 +1,4 @@
-"""Setting files aside: nothing is lost, whenever the machine fails, and only what is old enough is removed."""
+"""Setting files aside: a failure at any time loses nothing, and only files that are old enough are removed."""
 
 import errno
 from pathlib import Path
@@ -16,7 +16,7 @@ DAY_MS = 86_400_000
 
 
 def written(disk: FaultyDisk, *names: str) -> list[str]:
-    """Durable files of a log."""
+    """Create durable files of a log."""
     disk.mkdir(f"{DATA}/logs/t-0")
     paths = [f"{DATA}/logs/t-0/{name}" for name in names]
     for path in paths:

@@ -1,4 +1,4 @@
-"""A damaged log is set aside from the damage on: it ends before it, takes records again, and no byte is deleted."""
+"""A damaged log is set aside from the damage on: it ends before the damage, is writable again, and deletes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_segments_that_a_broken_log_could_not_reach_are_moved_with_the_others() 
     damage = log.recovery.damages[0]
     (folder,) = log.set_aside_from(damage.offset, DATA, NOW_MS)
     moved = {name for name in disk.listdir(folder) if name.endswith(".log")}
-    # The first segment is whole; but where a log breaks off, the segment before that is not trusted either.
+    # The first segment is intact, but the segment before a gap is not trusted either.
     assert damage.segment_base == 0 and len(moved) == len(names) - 1
     assert not log.is_broken and not log.read_only and not log.read_only_forever
     assert log.log_end_offset == damage.segment_base

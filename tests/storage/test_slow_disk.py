@@ -1,4 +1,4 @@
-"""The disk that can be made slow: only while its switch is there, and never on the loop."""
+"""The disk that can be slowed down: only while its switch file exists, and never on the loop."""
 
 from __future__ import annotations
 

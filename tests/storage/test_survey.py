@@ -1,4 +1,4 @@
-"""Surveying a log: it tells what opening the log finds, and changes no file."""
+"""Surveying a log returns what opening it would find, and changes no file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(folder: Path, recovery_point: int | None = None) -> Log:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A log of several segments, of two epochs and two producers."""
+    """A log of several segments, with two epochs and two producers."""
     log = opened(tmp_path / "t-0")
     append_many(log, 60)
     append(log, batch(producer_id=4000, producer_epoch=0, base_sequence=0), epoch=3)
@@ -79,7 +79,7 @@ def test_it_ends_where_opening_the_log_ends_it_whatever_a_crash_left(folder: Pat
     last = segments(folder)[-1]
     whole = last.read_bytes()
     base = int(last.stem)
-    # A power loss may take it; with it, none of this could be what a crash left.
+    # A power loss may remove the synced end. If it exists, a crash cannot cause the damage below.
     (folder / SYNCED_END_NAME).unlink()
     for _ in range(60):
         torn = bytearray(whole)
@@ -92,7 +92,7 @@ def test_it_ends_where_opening_the_log_ends_it_whatever_a_crash_left(folder: Pat
         copy = tmp_path / "copy"
         copy.mkdir()
         for name, data in contents(folder).items():
-            # Without snapshots, which vouch for what a crash cannot take back.
+            # Leave out snapshots: they prove that the records before them were durable.
             if not name.endswith(".snapshot"):
                 (copy / name).write_bytes(data)
         log = opened(copy, base)

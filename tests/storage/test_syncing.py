@@ -1,4 +1,4 @@
-"""Group commit: what counts as durable, and what a failed sync does."""
+"""Group commit: which records are durable, and the effect of a failed sync."""
 
 import errno
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Finding records by time: exact to the record, whatever the order of timestamps."""
+"""Lookup by timestamp: exact to the record, for any order of timestamps."""
 
 from dataclasses import replace
 

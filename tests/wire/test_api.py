@@ -1,4 +1,4 @@
-"""Keys, versions and flexibility, held against kio's own schema."""
+"""Keys, versions and flexible versions, compared with kio's schema."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Record batches, held against kafka-python's own encoder and decoder."""
+"""Record batches, compared with kafka-python's encoder and decoder."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_uncompressed_batches_are_the_same_bytes_as_kafka_python_s(records: list
         encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, leader_epoch=0)
     )
     theirs = bytearray(by_kafka_python(records, 0, producer_id, epoch, sequence))
-    # What a producer writes for the leader epoch is the broker's to overwrite.
+    # The broker overwrites the leader epoch that a producer writes.
     stamp(ours, 0, 0, 0)
     stamp(theirs, 0, 0, 0)
     assert ours == theirs

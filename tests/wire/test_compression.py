@@ -1,4 +1,4 @@
-"""Codecs: what clients write is read, and nothing that is read can take more memory than it may."""
+"""Codecs: what clients compress can be read, and decompression never exceeds its memory limit."""
 
 import gzip
 import resource
@@ -120,7 +120,7 @@ def test_gzip_members_in_a_row_are_refused() -> None:
 
 
 def test_bombs_stay_within_their_allowance() -> None:
-    """In a process that may not grow beyond a few hundred megabytes, half a gigabyte in each codec is refused."""
+    """Refuse 512 MB in each codec, in a process whose memory is limited to a few hundred megabytes."""
     gzip_bomb = zlib.compressobj(9, wbits=31)
     chunk = bytes(1 << 20)
     bomb = b"".join(gzip_bomb.compress(chunk) for _ in range(512)) + gzip_bomb.flush()

@@ -1,4 +1,4 @@
-"""Requests that released clients really sent, recorded by us from a socket and kept as hex in golden/.
+"""Requests from released clients, recorded from a socket and stored as hex in golden/.
 
 Each client produced the same three records with fixed timestamps to partition 0 of `golden`, then fetched from it.
 """

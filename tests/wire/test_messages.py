@@ -1,4 +1,4 @@
-"""The schema-driven codec of the cold APIs, for every API and version in both directions, with kio as the oracle."""
+"""The schema-driven codec (used off the hot path), for every API and version, both ways, with kio as the oracle."""
 
 import contextlib
 import dataclasses
@@ -56,7 +56,7 @@ def values_of_field(field: Field) -> st.SearchStrategy[Any]:
 
 
 def plain(value: Any) -> Any:
-    """A kio entity as the values it would be written from."""
+    """Convert a kio entity to the values that would encode it."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
@@ -156,7 +156,7 @@ def test_a_nested_count_cannot_exceed_what_the_outer_arrays_left() -> None:
 
 
 def test_trailing_bytes_are_passed_over() -> None:
-    """What librdkafka 2.16 sends to list all topics, byte for byte."""
+    """The request that librdkafka 2.16 sends to list all topics, byte for byte."""
     request = read_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))
     assert request.topics is None
 
