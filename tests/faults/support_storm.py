@@ -19,7 +19,7 @@ FILES_SPARE = 500
 
 
 class Storm:
-    """Connects all clients and sends their requests on entry, closes them on exit. `served` got both answers in time."""
+    """Sends requests from all clients on entry, closes them on exit. `served` clients got both answers in time."""
 
     def __init__(self, nodes: Sequence[Endpoint], clients: int, topic: str) -> None:
         self.served = 0
