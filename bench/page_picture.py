@@ -27,7 +27,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 TOPICS = {"orders": (3, 14), "payments": (6, 8), "clicks": (12, 40), "audit-log": (1, 2)}
 """The number of partitions, and the approximate number of records in a tenth of a second."""
 QUIET = {"log_level": 0}
-"""Clients log much when a node is gone, and here one is paused on purpose."""
+"""Clients log a lot when a node is gone, and here one is paused on purpose."""
 LOAD_S = 75
 STALLED_S = 4
 

@@ -1,8 +1,7 @@
 """The clients under test and the broker that they talk to.
 
 `CHRONIK_TEST_BOOTSTRAP=HOST:PORT` runs these tests against an existing cluster, such as Apache Kafka. This shows
-whether
-a test expects what Kafka does, or only what we believe.
+whether a test expects what Kafka does, or only what we believe.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
         replicas_agree(folders, f"{topic}-0", count)
         return True
 
-    # A damaged replica may be in sync at the end of its log before it is healed.
+    # A damaged replica may have fetched all later records, and be in sync, before it is healed.
     eventually(agree, READ_TIMEOUT_S, "all replicas have the same bytes")
     nodes.no_surprises()
 

@@ -24,8 +24,7 @@ class OffsetWatch:
     """Requests the latest offset and the high watermark of each partition from one node after another.
 
     Each request is sent after the previous answer, so an answer below an earlier one has gone backwards. A node that
-    does
-    not answer, or that is not the leader, says nothing about offsets.
+    does not answer, or that is not the leader, says nothing about offsets.
     """
 
     def __init__(self, nodes: Nodes, topic: str, partitions: Sequence[int]) -> None:

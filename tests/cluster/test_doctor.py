@@ -1,8 +1,7 @@
-"""Each cause of a stall, provoked in three real nodes with real clients: the doctor names it,
-in a terminal and on the page.
+"""Provoke each cause of a stall with real nodes and clients: the doctor names it, in a terminal and on the page.
 
-All tests share one cluster. Forwarding is off, so that a client with stale metadata gets an error, and reads can be
-made slow. The tests that stop nodes come last, because none restarts them.
+All tests share one cluster of three nodes. Forwarding is off, so that a client with stale metadata gets an error, and
+reads can be made slow. The tests that stop nodes come last, because none restarts them.
 """
 
 from __future__ import annotations

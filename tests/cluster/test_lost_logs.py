@@ -203,7 +203,7 @@ def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
 
 
 def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
-    """SQLite silently drops the end of a damaged write-ahead log: the node must not vote on the remaining state."""
+    """SQLite silently drops the end of a damaged write-ahead log: the node must not vote with the remaining state."""
     nodes.new_topic(1)
     lagging, victim, whole = nodes.ids
     nodes.kill(lagging)

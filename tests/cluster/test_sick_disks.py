@@ -1,8 +1,7 @@
 """One node's disk fails or hangs while records flow: the cluster continues without it until the disk is cured.
 
 No acknowledged record is lost, duplicated or reordered. Partitions that other nodes lead continue, and those of the
-sick
-node fail over. When its disk is cured, the node rejoins by itself.
+sick node fail over. When its disk is cured, the node rejoins by itself.
 """
 
 from __future__ import annotations

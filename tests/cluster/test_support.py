@@ -1,4 +1,4 @@
-"""The tools of the cluster tests detect failures: a cut link, replicas that differ, results that are written."""
+"""The helpers of the cluster tests work: links are cut, differing replicas are detected, results are written."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.faults.soak [--seconds 1800] [--seed N] [--only ACT,...]
 
-At most a sixth of the time goes to the limits at full size; runs shorter than 15 minutes skip them. A third of the
-remaining time goes to the simulator, the rest to the campaign. The exit code is 1 if anything was found. In that case
-the campaign's histories and the nodes' folders are kept.
+At most a sixth of the given time goes to the limits at full size; runs shorter than 15 minutes skip them. A third of
+the remaining time goes to the simulator, the rest to the campaign. The exit code is 1 if anything was found. In that
+case the campaign's histories and the nodes' folders are kept.
 """
 
 from __future__ import annotations

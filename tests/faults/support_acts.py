@@ -36,7 +36,7 @@ FREE_BYTES_MAX = 2 * 1024 * 1024
 GOES_ON_S = 20.0
 """Shorter than a hanging sync (`HANGING`): a partition that waits for the disk misses this deadline."""
 OWN_S_MAX, ELSEWHERE_S_MAX = 10.0, 3.0
-"""One sick disk: the longest time without an acknowledgement, for partitions that its node leads and for all others."""
+"""One sick disk: the maximum time without an acknowledgement, for partitions that its node leads and for others."""
 
 
 # -- unavailable nodes -------------------------------------------------------------------------------------------------

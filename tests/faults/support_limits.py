@@ -110,7 +110,7 @@ class SlowReaders:
         self._all = asyncio.run_coroutine_threadsafe(self._read_all(), self._loop)
 
     def finish(self) -> list[list[int]]:
-        """Read the rest at full speed and return the offsets in each response of each connection."""
+        """Read the remaining data at full speed and return the offsets in each response of each connection."""
         self._hurry.set()
         try:
             found = self._all.result(OUTCOME_TIMEOUT_S)

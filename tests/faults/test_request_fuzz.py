@@ -74,7 +74,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callabl
 
 
 def found_with(*keys: ApiKey) -> str | None:
-    """Return what the valid requests of these APIs, and the crash at the end, uncover."""
+    """Run the valid requests of these APIs and the final crash; return the first failure, if any."""
     fuzzer = Fuzzer(SEED)
 
     def wanted(sample: Sample) -> bool:

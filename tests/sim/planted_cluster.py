@@ -119,6 +119,6 @@ PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
 }
 """Each bug, the first seed, and the number of seeds that may pass before it is found: about three times the mean.
 
-Measured over the seeds from 0 on, as hits in seeds: 19 in 20, 7 in 20, 7 in 80, 7 in 60, 9 in 20, 5 in 60, 2 in 20.
-If hits are far apart, the first seed is just before one, because a seed takes 1-3 s.
+Measured over the seeds from 0 on, as hits in seeds: 19 in 20, 7 in 20, 7 in 80, 7 in 60, 9 in 20, 5 in 60, 2 in 20. If
+hits are far apart, the first seed is just before one, because a seed takes 1-3 s.
 """

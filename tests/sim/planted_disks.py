@@ -124,7 +124,7 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
 
 @contextmanager
 def synced_end_is_not_read() -> Iterator[None]:
-    """A log that lost its last batches is taken for one that a crash has torn, and may lead."""
+    """A log that lost batches of the last seconds looks as if a crash had torn it, and may lead."""
 
     def nothing(*_: Any) -> int:
         return 0

@@ -212,8 +212,7 @@ def test_of_a_compacted_topic_the_latest_of_each_key_is_needed(shared_node: Node
     folder = Story.__new__(Story)
     folder.topic, folder.folder = name, tmp_path
     # An older record of k3 is missing from the ledger and the table, which is allowed; the latest of k4 is missing from
-    # the
-    # table alone.
+    # the table alone.
     ledger = folder.lines("acked.jsonl", [stored for stored in it if stored.offset != 3])
     table = folder.table("tables", [stored for stored in it if stored.offset not in (3, 94)])
     result = audit(AuditRequest(at, name, ledger=ledger, table=table))

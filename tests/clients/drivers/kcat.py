@@ -1,7 +1,7 @@
 """kcat, the command-line client, which includes an older librdkafka.
 
-It cannot set timestamps, and treats an empty key or value as null (`-Z`), so its records have no empty ones.
-Its output format has lengths for keys and values but not for headers, so its header values are plain words.
+It cannot set timestamps, and treats an empty key or value as null (`-Z`), so its records have no empty ones. Its output
+format has lengths for keys and values but not for headers, so its header values are plain words.
 """
 
 from __future__ import annotations
