@@ -1,4 +1,4 @@
-"""Chronik's nodes, as `chronik cluster up` starts them, tied to the life of the process that measures."""
+"""Chronik's nodes, as `chronik cluster up` starts them; they end with the measuring process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = (sys.executable, "-m", "chronik.testing.tied_node", "start")
 
 
 class ChronikServer:
-    """Nodes of a `LocalCluster`, with every setting but the durability as shipped."""
+    """The nodes of a `LocalCluster`, with default settings except for the durability."""
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.setup = setup

@@ -1,6 +1,6 @@
 """The clients of a comparison, the same for every server: librdkafka in `chronik bench`'s workers, and raw requests.
 
-CPU and memory of the servers are read from /proc just before the clients are let go and just after they are done.
+CPU and memory of the servers are read from /proc just before the clients start and just after they finish.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NOT_YET = frozenset({ErrorCode.invalid_replication_factor, ErrorCode.request_ti
 
 
 class NotMeasured(Exception):
-    """A run that lost records or came to no end: it has no figures."""
+    """The run lost records or did not finish, so it has no figures."""
 
 
 class Topic(RunningTopic):
-    """A topic of the run's own with a replica on each node; the servers' usage is the kernel's account of it.
+    """A topic for one run, with a replica on each node; the kernel accounts for the servers' usage.
 
-    It is deleted after its run, unless it is kept because the server's own end is near.
+    It is deleted after its run, unless `is_kept` because the server is about to end.
     """
 
     def __init__(self, server: Server, partitions: int, *, is_kept: bool = False) -> None:
@@ -67,7 +67,7 @@ class Topic(RunningTopic):
                 return
             except (KafkaError, Unreachable, ConnectionLost) as error:
                 if isinstance(error, KafkaError) and error.code is ErrorCode.topic_already_exists:
-                    return  # an attempt whose answer was lost
+                    return  # an earlier attempt succeeded, but its answer was lost
                 passing = not isinstance(error, KafkaError) or error.code in _NOT_YET
                 if not passing or time.monotonic() > deadline_s:
                     raise
@@ -75,7 +75,7 @@ class Topic(RunningTopic):
             time.sleep(POLL_S)
 
     def _wait_until_known(self) -> None:
-        """Until each broker names a leader for each partition, and the leaders answer: brokers learn one by one."""
+        """Wait until each broker knows a leader for each partition, and the leaders answer."""
 
         async def ask(cluster: Cluster) -> bool:
             topic = await cluster.topic(self.name)
@@ -100,7 +100,7 @@ class Topic(RunningTopic):
 
 
 def drive(topic: Topic, mode: str, records: int, size_bytes: int, **options: Any) -> dict[str, Any]:
-    """`chronik bench`'s figures of one run; a run that lost a record has none."""
+    """Return `chronik bench`'s figures of one run; raise if a record was lost."""
     settings = {"acks": "all", "rate": None, "clients": 1, "linger_ms": None, **options}
     result = run_workers(Workload(mode=mode, records=records, size_bytes=size_bytes, **settings), topic, None)
     return _figures(result, topic)
@@ -109,7 +109,7 @@ def drive(topic: Topic, mode: str, records: int, size_bytes: int, **options: Any
 def drive_single_requests(
     topic: Topic, connections: int, depth: int, seconds: float, size_bytes: int = 100
 ) -> dict[str, Any]:
-    """One-record produce requests with acks=all over raw connections."""
+    """Send one-record produce requests with acks=all over raw connections, and return the figures."""
     with progress("bench requests", seconds) as bar:
         before, cpu_s = topic.usage(None), time.process_time()
         load = with_cluster(
@@ -126,7 +126,7 @@ def drive_single_requests(
 
 
 def wait_until_listening(server: Server) -> None:
-    """Until each node takes connections; a server that ends meanwhile is an error at once."""
+    """Wait until each node accepts connections; raise at once if the server ends."""
     deadline_s = time.monotonic() + READY_S_MAX
     for endpoint in parse_bootstrap(server.bootstrap):
         while True:
@@ -140,7 +140,7 @@ def wait_until_listening(server: Server) -> None:
 
 
 def write_to_all(topic: Topic) -> None:
-    """Returns when each partition has acknowledged a record. Retries come quickly: they are not what is timed."""
+    """Wait until each partition has acknowledged a record. Retries are fast, because they are not measured."""
     failures: list[str] = []
 
     def reported(error: ClientError | None, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The command behind `make bench`: which parts are run, and what is written of them."""
+"""The command behind `make bench`: which parts run, and what is written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(description: str | None) -> int:
         touch_memory(size_bytes)
     own = one_node.measure(say, quick=options.quick) if ONE_NODE in options.only else []
     if SPARK in options.only:
-        from bench import spark_rows  # here, since it brings Spark's packages with it
+        from bench import spark_rows  # imported here, because it imports Spark's packages
 
         own += spark_rows.measure(list(spark_rows.PARTS), options.quick)
     failures: list[str] = []
@@ -132,6 +132,6 @@ def summarize(rows: list[Row]) -> None:
 
 
 def allow_open_files() -> None:
-    """As many as the system lets this process have: its children need them for thousands of partitions and clients."""
+    """Raise the open file limit to its maximum: child processes need it for thousands of partitions and clients."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,8 +1,8 @@
-"""What the pipeline's decoder reaches: record batches in memory into Arrow, one core, no Spark and no network.
+"""The speed of the pipeline's decoder: record batches in memory into Arrow, on one core, without Spark or network.
 
     .venv/bin/python bench/decoder.py
 
-Seconds are CPU seconds of this process, so that neighbours on the machine do not count; the best of some rounds.
+Seconds are CPU seconds of this process, so that other load on the machine does not count. The best round is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOTAL_BYTES = 20_000_000
 
 
 def measure(raw: bytes, count: int, chunk: type[Chunk]) -> float:
-    """Seconds of the best round."""
+    """Return the seconds of the best round."""
     best_s = float("inf")
     for _ in range(ROUNDS if chunk is CompiledChunk else 1):
         decoder = ArrowDecoder(RecordRange("bench", 0, 0, count), chunk=chunk)

@@ -1,9 +1,9 @@
-"""Apache Kafka in KRaft mode, each node broker and controller, from the jars that the tests use.
+"""Apache Kafka in KRaft mode, each node both broker and controller, from the jars that the tests use.
 
-Settings are those of its shipped server.properties and start script (heap of 1 GB, G1), and what its documentation says
-for few nodes: replication factors no larger than their number. A smaller heap gets a smaller buffer for the log
-cleaner, which by default takes 128 MB at the start. Files of a deleted topic go after 1 s instead of 60, so that one
-part's are not in the way of the next.
+Settings are those of Kafka's server.properties and start script (1 GB heap, G1). As its documentation advises for few
+nodes, replication factors do not exceed the number of nodes. A smaller heap gets a smaller log cleaner buffer, which
+takes 128 MB at the start by default. Files of a deleted topic are removed after 1 s instead of 60, so that they do not
+disturb the next part.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _libc = ctypes.CDLL(None)
 
 
 class KafkaServer:
-    """One to three brokers that are their own controllers."""
+    """One to three brokers that are also the controllers."""
 
     def __init__(self, folder: Path, setup: Setup, heap_mb: int = HEAP_MB) -> None:
         self.setup = setup
@@ -152,7 +152,7 @@ class KafkaServer:
     def _java(self, *arguments: str) -> list[str]:
         heap = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
         if self._heap_mb < HEAP_MB:
-            heap.append("-XX:+ExitOnOutOfMemoryError")  # a broker that lost a thread to it would look alive
+            heap.append("-XX:+ExitOnOutOfMemoryError")  # a broker that lost a thread to it would seem alive
         return ["java", *heap, *JVM, "-cp", f"{apache_kafka.JARS}/*", *arguments]
 
     def _log(self, node_id: int) -> str:
@@ -160,7 +160,7 @@ class KafkaServer:
 
 
 def _die_with_parent() -> None:
-    """In the child, before it becomes Java: no broker outlives the process that measures."""
+    """Run in the child before it becomes Java: no broker outlives the measuring process."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

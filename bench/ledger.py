@@ -39,12 +39,12 @@ class Run(NamedTuple):
     value: bytes
     count: int
     rate: int
-    """Records a second; 0: as many as go."""
+    """Records per second; 0 means as many as possible."""
     report: str
     ledger: chronik.Ledger | None
 
     def numbers(self) -> Iterator[int]:
-        """One for each record, when it is time to send it."""
+        """Yield a number for each record, when it is time to send it."""
         per_slice = self.rate // SLICES_PER_S
         started_s = time.perf_counter()
         for number in range(self.count):

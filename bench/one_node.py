@@ -1,4 +1,4 @@
-"""One Chronik node against goals of its own, measured with `chronik bench`: no peer is needed for these."""
+"""One Chronik node against its own goals, measured with `chronik bench`, without a peer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE_CONNECTIONS = 1_000
 
 
 class OwnRows:
-    """The figures so far, told as they come."""
+    """The rows so far, printed as they are measured."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.rows: list[Row] = []
@@ -74,7 +74,7 @@ def bench(node: Node, kind: str, **options: Any) -> dict[str, Any]:
 
 
 def throughput(rows: OwnRows, durability: str, cpu_ms_per_mb: float, records: int) -> None:
-    """Produce and consume of 1 KB records with librdkafka's own batching, and which process is the busiest."""
+    """Produce and consume 1 KB records with librdkafka's own batching, and find the busiest process."""
     with running_node(durability=durability) as node:
         for kind in ("produce", "consume"):
             figures = bench(node, kind, records=records, size=1000)
@@ -85,7 +85,7 @@ def throughput(rows: OwnRows, durability: str, cpu_ms_per_mb: float, records: in
 
 
 def requests(rows: OwnRows, durability: str, p50_ms: float, seconds: float) -> None:
-    """One-record requests: many on 10 connections, one at a time on one."""
+    """One-record requests: many on 10 connections, one at a time on one connection."""
     with running_node(durability=durability) as node:
         figures = bench(node, "requests", clients=10, seconds=seconds)
         workload = f"one-record requests, {durability}"
@@ -95,7 +95,7 @@ def requests(rows: OwnRows, durability: str, p50_ms: float, seconds: float) -> N
 
 
 def idle_connections(rows: OwnRows, seconds: float) -> None:
-    """The same load before, with, and after the idle connections, since the machine drifts too."""
+    """Run the same load before, with, and after the idle connections, because the machine's speed drifts."""
     with running_node(durability="replicated") as node:
 
         def load() -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""Takes the pictures of the page that the README shows: `.venv/bin/python bench/page_picture.py [FOLDER]`.
+"""Take the screenshots of the page for the README: `.venv/bin/python bench/page_picture.py [FOLDER]`.
 
-A cluster of three real nodes, some load, then a follower that is paused: the page shows the stall, and the doctor says
-why. Needs Chromium (`make test` installs it) and two minutes.
+Starts three real nodes with some load, then pauses a follower: the page shows the stall, and the doctor names its
+cause. Needs Chromium (`make test` installs it) and two minutes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from chronik.testing.cluster import TestCluster
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TOPICS = {"orders": (3, 14), "payments": (6, 8), "clicks": (12, 40), "audit-log": (1, 2)}
-"""Partitions, and about how many records a tenth of a second brings."""
+"""The number of partitions, and the approximate number of records in a tenth of a second."""
 QUIET = {"log_level": 0}
-"""Clients say much when a node is gone, and here one goes on purpose."""
+"""Clients log a lot when a node is gone, and here one is paused on purpose."""
 LOAD_S = 75
 STALLED_S = 4
 
 
 class Load(threading.Thread):
-    """A small shop: orders, payments and clicks, and who reads them."""
+    """A small shop: orders, payments and clicks, and the groups that read them."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""What the Parquet files of a landing cost: our settings beside those that pyarrow would take, one row group in memory.
+"""The cost of a landing's Parquet files: our settings against pyarrow's defaults, one row group in memory.
 
 .venv/bin/python bench/parquet.py
 """

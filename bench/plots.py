@@ -1,7 +1,7 @@
-"""Plots as SVG text, made by hand: both axes logarithmic, since what is compared spans decades.
+"""Hand-made SVG plots: both axes are logarithmic, because the values span decades.
 
-A line for each side through its medians, with a stroke from the least to the largest of the repetitions; and one
-overview of all ratios with their goals.
+Each side has a line through its medians, with a bar from the minimum to the maximum of the repetitions. One overview
+shows all ratios with their goals.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROW_HEIGHT, LABEL_WIDTH, RATIO_WIDTH = 18, 470, 420
 RATIO_LEAST, RATIO_MOST = 0.01, 10.0
 
 Line = Sequence[tuple[float, Sequence[float]]]
-"""Points: x, and the repetitions' values there."""
+"""Points: x, and the values of the repetitions at x."""
 
 
 class LogAxis:
-    """Places values on a line of pixels by their decades, from whole decade to whole decade."""
+    """Maps values to pixels on a logarithmic axis that spans whole decades."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         if not values or min(values) <= 0:
@@ -71,7 +71,7 @@ def line_plot(title: str, x_label: str, y_label: str, lines: Mapping[str, Line])
 
 
 def ratio_plot(rows: Sequence[Row]) -> str:
-    """Each compared row's ratio as a dot, its goal as a stroke; green where the goal is met."""
+    """Plot each compared row's ratio as a dot and its goal as a bar; green if the goal is met."""
     compared = [row for row in rows if row["ratio"]]
     bottom = TOP + ROW_HEIGHT * len(compared)
     across = LogAxis([RATIO_LEAST, RATIO_MOST], LABEL_WIDTH, LABEL_WIDTH + RATIO_WIDTH)
@@ -92,7 +92,7 @@ def ratio_plot(rows: Sequence[Row]) -> str:
 
 
 def short(value: float) -> str:
-    """A tick's name: 0.01, 1, 100, 10k, 1M."""
+    """Return a tick's label: 0.01, 1, 100, 10k, 1M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:g}{name}"

@@ -1,4 +1,4 @@
-"""What processes cost, as the kernel tells it: nothing is taken from what a server says of itself.
+"""The cost of processes, as the kernel reports it: no figure comes from a server itself.
 
 /proc/PID/stat      pid (name) state ppid ... utime and stime are the 12th and 13th after the name, in clock ticks
 /proc/PID/statm     size resident shared ... in pages
@@ -21,14 +21,14 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds since the processes' starts, and the memory that they have now."""
+    """CPU seconds since the processes started, and their current memory."""
 
     cpu_s: float
     resident_bytes: int
 
 
 def usage_of(pids: Iterable[int]) -> Usage:
-    """The sum over these processes and all that they started and that still run."""
+    """Return the sum over these processes and all their running descendants."""
     cpu_s, resident = 0.0, 0
     for pid in with_children(pids):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -38,7 +38,7 @@ def usage_of(pids: Iterable[int]) -> Usage:
 
 
 def with_children(pids: Iterable[int]) -> set[int]:
-    """These processes and their descendants."""
+    """Return these processes and their descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -64,15 +64,15 @@ def cpu_ticks(stat: str) -> int:
 
 
 def _after_name(stat: str) -> list[str]:
-    """The fields after the name, which stands in parentheses and may hold spaces and parentheses itself."""
+    """Return the fields after the name, which is in parentheses and may itself contain spaces and parentheses."""
     return stat.rpartition(")")[2].split()
 
 
 def touch_memory(size_bytes: int) -> None:
-    """Touches memory in a process of its own, which gives it back to the system.
+    """Touch memory in a separate process, which then returns it to the system.
 
-    A virtual machine gets a page from its host when it first touches it: measured here, appending to a file cost 1-2 ms
-    per MB of system time on fresh memory, and 0.2 on memory that had been used before.
+    A virtual machine gets a page from its host when it first touches it. Measured here, appending to a file cost 1-2 ms
+    of system time per MB on fresh memory, and 0.2 ms on memory that had been used before.
     """
     touch = (
         f"import mmap; m = mmap.mmap(-1, {size_bytes}); "
@@ -83,7 +83,7 @@ def touch_memory(size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """Clock ticks of all processors so far, and how many of them a virtual machine's host kept for others."""
+    """Clock ticks of all processors so far, and the ticks that a virtual machine's host used otherwise (steal)."""
 
     total: int
     stolen: int

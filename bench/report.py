@@ -1,4 +1,4 @@
-"""Tables and plots of what was measured: bench/results/side_by_side.md, *.svg, and the table in docs/benchmarks.md."""
+"""Tables and plots of the results: bench/results/side_by_side.md, *.svg, and the table in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AXES = {
 
 
 def markdown(samples: Samples, rows: Sequence[Row]) -> str:
-    """The compared rows, then the figures without a goal. Each figure: median (least-largest of the repetitions)."""
+    """Format the compared rows, then the figures without a goal, each as: median (minimum-maximum)."""
     compared = _from(samples, rows)
     missed = [row for row in compared if not row["met"]]
     lines = [f"{len(compared) - len(missed)} of {len(compared)} goals met.", ""]
@@ -31,7 +31,7 @@ def markdown(samples: Samples, rows: Sequence[Row]) -> str:
 
 
 def plots(samples: Samples, rows: Sequence[Row]) -> dict[str, str]:
-    """SVG by file name; a series that nothing was measured of has none."""
+    """Return SVG by file name; a series without measurements has none."""
     made = {}
     compared = _from(samples, rows)
     if any(row["ratio"] for row in compared):
@@ -44,7 +44,7 @@ def plots(samples: Samples, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _from(samples: Samples, rows: Sequence[Row]) -> list[Row]:
-    """The rows that these samples gave: others have a peer of another kind."""
+    """Return the rows made from these samples; other rows have another kind of peer."""
     known = {
         (measured.workload, measured.metric, peer) for measured in samples.measured.values() for peer in measured.peers
     }
@@ -61,7 +61,7 @@ def series_lines(samples: Samples, series: str) -> dict[str, Line]:
 
 
 def put_between(text: str, table: str) -> str:
-    """`text` with `table` between its two marks."""
+    """Return `text` with `table` between its two markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -114,7 +114,7 @@ def _without_goal(measured: Sequence[Measured]) -> list[str]:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Median and spread; one value stands alone."""
+    """Format the median and the spread; a single value has no spread."""
     if not values:
         return "-"
     if len(values) == 1:
@@ -127,5 +127,5 @@ def _pair(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that mean something, whole above 100."""
+    """Format with three significant digits; whole numbers above 100."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

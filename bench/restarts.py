@@ -1,6 +1,6 @@
-"""What is measured over a stop and a start on the same data: many partitions, and a large log after kill -9.
+"""Restarts on the same data: many partitions, and a large log after kill -9.
 
-Ready is a server when each partition of the topic has acknowledged a write.
+A server is ready when each partition of the topic has acknowledged a write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FREE_BYTES_SPARE = 5 * GIGABYTE
 LARGE_RECORD_BYTES = 100_000
 GOAL_PARTITIONS = (100, 1_000, 5_000)
 GOAL_GIGABYTES = 10
-# A segment and two indexes of each partition may be open, beside what a server opens anyway.
+# Each partition may have a segment and two indexes open, in addition to the files that a server always opens.
 FILES_PER_PARTITION = 3
 FILES_SPARE = 1_000
 
@@ -59,13 +59,13 @@ def large_log(gigabytes: int) -> Callable[[Life], Iterator[Figure]]:
 
 
 def no_files_for(partitions: int, files_max: int) -> str | None:
-    """Why a server could not open so many partitions here; None where it can."""
+    """Return why a server cannot open this many partitions here, or None if it can."""
     needed = partitions * FILES_PER_PARTITION + FILES_SPARE
     return None if files_max >= needed else f"{needed} open files are needed, {files_max} allowed (ulimit -n)"
 
 
 def no_room_for(size_bytes: int) -> str | None:
-    """Why a log of that size cannot be written here; None where it can."""
+    """Return why a log of that size cannot be written here, or None if it can."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free >= size_bytes + FREE_BYTES_SPARE:
         return None

@@ -1,7 +1,7 @@
-"""From samples to judged rows: median, spread, ratio, and whether a goal is met.
+"""Turn samples into judged rows: median, spread, ratio, and whether a goal is met.
 
-A goal is text such as ">= 1.0". For a row with a peer it is about the ratio Chronik : peer, for a row without one about
-Chronik's own figure. It is judged as it is printed, so that no table contradicts itself.
+A goal is text such as ">= 1.0". With a peer, it applies to the ratio Chronik : peer; without one, to Chronik's own
+figure. It is judged on the printed value, so that no table contradicts itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RELATIONS: Mapping[str, Callable[[float, float], bool]] = {"<=": operator.le, "
 
 
 def judge(goal: str, value: float) -> bool:
-    """Whether `value` meets `goal`; a goal that cannot be read is an error, never met."""
+    """Return whether `value` meets `goal`; raise if the goal cannot be parsed."""
     relation, _, bound = goal.partition(" ")
     if relation not in _RELATIONS:
         raise ValueError(f"goal {goal!r} is unknown: write it as '>= 1.0' or '<= 1.0'")
@@ -35,12 +35,12 @@ def spread(values: Sequence[float]) -> list[float]:
 
 
 def rounded(value: float) -> float:
-    """Four decimals for small figures, one for large ones: more would claim a precision that no run has."""
+    """Round to four decimals for small figures, one for large ones: no run is more precise."""
     return round(value, 1 if abs(value) >= 1000 else 4)
 
 
 def own_row(workload: str, metric: str, unit: str, value: float, goal: str) -> Row:
-    """A figure of Chronik alone against its own goal."""
+    """Return a row for a figure of Chronik alone and its own goal."""
     row: Row = {"workload": workload, "metric": metric, "unit": unit, "chronik": rounded(value)}
     row |= {"peer": None, "peer_name": None, "ratio": None}
     return row | {"goal": goal, "met": judge(goal, value), "limit": None}
@@ -55,7 +55,7 @@ def compared_row(
     peer_name: str,
     goal: str,
 ) -> Row:
-    """The medians side by side. `ratio` is null, and the goal missed, where the peer's figure is zero."""
+    """Return a row with both medians. If the peer's figure is zero, `ratio` is null and the goal missed."""
     ours, theirs = median(chronik), median(peer)
     ratio = round(ours / theirs, RATIO_DIGITS) if theirs else None
     return {
@@ -80,9 +80,9 @@ def key_of(row: Row) -> RowKey:
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """The old rows, each replaced by its new measurement, then what is new altogether.
+    """Replace old rows with their new measurements, then append the new rows.
 
-    `limit` is written by hand where a goal is out of reach; it stays for as long as the goal is missed.
+    `limit` is written by hand if a goal is out of reach; it stays as long as the goal is missed.
     """
     rows = {key_of(row): row for row in old}
     for row in new:

@@ -18,10 +18,10 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Inside: each client process of a run imports this file anew, and has no use for the rest.
+    # Only here: each client process of a run imports this file again, and does not need the imports below.
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
     from bench.command import main
 
-    # As Ctrl-C does: servers are ended and folders removed on the way out.
+    # Like Ctrl-C: stop the servers and remove the folders before exiting.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(__doc__))

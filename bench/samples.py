@@ -1,7 +1,7 @@
-"""What was measured, run by run, in bench/results/side_by_side.json: rows, tables and plots are made from it.
+"""The measurements of every run, in bench/results/side_by_side.json: rows, tables and plots are made from them.
 
-A run of a workload replaces the samples that an earlier run left of it, unless it is told to add to them: a machine
-that is free for minutes only can so take its repetitions in pieces.
+A run of a workload replaces the samples of earlier runs, unless it is set to add to them: so a machine that is free
+only for minutes can run its repetitions in pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.servers import CHRONIK
 class Figure:
     """One measured value. With `series` it is a point at `x` of a plot; without a goal it is in plots and tables only.
 
-    `cpu_s` and `resident_mb` are those of all server processes, during the run and at its end.
+    `cpu_s` and `resident_mb` cover all server processes, during the run and at its end.
     """
 
     workload: str
@@ -68,9 +68,9 @@ class Measured:
 
 
 class Samples:
-    """All that was measured, from a file or, without one, from nothing.
+    """All measurements, loaded from a file or, without one, empty.
 
-    `is_adding` keeps what earlier runs left of the same workloads.
+    `is_adding` keeps the samples of earlier runs of the same workloads.
     """
 
     def __init__(self, path: Path | None, *, is_adding: bool = False) -> None:
@@ -95,7 +95,7 @@ class Samples:
         measured.sides.setdefault(side, Taken()).add(figure)
 
     def save(self) -> None:
-        """To the file that they belong to, if any."""
+        """Write the samples to their file, if they have one."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Samples:
         self._path.write_text(json.dumps(content, indent=1) + "\n")
 
     def rows(self) -> Iterator[Row]:
-        """One row for each peer of each figure that has a goal and both sides."""
+        """Yield one row for each peer of each figure that has a goal and both sides."""
         for measured in self.measured.values():
             ours = measured.sides.get(CHRONIK)
             if ours is None or measured.goal is None:

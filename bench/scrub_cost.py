@@ -47,7 +47,7 @@ class ScrubbedSide(Side):
 
 
 def scrubbed_bytes(port: int) -> float:
-    """By all three nodes, since their start."""
+    """Return the bytes scrubbed by all three nodes since their start."""
     total = 0.0
     for index in range(3):
         with urllib.request.urlopen(f"http://127.0.0.1:{port + index - HTTP_BELOW_KAFKA}/metrics", timeout=10) as page:

@@ -1,7 +1,7 @@
-"""The two systems that are compared, behind one protocol: Chronik and Apache Kafka, on one node or three.
+"""The two compared systems, behind one protocol: Chronik and Apache Kafka, on one node or three.
 
-Both get the same partitions, replicas and `min.insync.replicas`. Durability: `replicated` acknowledges what is written
-(Kafka's default), `synced` what is flushed (Kafka with a flush for each append).
+Both get the same partitions, replicas and `min.insync.replicas`. With the durability `replicated`, written records are
+acknowledged (Kafka's default); with `synced`, flushed records (Kafka with a flush for each append).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Durability = Literal["replicated", "synced"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is started: so many nodes, with a replica of each partition on each."""
+    """What is started: this many nodes, with a replica of each partition on each node."""
 
     nodes: int = 1
     durability: Durability = "replicated"
@@ -26,7 +26,7 @@ class Setup:
 
 
 class ServerEnded(Exception):
-    """A server's process ended by itself; the end of its log says why."""
+    """A server's process ended by itself; the message is the end of its log."""
 
 
 class Server(Protocol):
@@ -39,29 +39,29 @@ class Server(Protocol):
 
     @property
     def pids(self) -> list[int]:
-        """Those that run."""
+        """The running processes."""
         ...
 
     def launch(self) -> None:
-        """Starts every process that does not run, and returns without waiting for them."""
+        """Start every process that does not run, and return without waiting for them."""
         ...
 
     def check(self) -> None:
-        """Raises ServerEnded where a process is gone that was not killed from here."""
+        """Raise ServerEnded if a process is gone that was not killed here."""
         ...
 
     def stop(self) -> None:
-        """A clean stop of all of them."""
+        """Stop all processes cleanly."""
         ...
 
     def kill(self, node_id: int | None = None) -> None:
-        """SIGKILL to one node, or to all."""
+        """Send SIGKILL to one node, or to all."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the systems compared, by the name that its samples carry."""
+    """One of the compared systems, by the name that its samples carry."""
 
     name: str
     make: Callable[[Path, Setup], Server]

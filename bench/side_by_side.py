@@ -1,7 +1,7 @@
-"""Chronik and Apache Kafka, life by life: each is started, measured and ended before the other starts.
+"""Chronik and Apache Kafka in turn: each server is started, measured and ended before the other one starts.
 
-A repetition is one life of each side, and the order turns from one repetition to the next, so that a machine that
-slowly becomes faster or slower favours none. Within a life all parts that were asked for are run.
+A repetition runs each side once (a `Life`). The order alternates between repetitions, so that a machine that slowly
+becomes faster or slower favours neither side. Within a life all requested parts run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAILURES = (NotMeasured, ServerEnded, CliError, ClientError, KafkaError, OSError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One line of the table: what is run, on which set-ups, and whether also beside Kafka's smallest heap."""
+    """One line of the table: what runs, on which setups, and whether Kafka with its smallest heap is compared, too."""
 
     name: str
     run: Run
@@ -39,14 +39,14 @@ class Part:
     durabilities: tuple[Durability, ...] = ("replicated",)
     is_beside_small_heap: bool = False
     is_cold: bool = False
-    """Whether it is about a server that has carried no load yet: then it comes before the warm-up."""
+    """Whether it needs a server that has not carried load yet: such parts run before the warm-up."""
 
     def fits(self, setup: Setup) -> bool:
         return setup.nodes in self.nodes and setup.durability in self.durabilities
 
 
 BOTH: tuple[Durability, ...] = ("replicated", "synced")
-# In the order in which they are run within one life.
+# In the order in which they run within one life.
 PARTS = (
     Part("start", workloads.start, (1, 3), is_beside_small_heap=True, is_cold=True),
     Part("memory", workloads.idle_memory, (1, 3), is_beside_small_heap=True, is_cold=True),
@@ -63,7 +63,7 @@ NAMES = (*dict.fromkeys(part.name for part in PARTS), *GROWTH_PARTS)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The lives of one kind: what is started, on which sides, how often, what is run before and after a warm-up."""
+    """Lives of the same kind: what is started, on which sides, how often, what runs before and after the warm-up."""
 
     title: str
     setup: Setup
@@ -73,13 +73,13 @@ class Plan:
     warm: tuple[Run, ...] = ()
 
     def lives(self) -> Iterator[Side]:
-        """Every side once in each repetition, the order turned each time."""
+        """Yield every side once for each repetition, in alternating order."""
         for repetition in range(self.repetitions):
             yield from self.sides if repetition % 2 == 0 else reversed(self.sides)
 
 
 def setup_plans(names: Sequence[str], setups: Sequence[Setup], repetitions: int, small: Side | None) -> Iterator[Plan]:
-    """The lives of the table's parts. The smallest heap has lives of its own only where a part is shown beside it."""
+    """Plan the lives of the table's parts. The smallest heap gets its own lives only if a part is compared with it."""
     for setup in setups:
         parts = [part for part in PARTS if part.name in names and part.fits(setup)]
         if not parts:
@@ -95,7 +95,7 @@ def setup_plans(names: Sequence[str], setups: Sequence[Setup], repetitions: int,
 
 
 def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Callable[[str], None]) -> Iterator[Plan]:
-    """The lives of the growth series. A point that this machine has no room for is left out with its reason."""
+    """Plan the lives of the growth series. A point that this machine has no room for is skipped with the reason."""
     setup = Setup(1, "replicated")
     sides = (chronik_server.SIDE, kafka_server.SIDE)
     if "sizes" in names:
@@ -117,7 +117,7 @@ def growth_plans(names: Sequence[str], repetitions: int, files_max: int, say: Ca
 
 
 class Comparison:
-    """Runs plans and keeps what they measure. A life that fails has no figures, and is told of at the end."""
+    """Runs plans and keeps their samples. A life that fails has no figures, and is reported at the end."""
 
     def __init__(self, samples: Samples, scale: Scale, say: Callable[[str], None]) -> None:
         self._samples = samples
@@ -137,12 +137,12 @@ class Comparison:
                 except FAILURES as error:
                     self.failures.append(f"{plan.title}: {side.name}: {error}")
                     self._say(f"FAILED  {self.failures[-1]}")
-                # After each life: a run that is broken off loses one life, not an hour.
+                # After each life: an interrupted run loses one life, not an hour.
                 self._samples.save()
                 done += 1
 
     def _rehearse(self) -> None:
-        """A life of each that is not measured: then jars and modules are in the page cache, and clients imported."""
+        """Run each side once without measuring, so that jars and modules are in the page cache and clients imported."""
         for side in (chronik_server.SIDE, kafka_server.SIDE):
             with living(side, Setup(), self._scale):
                 pass
@@ -165,12 +165,12 @@ class Comparison:
 
 @contextlib.contextmanager
 def living(side: Side, setup: Setup, scale: Scale) -> Iterator[Life]:
-    """A server on an empty folder, from its launch to its first acknowledged write; killed at the end."""
+    """Run a server on an empty folder; yield it after its first acknowledged write, and kill it at the end."""
     folder = Path(tempfile.mkdtemp(prefix="chronik-side-"))
     try:
         server = side.make(folder, setup)
         try:
-            os.sync()  # what the life before left to write is not this one's
+            os.sync()  # unwritten data of the previous life must not slow down this one
             launched_s = time.monotonic()
             server.launch()
             wait_until_listening(server)
@@ -185,7 +185,7 @@ def living(side: Side, setup: Setup, scale: Scale) -> Iterator[Life]:
 
 
 def smallest_heap_mb(say: Callable[[str], None]) -> int:
-    """The first heap with which one broker starts and carries each kind of load."""
+    """Return the smallest heap with which one broker starts and carries each kind of load."""
     for heap_mb in HEAPS_MB:
         try:
             with living(kafka_server.with_heap(heap_mb), Setup(), Scale()) as life, Topic(life.server, 4) as topic:
@@ -199,7 +199,7 @@ def smallest_heap_mb(say: Callable[[str], None]) -> int:
 
 
 def bar(done: int, total: int, passed_s: float, width: int = 20) -> str:
-    """How far the lives are, and how long the rest will take if it is like what was."""
+    """Show the progress, and the estimated time left."""
     filled = width * done // max(1, total)
     left = f", about {passed_s * (total - done) / done / 60:.0f} min left" if done else ""
     return f"[{'#' * filled}{'.' * (width - filled)}] {done} of {total}, {passed_s / 60:.1f} min{left}:"

@@ -41,7 +41,7 @@ JARS = ROOT / ".tools" / "spark-kafka-4.2"
 PARTITIONS = 4
 BATCH_BYTES = 16_000
 ROUNDS = 4
-"""The first of each is for the compilers."""
+"""The first round of each source is for the compilers."""
 MICRO_BATCHES, WARM_MICRO_BATCHES = 40, 15
 WAIT_S_MAX = 120.0
 LAND_BATCHES, LAND_ROUNDS = 4, 3
@@ -49,7 +49,7 @@ OURS, THEIRS = "chronik", "kafka"
 
 
 class Bench:
-    """One node and one session; rows are printed as they come."""
+    """One node and one session; rows are printed as they are measured."""
 
     def __init__(self, node: Node, spark: SparkSession, folder: Path, connector: str | None, scale: float) -> None:
         self.node, self.spark, self.folder, self.scale = node, spark, folder, scale
@@ -65,7 +65,7 @@ class Bench:
     def add(
         self, workload: str, metric: str, unit: str, value: float, peer: float | None, peer_name: str | None, goal: str
     ) -> None:
-        """`ratio` is above 1 where ours is better; a goal without a peer is one for the value itself."""
+        """Add a row. `ratio` is above 1 if ours is better; without a peer, the goal applies to the value itself."""
         better_is_less = unit in ("ms", "s")
         ratio = None if peer is None else peer / value if better_is_less else value / peer
         relation, _, bound = goal.partition(" ")
@@ -81,7 +81,7 @@ class Bench:
         print(f"{said}  {workload}, {metric}: {value:,.1f} {unit}{against} (goal {goal})", flush=True)
 
     def topic(self, size_bytes: int, count: int) -> tuple[str, int]:
-        """A topic with about so many records of that size, over all partitions, and how many there are."""
+        """Return a topic with about `count` records of that size, over all partitions, and their exact number."""
         count = int(count * self.scale)
         name = f"spark-{size_bytes}-{count}"
         if name not in self._filled:
@@ -93,7 +93,7 @@ class Bench:
         return self.spark.read.format(source).options(**where, startingOffsets="earliest").load()
 
     def take_turns(self, rounds: int, work: Callable[[str], float]) -> dict[str, float]:
-        """The best seconds of each source."""
+        """Return the best seconds of each source."""
         best: dict[str, float] = {}
         for number in range(rounds):
             for source in self.sources:
@@ -144,7 +144,7 @@ def source(bench: Bench) -> None:
 
 
 def stream(bench: Bench) -> None:
-    """A stream that has caught up: one record more, and how long the micro-batch takes that reads it."""
+    """Append one record to a stream that has caught up, and measure the micro-batch that reads it."""
     topics.create(bench.node.bootstrap, "spark-stream", 1)
     topics.append(bench.node.bootstrap, "spark-stream", 0, topics.numbered(1))
     took = {source: _micro_batches_ms(bench, source) for source in bench.sources}
@@ -190,7 +190,7 @@ def audit(bench: Bench) -> None:
 
 
 def land(bench: Bench) -> None:
-    """All micro-batches but the first: that one pays for processes and imports, which are those of a start."""
+    """Measure all micro-batches but the first, which pays for starting processes and for imports."""
     topic, records = bench.topic(100, 2_000_000)
     bench.spark.conf.set(ROWS_PER_BATCH_SETTING, str(-(-records // LAND_BATCHES)))
     ids = topic_ids(bench.node.bootstrap, [topic])
@@ -224,7 +224,7 @@ def read_results() -> list[dict[str, Any]]:
 
 
 def write_rows(rows: list[dict[str, Any]]) -> int:
-    """In the place of those of the same name; others stay. The exit code: goals that are missed are no failure."""
+    """Replace the rows of the same names; other rows stay. Return the exit code: a missed goal is not a failure."""
     fresh = {(row["workload"], row["metric"]): row for row in rows}
     kept = [fresh.pop((row["workload"], row["metric"]), row) for row in read_results()]
     RESULTS.write_text(json.dumps([*kept, *fresh.values()], indent=1) + "\n")

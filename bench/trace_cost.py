@@ -42,7 +42,7 @@ def chronik(source: Path, *arguments: str) -> str:
 
 @contextmanager
 def cluster(source: Path, port: int) -> Iterator[str]:
-    """Three nodes of that source tree; their bootstrap addresses."""
+    """Start three nodes of that source tree, and yield their bootstrap addresses."""
     with tempfile.TemporaryDirectory(prefix="trace-cost-") as folder:
         chronik(source, "cluster", "up", "--port", str(port), "--dir", folder)
         try:
@@ -52,7 +52,7 @@ def cluster(source: Path, port: int) -> Iterator[str]:
 
 
 class Side:
-    """One of the things compared: a cluster, and the config of the topics on it."""
+    """One of the compared sides: a cluster, and the config of its topics."""
 
     def __init__(self, bootstrap: str, modes: list[str], *configs: str) -> None:
         self.runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
@@ -65,13 +65,14 @@ class Side:
         for mode, found in self.runs.items():
             wanted = ["--records", str(records), "--size", str(size)]
             if mode == "requests":
-                # One record each: the worst case, since a trace is made for each request and not for each record.
+                # One record each is the worst case, because a trace is recorded for each request and not for each
+                # record.
                 wanted = ["--seconds", REQUESTS_S, "--size", "100"]
             found.append(json.loads(chronik(HERE, "bench", mode, "--topic", name, *wanted, "--json", *at)))
         chronik(HERE, "topic", "delete", name, *at)
 
     def median(self, mode: str) -> tuple[float, float]:
-        """Records per second, and microseconds of the nodes' CPU for each."""
+        """Return records per second, and microseconds of the nodes' CPU for each record."""
         runs = self.runs[mode]
         return (
             statistics.median(run["records_per_s"] for run in runs),
@@ -116,7 +117,7 @@ def main() -> None:
         other, same = Side("", wanted.modes), Side("", wanted.modes)
         trees = [(wanted.against.resolve(), other), (HERE, same)]
         for number in range(wanted.rounds):
-            # One cluster at a time, and the order turned: two at once were in each other's way.
+            # One cluster at a time, in alternating order: two at once disturbed each other.
             for source, side in trees if number % 2 == 0 else reversed(trees):
                 with cluster(source, wanted.port) as side.bootstrap:
                     side.measure(f"round-{number}", wanted.records, wanted.size)

@@ -1,7 +1,7 @@
-"""What is measured on a server that has just started: one function for each part, yielding its figures.
+"""The measurements on a server that has just started: one function for each part, which yields its figures.
 
-Each runs on the life of one server. Unmeasured load comes first, until it gets no faster: a Java machine compiles what
-it runs while it runs (`warm_up`).
+Each function runs on the life of one server. Unmeasured load comes first, until it gets no faster (`warm_up`): a JVM
+compiles code while it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAILOVER_RATE = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much of each; `quick` shows that everything works and measures nothing worth keeping."""
+    """The amount of load; `quick` only shows that everything works, and measures nothing worth keeping."""
 
     quick: bool = False
 
@@ -63,13 +63,13 @@ def start(life: Life) -> Iterator[Figure]:
 
 
 def idle_memory(life: Life) -> Iterator[Figure]:
-    """Before any load, when the start has settled."""
+    """Measure before any load, after the start has settled."""
     time.sleep(life.scale.seconds(SETTLE_S))
     yield _memory(life, "idle")
 
 
 def warm_up(life: Life) -> None:
-    """Rounds of single requests and of batches, until two rounds bring neither of them 5 % over its best before."""
+    """Repeat single requests and batches until two rounds have improved neither by 5 % over its best rate."""
     records = life.scale.records(100_000)
     best, vain = [0.0, 0.0], 0
     with Topic(life.server, PARTITIONS) as topic:
@@ -97,7 +97,7 @@ def produce(life: Life) -> Iterator[Figure]:
 
 
 def consume(life: Life) -> Iterator[Figure]:
-    """What was written just before, so that it comes from the page cache."""
+    """Read records that were written just before, so that they come from the page cache."""
     records = life.scale.records(600_000)
     with Topic(life.server, CONSUMERS) as topic:
         drive(topic, "produce", records, KILOBYTE_RECORD)
@@ -109,11 +109,11 @@ def consume(life: Life) -> Iterator[Figure]:
 
 
 def latency(life: Life) -> Iterator[Figure]:
-    """From produce() to the consumer having the record; each client has a partition of its own.
+    """Measure from produce() until the consumer has the record; each client has its own partition.
 
-    At the higher rate with librdkafka's own linger: without one it sends each record by itself, on two cores that
-    clients and servers share. There not idempotent as well: with five requests under way, the most that an idempotent
-    producer may have, librdkafka's threads spin, and it is those that the servers compete with.
+    The higher rate uses librdkafka's own linger: without it, librdkafka sends each record by itself, on two cores that
+    clients and servers share. It also runs without idempotence: with five requests in flight, the maximum of an
+    idempotent producer, librdkafka's threads spin and take CPU from the servers.
     """
     for rate, clients, linger_ms, idempotent in (
         (1_000, 1, 0.0, True),
@@ -121,13 +121,13 @@ def latency(life: Life) -> Iterator[Figure]:
         (20_000, PARTITIONS, 5.0, False),
     ):
         with Topic(life.server, PARTITIONS) as topic:
-            os.sync()  # what the parts before left to write would be in the way of these
+            os.sync()  # unwritten data of earlier parts would disturb this one
             records = int(rate * life.scale.seconds(5.0))
             load = {"rate": float(rate), "clients": clients, "linger_ms": linger_ms, "idempotent": idempotent}
             figures = drive(topic, "roundtrip", records, KILOBYTE_RECORD, **load)
         kind = "acks=all" if idempotent else "acks=all, not idempotent"
         workload = f"end to end at {rate:,} records/s, {kind}, {life.setup}"
-        goal = "<= 1.0" if idempotent else None  # Apache Kafka breaks down there: told, not counted as met
+        goal = "<= 1.0" if idempotent else None  # Apache Kafka collapses there: reported, but not counted as met
         for metric in ("p50", "p99"):
             yield _figure(figures, workload, metric, "ms", figures["latency_ms"][metric], goal)
 
@@ -141,7 +141,7 @@ def requests(life: Life) -> Iterator[Figure]:
 
 
 def loaded_memory(life: Life) -> Iterator[Figure]:
-    """After 200 MB in and out; other parts of the same life have done their own before."""
+    """Measure after 200 MB in and out, in addition to the load of other parts of the same life."""
     with Topic(life.server, CONSUMERS) as topic:
         drive(topic, "produce", life.scale.records(200_000), KILOBYTE_RECORD)
         drive(topic, "consume", topic.available(), KILOBYTE_RECORD, clients=CONSUMERS)
@@ -149,7 +149,7 @@ def loaded_memory(life: Life) -> Iterator[Figure]:
 
 
 def failover(life: Life) -> Iterator[Figure]:
-    """The leader of partition 0 is killed under a steady stream; comes last, since it leaves a node short."""
+    """Kill the leader of partition 0 under a steady stream; this runs last, because it leaves a node missing."""
     with Topic(life.server, PARTITIONS, is_kept=True) as topic:
         leader = with_cluster(topic.bootstrap, lambda cluster: cluster.leaders(topic.name))[0]
         records = int(FAILOVER_RATE * (3.0 if life.scale.quick else 6.0))
@@ -162,7 +162,7 @@ def failover(life: Life) -> Iterator[Figure]:
 
 
 def record_sizes(life: Life) -> Iterator[Figure]:
-    """The largest stays below the 1,000,000 bytes that librdkafka allows for a whole message."""
+    """The largest size stays below the 1,000,000 bytes that librdkafka allows for a whole message."""
     for size_bytes in (10, 100, 1_000, 10_000, 100_000, 990_000):
         records = min(600_000, 200 * MEGABYTE // size_bytes)
         with Topic(life.server, PARTITIONS) as topic:
@@ -174,7 +174,7 @@ def record_sizes(life: Life) -> Iterator[Figure]:
 
 
 def connections(life: Life) -> Iterator[Figure]:
-    """One request in flight on each."""
+    """One request in flight on each connection."""
     for count in (1, 10, 100, 500, 2_000):
         with Topic(life.server, PARTITIONS) as topic:
             figures = drive_single_requests(topic, count, 1, life.scale.seconds(4.0))

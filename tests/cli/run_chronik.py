@@ -1,4 +1,4 @@
-"""Runs the real `chronik` command, as a user's shell would."""
+"""Run the real `chronik` command, as a user's shell would."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CHRONIK = Path(sys.executable).with_name("chronik")
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
     err: str
 
     def json(self) -> dict[str, Any]:
-        """The one JSON object on standard output."""
+        """Parse standard output as one JSON object."""
         assert self.code == 0, self.err
         parsed = json.loads(self.out)
         assert isinstance(parsed, dict)
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
     @property
     def error_line(self) -> str:
-        """The one line that an error may take."""
+        """Check that the error output is one line, and return it."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("chronik: ")
@@ -49,7 +49,7 @@ def chronik(*arguments: str, stdin: str = "", timeout_s: float = 60.0, cwd: Path
 
 
 def create_topic(node: Node, name: str, partitions: int = 3, configs: Mapping[str, str] | None = None) -> None:
-    """What a test needs before it starts, without a process of its own."""
+    """Create a topic for a test without starting a process."""
 
     async def create() -> None:
         async with Cluster([("127.0.0.1", node.kafka_port)]) as cluster:

@@ -1,4 +1,4 @@
-"""`chronik bench` against a real node, in small."""
+"""`chronik bench` against a real node, with a small load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A benchmark's figures."""
+"""The figures of a benchmark."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_metrics_are_asked_3000_below_the_kafka_port() -> None:
 
 
 class LateTopic(RunningTopic):
-    """A topic whose end follows behind: each look at it shows the next of `ends`."""
+    """A topic whose end offset lags: each query returns the next of `ends`."""
 
     def __init__(self, *ends: int) -> None:
         super().__init__("127.0.0.1:1", "late", 1)

@@ -1,4 +1,4 @@
-"""`chronik cluster` as shells use it: every call is a process of its own, and finds what the others left."""
+"""`chronik cluster` as shells use it: every call is its own process, and finds the state that earlier calls left."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_nodes_are_introduced_to_each_other(tmp_path: Path) -> None:
 
 
 def secrets_in(folder: Path) -> list[str]:
-    """The nodes' secrets, each in a file that only this user may read."""
+    """Return the nodes' secrets; each is in a file that only this user may read."""
     paths = sorted(folder.glob(f"node-*/{SECRET_NAME}"))
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {0o600}
     return [path.read_text() for path in paths]

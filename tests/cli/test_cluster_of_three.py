@@ -1,4 +1,4 @@
-"""`chronik cluster` on three nodes: what people see while nodes come, die and go."""
+"""`chronik cluster` on three nodes: what users see while nodes start, die and leave."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run(cluster: TemporaryCluster, *arguments: str) -> Outcome:
 
 
 def watched(cluster: TemporaryCluster, *arguments: str) -> Outcome:
-    """The same for somebody who watches: standard error is a terminal, and `err` all that it showed."""
+    """As `run`, but standard error is a terminal, and `err` is everything that it showed."""
     screen, terminal = pty.openpty()
     shown: list[bytes] = []
 
     def watch() -> None:
-        with contextlib.suppress(OSError):  # the end of a terminal
+        with contextlib.suppress(OSError):  # the terminal was closed
             while data := os.read(screen, 65536):
                 shown.append(data)
 
@@ -66,7 +66,7 @@ def states(cluster: TemporaryCluster) -> list[str]:
 
 
 def make_topic(cluster: TemporaryCluster, name: str, partitions: int) -> dict[int, int]:
-    """Leaders by partition."""
+    """Create a topic and return the leaders by partition."""
     with_cluster(cluster.bootstrap, lambda online: Topics(online).create(name, partitions, None, {}))
     return with_cluster(cluster.bootstrap, lambda online: online.leaders(name))
 
@@ -199,7 +199,7 @@ def test_an_interrupted_up_leaves_nothing_running(three: TemporaryCluster) -> No
             _, told = up.communicate(timeout=30)
         if up.returncode != 0:
             break
-        three.stop_all()  # it was done before the signal came
+        three.stop_all()  # it finished before the signal arrived
     assert up.returncode == 130
     assert "Traceback" not in told
     assert [node.process.state for node in three.nodes] == [None] * 3

@@ -18,7 +18,7 @@ ORDERS, OTHER = UUID(int=1), UUID(int=2)
 
 
 def make_node(folder: Path, node_id: int, cluster_id: str = "one", topic_id: UUID = ORDERS) -> Path:
-    """A data folder with an empty log, as a clean stop leaves it."""
+    """Create a data folder with an empty log, as a clean stop leaves it."""
     path = folder / f"node-{node_id}"
     made = DataFolder.open(RealDisk(), str(path), node_id, cluster_id)
     made.claim_log("orders", 0, topic_id, 0)

@@ -1,4 +1,4 @@
-"""`chronik demo`, whole."""
+"""`chronik demo` from start to end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can
             return super().__enter__()
 
     monkeypatch.setattr(demo, "TemporaryCluster", Refusing)
-    # The whole story has Spark's part already.
+    # The test of the whole demo covers Spark's part.
     monkeypatch.setattr(demo, "landed_and_audited", lambda *arguments: None)
     assert app.main(["demo"]) == 0
     told = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The demo's page, and its chart."""
+"""The demo's page and its chart."""
 
 from collections import Counter
 

@@ -14,7 +14,7 @@ from tests.support.node import Node
 
 
 def prepare(node: Node, name: str, consumed: int = 60) -> None:
-    """A topic of 100 records in 2 partitions, and a group of the same name that has read `consumed` of them."""
+    """Create a topic of 100 records in 2 partitions, and a group of the same name that has read `consumed` of them."""
     at = ("-b", node.bootstrap)
     create_topic(node, name, 2)
     chronik("produce", name, "--count", "100", "--size", "10", *at)

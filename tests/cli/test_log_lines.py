@@ -1,4 +1,4 @@
-"""A node's log stays a file of whole JSON lines, though its disk was full for a while."""
+"""A node's log consists of whole JSON lines, even if its disk was full for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chronik.cli.log_lines import LogLines
 
 
 class Disk:
-    """Has room for so many bytes."""
+    """A disk with room for `room` bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room

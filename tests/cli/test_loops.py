@@ -1,4 +1,4 @@
-"""A node's loop: time in which the machine was suspended has passed."""
+"""A node's event loop counts the time during which the machine was suspended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 
 
 class Suspension:
-    """The machine's clock, as if it had slept."""
+    """Shifts the machine's clock as if it had been suspended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slept_s = 0.0

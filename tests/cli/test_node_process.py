@@ -1,4 +1,4 @@
-"""A node's process is found by its pid file, or it does not run."""
+"""A node's process is either found by its pid file or does not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chronik.cli.node_process import NodeProcess
 
 
 def test_a_process_whose_pid_cannot_be_written_down_is_not_left_behind(tmp_path: Path) -> None:
-    """As on a full disk; here, where there is no such folder."""
+    """As on a full disk; here, the folder does not exist."""
     config = tmp_path / "node.toml"
     process = NodeProcess(str(config), str(tmp_path / "missing" / "node.pid"), str(tmp_path / "node.log"))
     with pytest.raises(CliError, match=r"cannot write .*node\.pid"):
@@ -22,7 +22,7 @@ def test_a_process_whose_pid_cannot_be_written_down_is_not_left_behind(tmp_path:
 
 
 def command_of(path: Path) -> bytes:
-    """Empty where the process has ended meanwhile."""
+    """Return the command line; empty if the process has ended."""
     try:
         return path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""How the text of options is read."""
+"""Parsing the text of options."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which version of Spark's own connector `--source kafka` asks for, and what is told where Maven does not have it."""
+"""The version of Spark's own connector that `--source kafka` requests, and the error if Maven does not have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replicas move when a node comes or goes."""
+"""Which replicas move when a node joins or leaves."""
 
 from __future__ import annotations
 

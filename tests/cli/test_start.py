@@ -1,4 +1,4 @@
-"""`chronik start`: what it says when it cannot, and how it ends."""
+"""`chronik start`: its errors, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chronik trace tail`: a readable line for each event, from all nodes, whichever of them is there."""
+"""`chronik trace tail`: a readable line for each event, from all nodes that are available."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_kind_of_event_has_a_line() -> None:
 
 
 class Enough(Exception):
-    """The test has seen what it wanted."""
+    """Ends the tail when the test has seen enough."""
 
 
 def test_events_of_all_nodes_come_in_the_order_of_their_time_and_a_node_that_is_away_is_asked_again(

@@ -1,4 +1,4 @@
-"""`chronik verify`, on a real node and with clients that lose, copy and reorder what they are given."""
+"""`chronik verify`, on a real node and with clients that lose, duplicate and reorder records."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Damage = Callable[[list[int]], list[int]]
 
 
 class DamagedLog:
-    """Sender and reader in one: what is sent to each partition is read back after `damage`."""
+    """Sender and reader in one: the records sent to each partition are read back after `damage`."""
 
     def __init__(self, damage: Damage, report: Callable[[Report], None]) -> None:
         self._damage = damage

@@ -1,4 +1,4 @@
-"""The account of every record: what was planted must be found, and nothing else."""
+"""The account of every record: planted errors are found, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTITIONS = 3
 def account_of(
     messages: int, delivered: Iterable[int], *, acked: Iterable[int] | None = None, partitions: int = PARTITIONS
 ) -> Account:
-    """An account in which record numbers were delivered in this order, each from the next offset of its partition."""
+    """Return an account of records delivered in this order, each at the next offset of its partition."""
     account = Account(messages, partitions)
     acknowledged = set(range(messages) if acked is None else acked)
     for number in range(messages):

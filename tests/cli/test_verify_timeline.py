@@ -1,4 +1,4 @@
-"""Stalls, bursts and empty polls, from times that the tests choose."""
+"""Stalls, bursts and empty polls, at times that the tests choose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from chronik.cli.verify_timeline import Timeline
 
 
 def timeline(*polls: tuple[float, dict[int, int]], partitions: int = 3, end_s: float, incomplete: set[int]) -> Timeline:
-    """Polls that ended at these times with so many records by partition; each began when the one before ended."""
+    """Return polls with their end times and record counts by partition; each began when the previous one ended."""
     made = Timeline(partitions, 100.0)
     began_s = 100.0
     for ended_s, records in polls:

@@ -1,7 +1,7 @@
 """The clients under test and the broker that they talk to.
 
-`CHRONIK_TEST_BOOTSTRAP=HOST:PORT` runs these tests against a cluster that is already there, Apache Kafka for one: that
-tells whether a test asks for what Kafka does, or for what we believe.
+`CHRONIK_TEST_BOOTSTRAP=HOST:PORT` runs these tests against an existing cluster, such as Apache Kafka. This shows
+whether a test expects what Kafka does, or only what we believe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def new_name() -> NewName:
-    """Names of topics and groups that no other test uses."""
+    """Return names of topics and groups that no other test uses."""
     counter = itertools.count(1)
     run = os.urandom(3).hex()
     return lambda what: f"{what}-{run}-{next(counter)}"
@@ -56,7 +56,7 @@ def topic(new_name: NewName) -> str:
 
 @pytest.fixture(scope="session")
 def get_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
-    """A client by name, made once; a test whose client cannot be had here is skipped, with the reason."""
+    """Return a client by name, created once; if a client is unavailable here, the test is skipped with the reason."""
     made: dict[str, Client] = {}
     jvms: list[Java] = []
 
@@ -97,7 +97,7 @@ def admin(request: pytest.FixtureRequest, get_client: GetClient, bootstrap: str)
 
 @pytest.fixture(scope="session")
 def create_topic(bootstrap: str) -> Iterator[Callable[[str, int], None]]:
-    """Creates a topic for a test that is not about creating topics."""
+    """Create a topic for a test that is not about creating topics."""
     admin = ConfluentAdmin(bootstrap)
     yield admin.create_topic
     admin.close()

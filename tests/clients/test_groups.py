@@ -21,7 +21,7 @@ def group(new_name: NewName) -> str:
 
 
 class Story:
-    """A topic, a group on it, and the account of who read what."""
+    """A topic, a group on it, and a record of which member read what."""
 
     def __init__(self, bootstrap: str, topic: str, group: str, writer: Client) -> None:
         self.bootstrap = bootstrap
@@ -49,7 +49,7 @@ class Story:
         self.written += count
 
     def each_owns(self, *counts: int) -> None:
-        """The members that are there own that many partitions each, none twice, and all of them together."""
+        """Wait until the present members own this many partitions each, and together every partition exactly once."""
 
         def settled() -> bool:
             owned = [member.partitions for member in self.present]
@@ -82,7 +82,7 @@ def story(
 
 
 def members_come_and_go(story: Story, client: Client, assignor: str) -> None:
-    """A member is alone, a second one comes, the first one goes, the second one goes, a new one resumes."""
+    """One member is alone, a second one joins, the first one leaves, the second one leaves, a new one resumes."""
     story.writes(40)
     first = story.joins(client, assignor)
     story.each_owns(4)
@@ -97,7 +97,7 @@ def members_come_and_go(story: Story, client: Client, assignor: str) -> None:
     story.all_is_read()
     story.leaves(second)
 
-    # Nobody is there; a new member takes up where the others had committed.
+    # The group is empty; a new member resumes at the committed offsets.
     story.writes(20)
     newcomer = story.joins(client, assignor)
     story.all_is_read()

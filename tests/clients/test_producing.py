@@ -1,4 +1,4 @@
-"""Producing beyond the ordinary: idempotence, large records, topics that are not there."""
+"""Special cases of producing: idempotence, large records, missing topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding a place in the log, and kcat's own listing."""
+"""Offset lookups by timestamp, and kcat's own listing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_offset_for_a_time_is_the_first_record_at_or_after_it(
     assert client.offset_at(bootstrap, topic, FIRST_TIMESTAMP_MS + 1_301) == 14
     assert client.offset_at(bootstrap, topic, FIRST_TIMESTAMP_MS + 1_400) == 14
     if client.name not in ("confluent-kafka", "kcat"):
-        # librdkafka answers "the end" for a time after the last record, with no way to tell it apart.
+        # librdkafka returns the end offset for a time after the last record, with no way to tell the two apart.
         assert client.offset_at(bootstrap, topic, FIRST_TIMESTAMP_MS + 10_000) is None
 
 

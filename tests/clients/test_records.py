@@ -1,4 +1,4 @@
-"""What one client wrote, every client reads: content, order, keys, headers and timestamps, in every codec."""
+"""Every client reads what any client wrote: content, order, keys, headers and timestamps, in every codec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.clients.conftest import GetClient, NewName
 from tests.clients.drivers.base import CLIENTS, CODECS, FIRST_TIMESTAMP_MS, Headers, Received, Sent
 
 PARTITIONS = (0, 1)
-# Long enough, in one batch, that each codec is worth it to the client: some send a batch plain when that is smaller.
+# Long enough for each codec to pay off in one batch: some clients send a batch uncompressed if that is smaller.
 FILLER = b"chronik " * 64
 
 Written = tuple[str, Sequence[Sent]]
@@ -17,8 +17,8 @@ Write = Callable[[str, str], Written]
 
 
 def records_for(writer: str) -> list[Sent]:
-    """Two partitions of records in every shape that the writer can express, in the order that each must keep."""
-    empty = b"none" if writer == "kafka-python" else None  # which refuses a header without a value
+    """Return two partitions of records, in order, in every shape that the writer can express."""
+    empty = b"none" if writer == "kafka-python" else None  # it rejects a header without a value
     words: list[Headers] = [(), (("trace", b"abc"),), (("trace", b"abc"), ("trace", b"again"), ("none", empty))]
     records: list[Sent] = []
     for partition in PARTITIONS:
@@ -36,7 +36,7 @@ def records_for(writer: str) -> list[Sent]:
 
 @pytest.fixture(scope="module")
 def write(get_client: GetClient, bootstrap: str, new_name: NewName, create_topic: Callable[[str, int], None]) -> Write:
-    """Writes the records once for each client and codec, however many clients read them."""
+    """Write the records once for each client and codec, for all clients that read them."""
     written: dict[tuple[str, str], Written] = {}
 
     def write_once(writer: str, codec: str) -> Written:

@@ -20,7 +20,7 @@ PARTITIONS = 2
 
 
 class SteadyProducer:
-    """An idempotent producer that sends numbered records until told to stop, and knows which were acknowledged."""
+    """An idempotent producer that sends numbered records until it is stopped, and knows which were acknowledged."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged: list[tuple[int, int, bytes]] = []
@@ -112,8 +112,8 @@ def test_topics_records_and_committed_offsets_survive_a_clean_restart(
     assert [record.value for record in member.done] == [b"%d" % number for number in range(10, 15)]
 
 
-# Not kafka-python: it leaves the sockets of refused connections to the garbage collector, and the
-# warnings about that fail whatever test runs then.
+# Not kafka-python: it leaves the sockets of refused connections to the garbage collector, and the resulting warnings
+# fail whichever test runs then.
 @pytest.mark.parametrize("client", ["confluent-kafka", "java-4.3"], indirect=True)
 def test_member_of_a_group_reads_on_when_its_node_comes_back(client: Client, start_node: StartNode, topic: str) -> None:
     node = start_node()

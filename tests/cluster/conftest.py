@@ -1,4 +1,4 @@
-"""Fixtures for tests of whole clusters: three real nodes, and their logs where a test fails."""
+"""Fixtures for tests of whole clusters: three real nodes, and their logs if a test fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StartNodes: TypeAlias = Callable[..., Nodes]
 N = TypeVar("N", bound=Nodes)
 CLUSTERS = pytest.StashKey[list[Nodes]]()
 FAILED = pytest.StashKey[bool]()
-"""Whether a part of the test has failed so far."""
+"""Whether any phase of the test has failed."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +36,7 @@ def pytest_runtest_makereport(
 
 
 def nodes_of(config: pytest.Config, nodes: N) -> Iterator[N]:
-    """Starts them, and shows their logs where a test fails."""
+    """Start the nodes, and show their logs if a test fails."""
     config.stash[CLUSTERS].append(nodes)
     with nodes:
         nodes.start_all()
@@ -46,7 +46,7 @@ def nodes_of(config: pytest.Config, nodes: N) -> Iterator[N]:
 
 @pytest.fixture
 def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartNodes]:
-    """Starts clusters of the test's own: `start_nodes(cuttable=True)`; `settings` are keys of node.toml."""
+    """Start clusters for one test: `start_nodes(cuttable=True)`; `settings` are keys of node.toml."""
     started: list[Iterator[Nodes]] = []
 
     def start(count: int = NODES, *, cuttable: bool = False, **settings: Any) -> Nodes:
@@ -61,19 +61,19 @@ def start_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Star
 
 @pytest.fixture
 def nodes(start_nodes: StartNodes) -> Nodes:
-    """Three nodes of the test's own."""
+    """Three nodes for one test."""
     return start_nodes()
 
 
 @pytest.fixture(scope="session")
 def shared_nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Three nodes for all tests that use topics and groups of their own and leave every node running."""
+    """Three nodes for all tests that use their own topics and groups and leave every node running."""
     yield from nodes_of(request.config, Nodes(tmp_path_factory.mktemp("shared-cluster")))
 
 
 @pytest.fixture(scope="session")
 def kafka_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaTools]:
-    """Apache Kafka's command line tools; a test that needs them where they cannot be had is skipped, and says why."""
+    """Apache Kafka's command line tools; if they are unavailable, the test is skipped with the reason."""
     try:
         tools = KafkaTools(tmp_path_factory.mktemp("kafka-tools"))
     except FileNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""Burrow, LinkedIn's lag checker, and the ZooKeeper that it keeps its locks in."""
+"""Burrow, LinkedIn's lag checker, and the ZooKeeper that holds its locks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ expire-cache = 1
 
 
 def missing() -> str | None:
-    """Why there can be none here; None where there can."""
+    """Return why Burrow cannot run here, or None if it can."""
     if shutil.which("Burrow") is None:
         return "Burrow is not on the PATH: install the package burrow"
     if shutil.which("java") is None:
@@ -69,7 +69,7 @@ def missing() -> str | None:
 
 
 class Burrow:
-    """One Burrow that watches a cluster. Owns its folder and its processes."""
+    """A Burrow process that monitors a cluster. Owns its folder and its processes."""
 
     def __init__(self, folder: Path, bootstrap: str) -> None:
         self._folder = folder
@@ -100,7 +100,7 @@ class Burrow:
         self._kill()
 
     def ask(self, path: str) -> dict[str, Any]:
-        """One GET below `/v3/kafka/chronik`; an error is an answer too, with `error` true."""
+        """Send a GET below `/v3/kafka/chronik`; an error is an answer, too, with `error` true."""
         connection = http.client.HTTPConnection("127.0.0.1", self._http, timeout=ASK_TIMEOUT_S)
         try:
             connection.request("GET", f"/v3/kafka/chronik{path}")
@@ -130,7 +130,7 @@ class Burrow:
                     return False
                 if name != "zookeeper":
                     return True
-                # It listens before it serves, and closes what comes too early.
+                # ZooKeeper listens before it serves, and closes connections that arrive too early.
                 probe.sendall(b"srvr")
                 return b"Mode: standalone" in probe.recv(4096)
 

@@ -1,4 +1,4 @@
-"""A cluster of real processes for fault tests: who leads what, signals to nodes, links that can be cut."""
+"""A cluster of real processes for fault tests: its leaders, signals to its nodes, links that can be cut."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TIED_NODE = (sys.executable, "-m", "chronik.testing.tied_node", "start")
 
 
 def tied_environment() -> dict[str, str]:
-    """For nodes that end with this process."""
+    """Return the environment of nodes that end with this process."""
     return {**clean_environment(os.environ), TIED_TO: str(os.getpid())}
 
 
 class PartitionState(NamedTuple):
-    """One partition as a node's metadata tells it."""
+    """A partition in a node's metadata."""
 
     leader: int
     epoch: int
@@ -47,9 +47,9 @@ class PartitionState(NamedTuple):
 
 
 class Nodes:
-    """Three nodes, or as many as asked for, in one folder. With `cuttable`, each pair of nodes can be cut apart.
+    """`count` nodes (three by default) in one folder. With `cuttable`, the link between any two nodes can be cut.
 
-    `local` is the cluster where it is not to be on loopback.
+    `local` replaces the default cluster, which runs on loopback.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Nodes:
         return self.local.node(node_id)
 
     def start_all(self) -> None:
-        """All nodes; at the first start on other ports where somebody was faster to take these."""
+        """Start all nodes. At the first start, choose other ports if another process has taken these."""
         tries_left = 0 if self._has_started else PORT_TRIES
         while True:
             try:
@@ -135,26 +135,26 @@ class Nodes:
         self.local.resume(node_id)
 
     def cut_off(self, node_id: int) -> None:
-        """No byte passes between this node and the others; clients still reach all of them."""
+        """Drop all traffic between this node and the other nodes; clients still reach every node."""
         self.links.cut(node_id)
 
     def heal(self) -> None:
         self.links.heal()
 
     def resident_bytes(self, node_id: int, which: str = "VmRSS") -> int:
-        """What is resident now; with `VmHWM`, the most that was."""
+        """Return the node's resident memory; with `VmHWM`, its peak."""
         with open(f"/proc/{self.node(node_id).process.pid}/status") as status:
             kilobytes = next(int(line.split()[1]) for line in status if line.startswith(f"{which}:"))
         return kilobytes * 1024
 
-    # -- what nodes say ------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def connect(self, node_id: int, *, timeout_s: float = ASK_TIMEOUT_S) -> WireClient:
         at = self.node(node_id).kafka
         return WireClient(at.port, host=at.host, timeout_s=timeout_s)
 
     def new_topic(self, partitions: int = 2, **configs: str) -> str:
-        """A topic with three replicas, made through whichever node answers."""
+        """Create a topic with three replicas, through any node that answers."""
         name = unique("topic")
         wanted = {
             "name": name,
@@ -168,7 +168,7 @@ class Nodes:
         return name
 
     def metadata(self, *topics: str, node_id: int | None = None) -> Any:
-        """Metadata of one node, or of the first that answers."""
+        """Return the metadata of one node, or of the first that answers."""
         failures: list[Exception] = []
         for node in self.running if node_id is None else [self.node(node_id)]:
             try:
@@ -188,7 +188,7 @@ class Nodes:
         }
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The partition's leader; waits until there is one that runs."""
+        """Wait until the partition has a running leader, and return it."""
         alive = {node.id for node in self.running}
 
         def found() -> int:
@@ -198,7 +198,7 @@ class Nodes:
         return eventually(found, IN_SYNC_TIMEOUT_S, f"{topic}-{partition} has a leader that runs")
 
     def controller(self) -> int:
-        """The controller; waits until there is one that runs."""
+        """Wait until there is a running controller, and return it."""
         alive = {node.id for node in self.running}
 
         def found() -> int:
@@ -208,13 +208,13 @@ class Nodes:
         return eventually(found, IN_SYNC_TIMEOUT_S, "there is a controller that runs")
 
     def follower(self, topic: str) -> int:
-        """A node that leads as few of the topic's partitions as any, and is not the controller if that can be."""
+        """Return a node that leads the fewest of the topic's partitions; if possible, not the controller."""
         leads = Counter(state.leader for state in self.partitions(topic).values())
         controller = self.controller()
         return min((node.id for node in self.running), key=lambda node_id: (leads[node_id], node_id == controller))
 
     def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
-        """Until every node runs, is alive to every other, and every partition has all its replicas in sync."""
+        """Wait until every node runs and sees all nodes alive, and all replicas of every partition are in sync."""
 
         def in_sync() -> bool:
             for node in self.local.nodes:
@@ -235,7 +235,7 @@ class Nodes:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def log_tail(self, node_id: int, lines: int = LOG_TAIL_LINES) -> str:
-        """The end of a node's log for a failure report: of each event the last few, cut to a readable length."""
+        """Return the end of a node's log for a failure report: the last few lines of each event, truncated."""
         seen: Counter[str] = Counter()
         shown: list[str] = []
         for line in reversed(self.log_text(node_id).splitlines()):
@@ -247,7 +247,7 @@ class Nodes:
         return "\n".join([*reversed(shown[:lines]), f"more often than shown: {repeated}"])
 
     def no_surprises(self) -> None:
-        """A fault is something that nodes expect: none runs into code that did not."""
+        """Fail if a node logged an unexpected exception: nodes must handle faults deliberately."""
         errors: Counter[str] = Counter()
         for node_id in self.ids:
             errors.update(
@@ -270,7 +270,7 @@ class Nodes:
 
 
 def unexpected_errors(lines: Iterable[str]) -> Iterable[str]:
-    """What a node logged with a traceback, or printed as one."""
+    """Return what a node logged with a traceback, or printed as one."""
     for line in lines:
         if '"traceback"' in line:
             try:

@@ -1,4 +1,4 @@
-"""Nodes whose disks can be made to fail or to hang, one by one, while they run."""
+"""Nodes whose disks can be made to fail or hang, one by one, while they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSED_FROM_BYTES = 1
 
 
 class SickNodes(Nodes):
-    """Three nodes, each with a switch for its disk (`debug_slow_syncs`)."""
+    """Three nodes; each has a switch for its disk (`debug_slow_syncs`)."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(folder, settings=settings)
@@ -21,19 +21,19 @@ class SickNodes(Nodes):
             node.change({"debug_slow_syncs": str(self._switch(node.id))})
 
     def hang(self, node_id: int) -> None:
-        """Nothing that a thread of the node writes ends: segments' syncs, small files, the Raft store."""
+        """Block all writes of the node's threads: syncs of segments, small files, the Raft store."""
         self._switch(node_id).write_text("hang")
 
     def freeze(self, node_id: int) -> None:
-        """Nothing that the node writes ends, appends on its loop included."""
+        """Block all writes of the node, including appends on its event loop."""
         self._switch(node_id).write_text("freeze")
 
     def refuse(self, node_id: int) -> None:
-        """Every write of the node fails at once (EFBIG), whatever file it is for."""
+        """Make every write of the node fail at once (EFBIG), for any file."""
         self._limit(node_id, REFUSED_FROM_BYTES)
 
     def cure(self, node_id: int) -> None:
-        """The disk is well again."""
+        """Restore the disk."""
         self._switch(node_id).unlink(missing_ok=True)
         if self.node(node_id).process.state is not None:
             self._limit(node_id, None)

@@ -1,4 +1,4 @@
-"""Leadership that moves because somebody wants it to: new preferred leaders, and their election."""
+"""Requested leadership changes: new preferred leaders, and their election."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINE = (ErrorCode.none, ErrorCode.election_not_needed)
 
 
 def elect(nodes: Nodes, topic: str, leaders: Mapping[int, int]) -> None:
-    """Makes these replicas the preferred leaders of some partitions, and has them elected."""
+    """Make these replicas the preferred leaders of their partitions, and elect them."""
     if not leaders:
         return
     now = nodes.partitions(topic)

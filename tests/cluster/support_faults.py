@@ -1,4 +1,4 @@
-"""What may happen to nodes while records flow. Each fault ends with all nodes up and connected again."""
+"""Faults that happen to nodes while records flow. Each fault ends with all nodes up and connected again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from tests.cluster.support_workload import Workload
 
 PROGRESS = 100
-"""So many acknowledged records of each partition, at least, before, during and after a fault."""
+"""Minimum number of acknowledged records in each partition before, during and after a fault."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A fault's stage: who to hit is left to chance, and how long a pause takes is the run's choice."""
+    """What a fault needs: the workload, the random choice of its victims, and the duration of a pause."""
 
     workload: Workload
     chance: random.Random
@@ -61,8 +61,8 @@ def pause_leader(scene: Scene) -> None:
     nodes, leader = scene.workload.nodes, scene.random_leader()
     nodes.pause(leader)
     until_s = time.monotonic() + scene.pause_s
-    scene.workload.proceed(PROGRESS)  # the others go on meanwhile
-    time.sleep(max(0.0, until_s - time.monotonic()))  # the fault itself takes its time: nothing to wait for
+    scene.workload.proceed(PROGRESS)  # the other nodes continue meanwhile
+    time.sleep(max(0.0, until_s - time.monotonic()))  # let the fault last; there is no condition to wait for
     nodes.resume(leader)
 
 

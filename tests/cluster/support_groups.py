@@ -1,4 +1,4 @@
-"""Members of consumer groups that write down what they are given, and hold their group to what it committed."""
+"""Members of consumer groups that record what they receive, and check it against the group's commits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 500, "auto.o
 
 
 class Commits:
-    """What a group has committed, as its members were told."""
+    """The offsets of a group: acknowledged commits, and attempted ones."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
@@ -35,12 +35,12 @@ class Commits:
                 self._acknowledged[where] = max(offset, self._acknowledged.get(where, 0))
 
     def committed(self) -> dict[str, int]:
-        """What members were told is committed."""
+        """Return the acknowledged commits."""
         with self._lock:
             return dict(self._acknowledged)
 
     def given(self, where: str, position: int, member: str) -> None:
-        """A member was told to start there: not before what was committed, nor behind what anybody asked for."""
+        """Check a member's start offset: neither below the committed offset nor above the highest attempted commit."""
         with self._lock:
             lowest, highest = self._acknowledged.get(where, 0), self._asked.get(where, 0)
             if not lowest <= position <= highest:
@@ -48,12 +48,12 @@ class Commits:
 
 
 class GroupConsumer(RecordedConsumer):
-    """A member of a group. Commits what it was given, poll by poll, and holds the group to what was committed.
+    """A group member that commits after each poll, and checks the group's start offsets against its commits.
 
-    What nobody knows to be committed is asked for again after the next poll, whether that gives anything or not: the
-    last records may be given while the coordinator still loads.
+    If a commit was not acknowledged, the member commits again after the next poll, even an empty one: the last records
+    may arrive while the coordinator still loads.
 
-    `commits` is shared by the members: the offsets whose commit was acknowledged, and those that were asked for.
+    The members share `commits`: the offsets of acknowledged and of attempted commits.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class GroupConsumer(RecordedConsumer):
         consumer.assign(starts)
 
     def _committed(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """What the group has committed; asked until the coordinator, which may be on its way, answers."""
+        """Return the group's committed offsets; retry until the coordinator, which may be changing, answers."""
         while True:
             try:
                 found: list[TopicPartition] = consumer.committed(partitions, timeout=2.0)
@@ -104,7 +104,7 @@ class GroupConsumer(RecordedConsumer):
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.next_offsets.clear()
-        self._is_owing = False  # whoever has the partitions next reads and commits it
+        self._is_owing = False  # the next owner of the partitions reads and commits these records
         self._recorder.record(Assigned(self._recorder.now_s(), self.name, {}, self._group))
         consumer.unassign()
 
@@ -125,7 +125,7 @@ class GroupConsumer(RecordedConsumer):
         try:
             done = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException:
-            return  # nobody knows: the next one says more
+            return  # the outcome is unknown; the next commit settles it
         good = {named(self._topic, part.partition): part.offset for part in done if part.error is None}
         self._commits.acknowledged(good)
         if good:

@@ -1,4 +1,4 @@
-"""franz-go's kadm, by which kminion, kcl, rpk and Redpanda Console tell lag, offsets and sizes: a program of a page."""
+"""A small program on franz-go's kadm, which kminion, kcl, rpk and Redpanda Console use for lag, offsets and sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_S = 30.0
 
 
 def missing() -> str | None:
-    """Why there can be none here; None where there can."""
+    """Return why kadm cannot run here, or None if it can."""
     return None if PROGRAM.is_file() else "kadm's program is not in .tools: make test builds it where there is Go"
 
 

@@ -1,8 +1,8 @@
 """Links between nodes that can be cut: a TCP proxy for each direction in which one node connects to another.
 
-A link that is cut passes nothing on and closes nothing, as when packets are dropped: what is on its way waits, new
-connections are taken and stay silent, and after healing all of it arrives, late. Where the other end closes, or nobody
-listens, the connection is reset, as it would be without a proxy.
+A cut link forwards nothing and closes nothing, as when packets are dropped. Data in transit waits, new connections are
+accepted and stay silent, and everything arrives late, after healing. If the other end closes, or nothing listens there,
+the proxy resets the connection, as would happen without a proxy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Link:
-    """One node's way to another. Owned by the loop of `Links`."""
+    """The link from one node to another. Owned by the loop of `Links`."""
 
     def __init__(self, source: int, target: int, target_port: int) -> None:
         self.source = source
@@ -67,7 +67,7 @@ class Link:
         except OSError:
             await self.passes.wait()
         except asyncio.CancelledError:
-            pass  # the test is over; asyncio's server would log it as an error
+            pass  # the test is over; asyncio's server would log this as an error
         finally:
             for end in (near, far):
                 if end is not None:
@@ -89,7 +89,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Links:
-    """All links of a cluster, on a loop in a thread of its own."""
+    """All links of a cluster, on an event loop in its own thread."""
 
     def __init__(self) -> None:
         self._links: list[Link] = []
@@ -97,7 +97,7 @@ class Links:
         self._thread: threading.Thread | None = None
 
     def add(self, source: int, target: int, target_port: int) -> str:
-        """The address at which `source` reaches `target`."""
+        """Return the address at which `source` reaches `target`."""
 
         async def make() -> tuple[Link, int]:
             link = Link(source, target, target_port)
@@ -108,12 +108,12 @@ class Links:
         return f"127.0.0.1:{port}"
 
     def cut(self, node_id: int) -> None:
-        """Nothing passes from or to this node."""
+        """Cut all links from and to this node."""
         assert self._links, "the nodes were started without links"
         self._pass_unless(lambda link: node_id in (link.source, link.target))
 
     def cut_pairs(self, pairs: Collection[tuple[int, int]]) -> None:
-        """Nothing passes between the two of a pair; all others are connected."""
+        """Cut the links between the two nodes of each pair; all other links work."""
         assert self._links, "the nodes were started without links"
         self._pass_unless(lambda link: (link.source, link.target) in pairs or (link.target, link.source) in pairs)
 

@@ -1,4 +1,4 @@
-"""Logs that lose records while their nodes are down, and what clients read of them afterwards."""
+"""Logs that lose records while their nodes are down, and checks of what clients read afterwards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.eventually import eventually
 
 READ_TIMEOUT_S = 60.0
 BATCH_RECORDS = 100
-"""Several batches in a log, so that it can be cut between two of them."""
+"""Small enough that a log has several batches, and can be cut between two of them."""
 
 
 def produce(nodes: Nodes, topic: str, first: int, count: int) -> None:
-    """Records with acks=all, all of them acknowledged."""
+    """Produce records with acks=all, and check that all are acknowledged."""
     errors: list[object] = []
 
     def answered(error: object, _: object) -> None:
@@ -58,7 +58,7 @@ def log_of(nodes: Nodes, node_id: int, topic: str) -> Path:
 
 
 def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
-    """Everything is read, all replicas are in sync with the same bytes, and no node met what it did not expect."""
+    """Check that all records are read, all replicas are in sync and identical, and no node failed unexpectedly."""
     nodes.wait_in_sync()
     check_all_are_read(nodes, topic, count)
     folders = {node_id: Path(nodes.node(node_id).folder) for node_id in nodes.ids}
@@ -67,7 +67,7 @@ def check_whole_again(nodes: Nodes, topic: str, count: int) -> None:
         replicas_agree(folders, f"{topic}-0", count)
         return True
 
-    # A damaged replica may be in sync with all later records before it is healed.
+    # A damaged replica may have fetched all later records, and be in sync, before it is healed.
     eventually(agree, READ_TIMEOUT_S, "all replicas have the same bytes")
     nodes.no_surprises()
 
@@ -77,7 +77,7 @@ def remove(log: Path) -> None:
 
 
 def cut_at_a_batch(log: Path) -> int:
-    """The log ends early, exactly between two batches; returns its end."""
+    """Truncate the log exactly between two batches, and return its end offset."""
     batches = list(stored_batches(log))
     kept = batches[: len(batches) // 2]
     (segment,) = log.glob("*.log")
@@ -102,7 +102,7 @@ def flip_in_the_last_batch(log: Path) -> None:
 
 
 def damage_a_batch(log: Path) -> None:
-    """The size of a batch in the middle of the log is not what it was, so that nothing after it can be reached."""
+    """Change the size of a batch in the middle of the log, so that no later batch can be reached."""
     batches = list(stored_batches(log))
     at = sum(len(data) for _, data in batches[: len(batches) // 2])
     (segment,) = log.glob("*.log")
@@ -112,6 +112,6 @@ def damage_a_batch(log: Path) -> None:
 
 
 def is_listed_up_to(nodes: Nodes, node_id: int, end_offset: int) -> bool:
-    """Whether the node has noted that its log was durable up to there, which proves a loss later."""
+    """Return whether the node's recovery point is this offset: it later proves that records were lost."""
     points = Path(nodes.node(node_id).folder) / "recovery-points"
     return f" {end_offset}\n" in points.read_text()

@@ -1,4 +1,4 @@
-"""How long a follower takes to know what is committed, as a consumer sees it who waits there (KIP-392)."""
+"""How fast a follower learns the high watermark, as seen by a consumer that fetches from it (KIP-392)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WAIT_MS = 10_000
 
 
 def seconds_until_followers_know(nodes: Nodes, topic: str, records: int) -> list[float]:
-    """For each of so many records: from the acknowledgement of all to a follower handing it to a consumer.
+    """Return, for each record, the seconds from its acks=all acknowledgement until a follower returns it to a consumer.
 
-    The consumer waits at the follower before the record is produced. Records are asserted to be the ones produced.
+    The consumer's fetch waits at the follower before the record is produced. It must return exactly that record.
     """
     state = nodes.partitions(topic)[0]
     followers = [replica for replica in state.replicas if replica != state.leader]
@@ -47,5 +47,5 @@ def _knows(follower: WireClient, topic: str, offset: int) -> bool:
 
 
 def _at_follower(topic: str, offset: int, wait_ms: int) -> FetchRequest:
-    """A fetch that a follower answers, since the consumer names a rack."""
+    """Return a fetch that a follower answers, because the consumer names a rack."""
     return dataclasses.replace(fetch_of((topic, 0, offset), max_wait_ms=wait_ms), rack_id="near")

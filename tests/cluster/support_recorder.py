@@ -1,7 +1,7 @@
-"""Real clients that write down all they do and see: librdkafka's idempotent producer, and its consumer both ways.
+"""Real clients that record all they do and see: librdkafka's idempotent producer, and its consumer in both modes.
 
-Records are made from their value, so that a consumer can tell that content arrived as it was sent; what does not fit
-is written down as it came, and the checker names it as sent by nobody.
+A record's content is derived from its value, so a consumer can verify that it arrived unchanged. Content that does not
+match is recorded as received, and the checker reports it as never sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chronik.testing.operations import (
     SendUnknown,
 )
 
-# Clients give up on a silent broker after seconds, so that a paused node means retries and not a test that waits.
+# Clients give up on a silent broker after seconds, so that a paused node causes retries instead of a long wait.
 COMMON = {
     "socket.timeout.ms": 4_000,
     "reconnect.backoff.ms": 20,
@@ -55,13 +55,13 @@ FILLER_BYTES_MAX = 700
 POLL_RECORDS_MAX = 500
 POLL_TIMEOUT_S = 0.1
 WANDERS = 0.02
-"""The share of a wandering consumer's polls before which it goes back."""
+"""The share of a wandering consumer's polls before which it seeks back."""
 FLUSH_TIMEOUT_S = 130.0
 JOIN_TIMEOUT_S = 150.0
 
 
 class Recorder:
-    """The history of a run. Operations may come from any thread; they stand in the order in which they came."""
+    """The history of a run. Any thread may record operations; they are kept in the order of their arrival."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -79,19 +79,19 @@ class Recorder:
                 self._acknowledged[operation.partition] = self._acknowledged.get(operation.partition, 0) + 1
 
     def acknowledged(self) -> dict[str, int]:
-        """How many sends to each partition were acknowledged so far."""
+        """Return the number of acknowledged sends for each partition."""
         with self._lock:
             return dict(self._acknowledged)
 
 
 def content(value: str) -> bytes:
-    """The bytes of a record with this value: it, and a filler that it determines."""
+    """Return the content of a record with this value: the value, and a filler derived from it."""
     number = int(value.rpartition("/")[2])
     return value.encode() + b"|" + b"%d." % number * (number * 37 % FILLER_BYTES_MAX // 8)
 
 
 def value_of(message: bytes | None) -> str:
-    """The value of a record, if its content is what was sent."""
+    """Return the value of a record if its content is unchanged; otherwise the raw content."""
     raw = message or b""
     value = raw.partition(b"|")[0].decode(errors="replace")
     try:
@@ -105,7 +105,7 @@ def named(topic: str, partition: int) -> str:
 
 
 def number(found: int | None) -> int:
-    """What every record that was read has."""
+    """Return a number that every record read has; mypy cannot know that it is not None."""
     assert found is not None
     return found
 
@@ -113,7 +113,7 @@ def number(found: int | None) -> int:
 class RecordedProducer:
     """Sends numbered values to each partition in turn until it is stopped.
 
-    `errors` are what the client could not get over by itself.
+    `errors` are the errors that the client could not recover from.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class RecordedProducer:
         self._thread.start()
 
     def stop(self) -> None:
-        """No further sends; returns when each has its outcome, or the client gave up."""
+        """Stop sending; return when every send has an outcome, or the client gave up."""
         self._stop.set()
         self._thread.join(JOIN_TIMEOUT_S)
         assert not self._thread.is_alive(), f"{self.name} does not end"
 
     def abandon(self) -> None:
-        """Ends it without waiting for outcomes, where the test has failed already."""
+        """End the producer without waiting for outcomes, after the test has failed."""
         self._stop.set()
         self._producer.purge()
         self._thread.join(JOIN_TIMEOUT_S)
@@ -189,7 +189,7 @@ class RecordedProducer:
 
 
 class RecordedConsumer:
-    """Reads all partitions from their start by `assign`. An offset that is out of range is an error, never a reset."""
+    """Reads all partitions from their start by `assign`. An offset out of range is an error, never a reset."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class RecordedConsumer:
 
 
 class WanderingConsumer(RecordedConsumer):
-    """Goes back to some earlier record of each partition again and again, and reads on from there."""
+    """Repeatedly seeks back to an earlier record of each partition, and reads on from there."""
 
     _chance = random.Random("wandering")
 
@@ -278,7 +278,7 @@ class WanderingConsumer(RecordedConsumer):
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Errors that a consumer reports while brokers come and go, and gets over by itself."""
+    """Return whether a consumer recovers from this error by itself, while brokers come and go."""
     return error.code() in (
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,

@@ -1,4 +1,4 @@
-"""The copies of a partition in the nodes' data folders, compared byte for byte below what clients were told."""
+"""Compare the replicas of a partition in the nodes' data folders, byte for byte, below the acknowledged end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 
 
 def stored_batches(log: Path) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Every batch of a log folder, in order; a segment's preallocated rest, all zero, is its end."""
+    """Yield every batch of a log folder, in order; a segment ends at its preallocated zeros."""
     for segment in sorted(log.glob("*.log")):
         data = segment.read_bytes()
         at = 0
@@ -22,7 +22,7 @@ def stored_batches(log: Path) -> Iterator[tuple[BatchHeader, bytes]]:
 
 
 def replicas_agree(folders: Mapping[int, Path], partition: str, below: int) -> None:
-    """The logs of `partition` (TOPIC-N) in these data folders are the same bytes up to the offset `below`."""
+    """Check that the logs of `partition` (TOPIC-N) in these data folders are identical up to the offset `below`."""
     copies: dict[int, list[tuple[BatchHeader, bytes]]] = {}
     for node_id, folder in folders.items():
         log = folder / "logs" / partition

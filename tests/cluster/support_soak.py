@@ -1,11 +1,11 @@
-"""The figures of long runs, in bench/results/soak.json: a section for each test, written when that test ends.
+"""The results of long runs, in bench/results/soak.json: a section for each test, written when that test ends.
 
     runs {test: {date, passed, seconds, operations, faults, anomalies, longest_unavailability_ms, measured, machine}}
     seconds, operations, faults {kind: count}, anomalies {kind: count}, longest_unavailability_ms {kind: ms}
                                                      over all sections: sums, and the longest
-    measured {name: {unit, value, goal, met}}        what the runs measured beside that
+    measured {name: {unit, value, goal, met}}        other measurements of the runs
 
-A section replaces the one that the same test wrote before; other keys (the simulator's `seeds`) are left as they are.
+A section replaces the previous one of the same test; other keys (the simulator's `seeds`) stay unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "soak.json
 
 
 class SoakResults:
-    """What one soak test found."""
+    """The results of one soak test."""
 
     def __init__(self, test: str) -> None:
         self.test = test
@@ -44,7 +44,7 @@ class SoakResults:
         self.anomalies.update(report.counts())
 
     def simulated(self, acknowledged: int, faults: Mapping[str, int], violations: int) -> None:
-        """What the simulator did: its faults are named as such, and any violation is an anomaly."""
+        """Add a run of the simulator: its faults are marked as simulated, and each violation is an anomaly."""
         self.operations += acknowledged
         self.faults.update({f"simulated {kind}": count for kind, count in faults.items()})
         self.anomalies["simulator-violation"] += violations
@@ -56,7 +56,7 @@ class SoakResults:
         self.unavailable_ms[kind] = max(longest_ms, self.unavailable_ms.get(kind, 0.0))
 
     def measure(self, name: str, value: float, unit: str, at_most: float | None = None) -> None:
-        """A figure, and whether it is what was promised; the worst of several counts."""
+        """Record a measurement and whether it meets its goal; of several, the worst is kept."""
         before = self._measured.get(name)
         count = 1 if before is None else before["count"] + 1
         worst = value if before is None else max(value, before["value"])
@@ -65,7 +65,7 @@ class SoakResults:
         self._measured[name] = {"unit": unit, "value": round(worst, 3), "count": count, "goal": goal, "met": met}
 
     def write(self, passed: bool, path: Path = RESULTS) -> None:
-        """Puts this test's section into the file, whole or not at all."""
+        """Write this test's section to the file, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"seeds": 0}
         runs = {**found.get("runs", {}), self.test: self._section(passed)}
@@ -110,7 +110,7 @@ def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and under what load figures were taken."""
+    """Return the machine and the load under which the results were measured."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

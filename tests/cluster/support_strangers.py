@@ -1,4 +1,4 @@
-"""Processes of `chronik start` that may not belong where they want to be: started, watched, ended."""
+"""`chronik start` processes that may not belong to the cluster they want to join: start, observe and end them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_TIMEOUT_S = 20.0
 
 
 class Stray:
-    """One process, and what it has printed so far."""
+    """One process, and its output so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -46,7 +46,7 @@ class Stray:
 
 
 def stray(folder: Path, settings: Mapping[str, Any], variables: Mapping[str, str]) -> Stray:
-    """Starts a node on free ports with these settings, in `folder`/data unless they say where."""
+    """Start a node on free ports with these settings, in `folder`/data unless the settings name a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     kafka, http, internal = free_ports(3)
     listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
@@ -64,7 +64,7 @@ def stray(folder: Path, settings: Mapping[str, Any], variables: Mapping[str, str
 
 
 def said_by(output: str) -> str:
-    """The one line for people that a start ended with."""
+    """Return the one human-readable line with which a start ended."""
     said = [line for line in output.splitlines() if line.startswith("chronik: ")]
     assert len(said) == 1, output[-3000:]
     assert "Traceback" not in output

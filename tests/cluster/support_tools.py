@@ -36,7 +36,7 @@ TOOLS = {
 
 
 class Ran(NamedTuple):
-    """What a tool left behind."""
+    """The exit status and the output of a tool."""
 
     status: int
     out: str
@@ -44,7 +44,7 @@ class Ran(NamedTuple):
 
 
 class KafkaTools:
-    """The tools, by the names of their scripts. Raises FileNotFoundError where they cannot be had."""
+    """The tools, by the names of their scripts. Raises FileNotFoundError if they are unavailable."""
 
     def __init__(self, folder: Path) -> None:
         self._jvm = Jvm(JARS, RUNNER, folder)
@@ -54,15 +54,15 @@ class KafkaTools:
         return Ran(answer.number(), answer.name(), answer.name())
 
     def ok(self, tool: str, *arguments: str) -> str:
-        """What a tool that must succeed wrote to standard output."""
+        """Run a tool that must succeed, and return its standard output."""
         ran = self.run(tool, *arguments)
-        # kafka-consumer-groups exits with 0 whatever happens.
+        # kafka-consumer-groups always exits with 0.
         is_good = ran.status == 0 and "\nError: " not in ran.out
         assert is_good, f"{tool} {' '.join(arguments)}: exit {ran.status}\n{ran.out}\n{ran.err}"
         return ran.out
 
     def alone(self, tool: str, *arguments: str) -> str:
-        """As `ok`, in a JVM of its own: for a tool that finishes its work when that ends."""
+        """As `ok`, in a separate JVM: for a tool that finishes its work only when its JVM exits."""
         command = ["java", *JVM_FLAGS, "-cp", f"{JARS_FOLDER / JARS}/*", TOOLS[tool], *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=ALONE_TIMEOUT_S).stdout
 
@@ -71,7 +71,7 @@ class KafkaTools:
 
 
 def table(out: str) -> list[dict[str, str]]:
-    """The rows of a table under a line of column names, without those that lack a cell; no cell has a space in it."""
+    """Parse a table with a header line; skip rows that lack a cell. No cell contains a space."""
     lines = [line.split() for line in out.splitlines() if line.strip()]
     head = next(number for number, words in enumerate(lines) if words[0].isupper() and len(words) > 1)
     names = lines[head]

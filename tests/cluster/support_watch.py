@@ -1,4 +1,4 @@
-"""Somebody who keeps asking every node how far partitions reach, and never accepts less than was told before."""
+"""Keeps requesting the end offsets of partitions from every node, and fails if one goes backwards."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAUSE_S = 0.01
 
 
 class OffsetWatch:
-    """Asks one node after the other for the latest offset and for the watermark of each partition.
+    """Requests the latest offset and the high watermark of each partition from one node after another.
 
-    Each question is asked after the answer before it came, so an answer that is lower than an earlier one has gone
-    backwards. A node that does not answer, or says that it does not lead, says nothing about offsets.
+    Each request is sent after the previous answer, so an answer below an earlier one has gone backwards. A node that
+    does not answer, or that is not the leader, says nothing about offsets.
     """
 
     def __init__(self, nodes: Nodes, topic: str, partitions: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Records flowing through a cluster while something happens to it: producers, consumers both ways, and the account."""
+"""Records that flow through a cluster during faults: producers, consumers in both modes, and the final check."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DRAIN_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 PRODUCERS = 2
 SESSION_S = SESSION_MS / 1000 + 4.0
-"""A member without an answer has given up by then: its client looks at its session about once a second."""
+"""By then, a member without an answer has given up: its client checks its session about once a second."""
 FINAL_READER = "late"
 
 
 class Workload:
     """Two idempotent producers, a consumer by assignment and a group of two, on one topic of a running cluster.
 
-    With `rereads`, one more consumer keeps going back to old records, and at the end another reads all from the start.
+    With `rereads`, another consumer keeps seeking back to old records, and a last one reads everything from the start.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Workload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nobody goes on, whatever happened; after `finish` nobody does anyway."""
+        """Stop all clients, whatever happened; after `finish` they have already stopped."""
         for producer in self.producers:
             producer.abandon()
         for consumer in self._consumers:
@@ -87,13 +87,13 @@ class Workload:
         return kind(self.recorder, name, self.nodes.bootstrap, self.topic, self.partitions)
 
     def new_member(self, name: str) -> GroupConsumer:
-        """One more in the group. It is expected to read on to the end unless it is stopped before."""
+        """Add a member to the group. It must read to the end unless it is stopped before."""
         member = GroupConsumer(self.recorder, name, self.nodes.bootstrap, self.topic, self.group, self.commits)
         self.members.append(member)
         return member
 
     def proceed(self, acknowledged: int, timeout_s: float = PROGRESS_TIMEOUT_S) -> None:
-        """Until so many more records of each partition are acknowledged."""
+        """Wait until `acknowledged` more records of each partition are acknowledged."""
         before = self.recorder.acknowledged()
         names = [named(self.topic, partition) for partition in self.partitions]
 
@@ -106,7 +106,7 @@ class Workload:
         eventually(done, timeout_s, f"{acknowledged} more records of each partition are acknowledged")
 
     def read_again(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Somebody new reads all that is acknowledged by now, from the start."""
+        """Read everything acknowledged so far from the start, with a new consumer."""
         ends = self.recorder.acknowledged()
         reader = self._reader(f"again{len(self.rereaders)}")
         self.rereaders.append(reader)
@@ -114,14 +114,14 @@ class Workload:
         reader.stop()
 
     def finish(self, history_file: Path) -> Report:
-        """Lets all that is under way end, reads to the end, and accepts nothing but a clean history."""
+        """Stop the producers, read to the end, and fail unless the history is clean."""
         report = self.conclude(history_file)
         assert report.is_clean, f"{report}\nthe history is in {history_file}"
         assert report.acknowledged == report.sent, f"{report}"
         return report
 
     def conclude(self, history_file: Path) -> Report:
-        """The report on a history whose clients have all come to an end, which is kept in a file."""
+        """Stop all clients after they have read to the end, write the history to a file, and check it."""
         try:
             for producer in self.producers:
                 producer.stop()
@@ -147,7 +147,7 @@ class Workload:
         )
 
     def ends(self) -> dict[str, int]:
-        """The end of each partition as a client is told."""
+        """Return the end offset of each partition, as a client sees it."""
         consumer = Consumer({**COMMON, "bootstrap.servers": self.nodes.bootstrap, "group.id": "ends"})
         ends: dict[str, int] = {}
 
@@ -174,7 +174,7 @@ class Workload:
         return True
 
     def longest_gap_ms(self, from_s: float = 0.0, partitions: Sequence[int] | None = None) -> float:
-        """The longest time without an acknowledgement of a partition, since `from_s` of the recorder's clock."""
+        """Return the longest time that a partition had no acknowledgement, since `from_s` on the recorder's clock."""
         watched = self.partitions if partitions is None else partitions
         last = {named(self.topic, partition): from_s for partition in watched}
         longest_s = 0.0
@@ -193,7 +193,7 @@ def _has_read(reader: RecordedConsumer, ends: dict[str, int]) -> bool:
 
 
 def all_replicas_agree(nodes: Nodes, ends: dict[str, int]) -> None:
-    """Stops the nodes cleanly and compares what they have on disk."""
+    """Stop the nodes cleanly and compare their replicas on disk."""
     nodes.wait_in_sync()
     nodes.stop_all()
     folders = {node.id: Path(node.folder) for node in nodes.local.nodes}

@@ -25,7 +25,7 @@ GIVES_UP_TIMEOUT_S = 60.0
 
 
 def refused(folder: Path, settings: Mapping[str, Any]) -> str:
-    """The line for people that a start with these settings ends with; nothing may hang."""
+    """Return the human-readable line with which a start with these settings ends; nothing may hang."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "bad.toml"
     config.write_text(to_toml(settings))
@@ -47,7 +47,7 @@ def refused(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def stranger(nodes: Nodes, folder: Path, **settings: Any) -> dict[str, Any]:
-    """The settings of one more process that takes the cluster's nodes for its peers, and knows their secret."""
+    """Return the settings of an extra process that lists the cluster's nodes as its peers and knows their secret."""
     kafka, http, internal = free_ports(3)
     listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
     peers = [
@@ -68,7 +68,7 @@ class Filled(NamedTuple):
 
 
 def goes_on(nodes: Nodes, filled: Filled) -> None:
-    """The cluster takes records, and has the one that it had."""
+    """Check that the cluster accepts records, and still has the acknowledged one."""
     after = append(nodes, filled.topic, "after")
     once_each(read(nodes, filled.topic), filled.before, after)
     nodes.wait_in_sync()
@@ -159,7 +159,7 @@ def test_a_lost_majority_is_named_and_loses_nothing(nodes: Nodes, filled: Filled
         return any("node 1" in line and "node 2" in line for line in told)
 
     eventually(lambda: names_the_missing(0), 30, "the log names the missing nodes")
-    # A restart of what is left changes nothing about it.
+    # A restart of the remaining node changes nothing.
     nodes.kill(3)
     before = len(nodes.log_text(3))
     assert nodes.local.start(3) is False

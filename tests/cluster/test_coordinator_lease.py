@@ -1,4 +1,4 @@
-"""A coordinator that is cut off from its peers, while clients still reach it, answers for no group."""
+"""A coordinator that clients reach but that is cut off from its peers answers for no group."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SESSION_TIMEOUT_MS = 60_000
 REBALANCE_TIMEOUT_MS = 2_000
 TAKE_OVER_S = 30.0
 ANSWER_S = 15.0
-"""Longer than a lease and than the time that a commit may wait for its batch."""
+"""Longer than a lease, and longer than a commit may wait for its batch."""
 
 
 class Member:
-    """One member of a group at one node, by hand: it does not look for another coordinator."""
+    """A group member bound to one node: it does not look for another coordinator."""
 
     def __init__(
         self, nodes: Nodes, node_id: int, group: str, topic: str, rebalance_timeout_ms: int = REBALANCE_TIMEOUT_MS
@@ -71,7 +71,7 @@ class Member:
         return code
 
     def own_all(self) -> None:
-        """Joins, and as the leader takes everything; again while the coordinator loads."""
+        """Join, and as the leader take all partitions; retry while the coordinator loads."""
 
         def owns() -> bool:
             error = self.joined(self.send_join())
@@ -112,7 +112,7 @@ class Member:
 
 
 def committed(client: WireClient, group: str, topic: str) -> tuple[ErrorCode, int]:
-    """OffsetFetch with require_stable: the group's error, and the offset of partition 0."""
+    """Send OffsetFetch with require_stable; return the group's error and the offset of partition 0."""
     wanted = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
     found = client.call(ApiKey.OFFSET_FETCH, 8, {"groups": [wanted], "require_stable": True}).groups[0]
     return found.error_code, found.topics[0].partitions[0].committed_offset if found.topics else -1
@@ -124,7 +124,7 @@ def find_coordinator(client: WireClient, group: str) -> tuple[ErrorCode, int]:
 
 
 def coordinator(nodes: Nodes, node_id: int, group: str, among: list[int]) -> int:
-    """The coordinator that this node names, once it is one of these."""
+    """Wait until this node names a coordinator in `among`, and return it."""
 
     def found() -> int:
         with nodes.connect(node_id) as client:
@@ -137,7 +137,7 @@ def coordinator(nodes: Nodes, node_id: int, group: str, among: list[int]) -> int
 
 
 def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
-    """What else a coordinator answers for a group, by API."""
+    """Return the answers to the other group requests, by API."""
     group, topic = member.group, member.topic
     partitions = [{"partition_index": 0}]
     delete = {"group_id": group, "topics": [{"name": topic, "partitions": partitions}]}
@@ -171,7 +171,7 @@ def test_a_coordinator_that_is_cut_off_refuses_what_another_coordinator_answers_
             assert second.commit(50) is ErrorCode.none
             assert committed(at_new, group, topic) == (ErrorCode.none, 50)
 
-            # The same questions at the node that was the coordinator: two members must not own one partition.
+            # Send the same requests to the old coordinator: two members must not own one partition.
             assert first.heartbeat() is ErrorCode.not_coordinator
             assert committed(at_old, group, topic) == (ErrorCode.not_coordinator, -1)
             assert find_coordinator(at_old, group) == (ErrorCode.coordinator_not_available, -1)
@@ -180,7 +180,7 @@ def test_a_coordinator_that_is_cut_off_refuses_what_another_coordinator_answers_
             assert set(claims.values()) == {ErrorCode.not_coordinator}, claims
 
             nodes.heal()
-            # It follows the metadata again, and its word is that of the others.
+            # The old coordinator follows the metadata again, and names the same coordinator as the other nodes.
             assert coordinator(nodes, old, group, [new]) == new
             assert second.heartbeat() is ErrorCode.none
             assert committed(at_new, group, topic) == (ErrorCode.none, 50)
@@ -201,7 +201,7 @@ def test_what_waits_at_a_coordinator_when_it_is_cut_off_is_answered_with_an_erro
         first.own_all()
         owner.own_all()
         assert newcomer.joined(newcomer.send_join()) is ErrorCode.member_id_required
-        # The newcomer waits for the first, which does not join again; the owner's commit waits for replicas.
+        # The newcomer waits for the first member, which does not rejoin; the owner's commit waits for replicas.
         waiting = newcomer.send_join()
         nodes.cut_off(old)
         assert owner.commit(9) in (ErrorCode.not_coordinator, ErrorCode.coordinator_not_available)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what real nodes tell: names, labels, and values where something happens."""
+"""The Grafana dashboard only queries what real nodes expose: metric names, labels, and values under load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_THE_SCRAPE = {"instance"}
 
 
 def scraped(nodes: Nodes) -> tuple[set[str], dict[str, set[str]]]:
-    """What all nodes together tell: the names of families, and by the name of a sample its labels."""
+    """Return what all nodes together expose: the family names, and the labels of each sample name."""
     families: set[str] = set()
     samples: dict[str, set[str]] = {}
     for node in nodes.running:

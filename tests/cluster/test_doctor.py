@@ -1,8 +1,7 @@
-"""Each cause of a stall, made on purpose in three real nodes with real clients: the doctor names it,
-in a terminal and on the page.
+"""Provoke each cause of a stall with real nodes and clients: the doctor names it, in a terminal and on the page.
 
-One cluster for all of them: forwarding is off, so that a client with stale metadata is refused, and reads can be made
-slow. The tests that take nodes away come last, since none brings them back.
+All tests share one cluster of three nodes. Forwarding is off, so that a client with stale metadata gets an error, and
+reads can be made slow. The tests that stop nodes come last, because none restarts them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 Ask: TypeAlias = Callable[..., dict[str, Any]]
 PARTITIONS = 3
 TAIL_BATCHES = 600
-"""More than a log remembers the places of: older ones are read from the disk."""
+"""More than the recent batches whose positions a log keeps in memory: older ones are read from disk."""
 
 
 class Ward(Nodes):
@@ -51,7 +50,7 @@ def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def ask(ward: Ward, open_page: OpenPage, expect: Expect) -> Ask:
-    """The doctor's word on a topic: `doctor --json`, and at the same time the page of a node that runs."""
+    """Return the doctor's diagnosis of a topic: from `doctor --json`, and from the page of a running node."""
 
     def ask(topic: str, group: str | None = None) -> dict[str, Any]:
         page = open_page(ward.running[0].http, f"/#/topics/{topic}", may_fail=True)
@@ -75,7 +74,7 @@ def ask(ward: Ward, open_page: OpenPage, expect: Expect) -> Ask:
 
 @contextmanager
 def running(work: Any) -> Iterator[None]:
-    """Calls `work` again and again in a thread, until the block ends."""
+    """Call `work` repeatedly in a thread until the block ends."""
     stop = Event()
 
     def run() -> None:
@@ -94,7 +93,7 @@ def running(work: Any) -> Iterator[None]:
 
 @contextmanager
 def produced(nodes: Nodes, topic: str, acks: str = "all") -> Iterator[None]:
-    """Records to all partitions, without end."""
+    """Produce to all partitions until the block ends."""
     producer = Producer({"bootstrap.servers": nodes.bootstrap, "acks": acks, "client.id": "writer"})
 
     def send() -> None:
@@ -109,7 +108,7 @@ def produced(nodes: Nodes, topic: str, acks: str = "all") -> Iterator[None]:
 
 @contextmanager
 def consumer_of(nodes: Nodes, topic: str) -> Iterator[Consumer]:
-    """A member of the topic's group that has read and committed something of each partition."""
+    """A member of the topic's group that has read and committed records of each partition."""
     consumer = Consumer(
         {
             "bootstrap.servers": nodes.bootstrap,
@@ -238,7 +237,7 @@ def test_unknown_topics_and_groups_are_one_line_and_exit_2(ward: Ward) -> None:
 
 @contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """A process that goes on for ever ends with the test, however that ends."""
+    """End an endless process with the test, whatever its outcome."""
     try:
         yield
     finally:
@@ -255,7 +254,7 @@ def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None
         reader.start()
         with produced(ward, topic), consumer_of(ward, topic):
             eventually(
-                # Which nodes these are depends on who was there when the topic was made.
+                # Which nodes lead depends on the nodes that were alive when the topic was created.
                 lambda: all(
                     any(f"node {state.leader} " in line and "produce-acknowledged" in line for line in list(seen))
                     for state in ward.partitions(topic).values()
@@ -270,7 +269,7 @@ def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None
     assert chronik("trace", "off", topic, "-b", ward.bootstrap).code == 0
 
 
-# -- nodes go, and stay away -------------------------------------------------------------------------------------------
+# -- nodes stop, and stay down -----------------------------------------------------------------------------------------
 
 
 def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_stop_it(ward: Ward, ask: Ask) -> None:

@@ -1,7 +1,7 @@
-"""Records flow with acks=all while a node dies, hangs or is cut off: none is lost, doubled, reordered or changed.
+"""Records flow with acks=all while a node dies, hangs or is cut off: none is lost, duplicated, reordered or changed.
 
 Two idempotent producers, a consumer by assignment and a group of two run through each fault. Their history passes the
-checker, end offsets and watermarks never go backwards, and afterwards all replicas are the same bytes.
+checker, end offsets and watermarks never go backwards, and afterwards all replicas are identical.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.cluster.support_watch import OffsetWatch
 from tests.cluster.support_workload import Workload, all_replicas_agree
 
 PAUSE_S = 4.0
-"""Twice the session timeout: the others have long gone on when the node comes back."""
+"""Twice the session timeout: the other nodes have long failed over when the node comes back."""
 PARTITIONS = 2
 
 

@@ -1,4 +1,4 @@
-"""A consumer group outlives its coordinator: it neither skips nor reads again what it committed."""
+"""A consumer group survives its coordinator: it neither skips records nor rereads committed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS = 4
 
 
 def coordinator(nodes: Nodes, group: str) -> int:
-    """Where the group lives; waits while nobody can tell."""
+    """Wait until a node knows the group's coordinator, and return it."""
     alive = {node.id for node in nodes.running}
 
     def found() -> int:
@@ -64,7 +64,7 @@ def test_a_group_keeps_consuming_through_the_end_of_its_coordinator(nodes: Nodes
 
 
 def starts_where_the_group_stopped(workload: Workload) -> None:
-    """Somebody who joins afterwards is given the first record behind the committed ones, and all that follow."""
+    """Check that a later member receives the first record after the committed ones, and all that follow."""
     committed = workload.commits.committed()
     assert committed == workload.recorder.acknowledged(), "the group had committed all there was"
     late = workload.new_member("late")

@@ -1,4 +1,4 @@
-"""Files of one replica that are lost, shortened, damaged or old: nothing acknowledged is, and no human repairs it."""
+"""One replica's files are lost, truncated, damaged or stale: no acknowledged record is lost, without human repair."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def test_a_log_that_lost_records_does_not_lead(
 
 
 def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int], object]) -> None:
-    """All nodes end and one of them is hurt; it returns with one other node, and the last leader only after that."""
+    """Stop all nodes and damage one; it returns with one other node, and the last leader only after that."""
     state = nodes.partitions(topic)[0]
-    # The controller elects in the order of the replicas, so that it often is the victim's turn.
+    # The controller elects in the order of the replicas, so it would often choose the victim.
     victim, other = (replica for replica in state.replicas if replica != state.leader)
     for node_id in nodes.ids:
-        nodes.pause(node_id)  # so that no node notices the end of another
+        nodes.pause(node_id)  # so that no node notices that another ends
     nodes.kill(victim)
     nodes.kill(other)
     hurt(victim)
     nodes.local.launch(victim)
     nodes.local.launch(other)
-    # The last leader is silent, so that it is fenced late: mostly after both other nodes have registered.
+    # The last leader is paused, so it is fenced late: usually after both other nodes have registered.
     assert nodes.leader(topic) == other
     nodes.kill(state.leader)
     nodes.start(state.leader)
@@ -203,7 +203,7 @@ def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
 
 
 def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
-    """SQLite drops the end of a damaged write-ahead log in silence: the node must not vote with what is left."""
+    """SQLite silently drops the end of a damaged write-ahead log: the node must not vote with the remaining state."""
     nodes.new_topic(1)
     lagging, victim, whole = nodes.ids
     nodes.kill(lagging)
@@ -227,7 +227,7 @@ def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
 
 @pytest.mark.parametrize("hurt", [cut_the_last_batch, flip_in_the_last_batch])
 def test_a_log_that_lost_its_last_batch_does_not_lead(start_nodes: StartNodes, hurt: Callable[[Path], object]) -> None:
-    """Within the seconds in which no recovery point knows of the batch."""
+    """Within the seconds before a recovery point covers the batch."""
     nodes = start_nodes(recovery_point_interval_ms=3_600_000)
     topic = nodes.new_topic(1)
     lagging, victim, whole = nodes.ids

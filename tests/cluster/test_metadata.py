@@ -1,4 +1,4 @@
-"""Every node tells the same about the cluster, takes every request, and none has more to lead than its share."""
+"""All nodes report the same metadata, every node accepts every request, and no node leads more than its share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_spread(nodes: Nodes, topic: str, partitions: int) -> bool:
 
 
 def offline_replicas(nodes: Nodes, topic: str, node_id: int) -> set[tuple[int, ...]]:
-    """What a node says of each of the topic's partitions."""
+    """Return the offline replicas of the topic's partitions, as one node reports them."""
     answer = nodes.metadata(topic, node_id=node_id)
     return {tuple(state.offline_replicas) for state in answer.topics[0].partitions}
 
@@ -84,7 +84,7 @@ def test_any_node_takes_admin_requests_and_shows_what_it_was_told_at_once(shared
             made = client.call(ApiKey.CREATE_TOPICS, 7, {"topics": [wanted], "timeout": 10_000}).topics[0]
             assert made.error_code is ErrorCode.none, made.error_message
             assert len(client.metadata(name).topics[0].partitions) == 3
-        # CreateTopics answers when the live replicas know of it: no node has to be asked twice.
+        # CreateTopics returns after the live replicas know the topic: the first request to each node succeeds.
         for other in shared_nodes.ids:
             with shared_nodes.connect(other) as client:
                 assert client.metadata(name).topics[0].error_code is ErrorCode.none

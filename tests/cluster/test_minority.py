@@ -1,4 +1,4 @@
-"""A node without the others promises nothing: acks=all is answered with an error, and what was promised stays."""
+"""An isolated node acknowledges nothing with acks=all, and acknowledged records are kept."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from chronik.wire.batch import Record
 from chronik.wire.errors import ErrorCode
 
 ALONE_S = 6.0
-"""Three sessions: from before anybody noticed until well after."""
+"""Three sessions: from before the failure is detected until well after."""
 REQUEST_TIMEOUT_MS = 1_000
 
 
 def append(nodes: Nodes, topic: str, name: str) -> bytes:
-    """Appends through whoever leads, as a client does: asks again until it is acknowledged. The value that was.
+    """Append through the leader, retrying as a client does, and return the acknowledged value.
 
-    Each attempt has a value of its own, since one that failed may be stored all the same.
+    Each attempt has its own value, because a failed attempt may have been stored.
     """
     attempts = count()
 
@@ -40,7 +40,7 @@ def append(nodes: Nodes, topic: str, name: str) -> bytes:
 
 
 def read(nodes: Nodes, topic: str) -> list[Record]:
-    """All records, from the leader; asks again while it is not ready."""
+    """Read all records from the leader; retry while it is not ready."""
 
     def records() -> list[Record]:
         try:
@@ -53,7 +53,7 @@ def read(nodes: Nodes, topic: str) -> list[Record]:
 
 
 def refused_while_alone(nodes: Nodes, topic: str, leader: int) -> list[bytes]:
-    """Sends to the lonely leader for a while; every answer must be an error. What was sent is returned."""
+    """Send to the isolated leader for a while; every response must be an error. Return the values sent."""
     sent: list[bytes] = []
     until_s = time.monotonic() + ALONE_S
     with nodes.connect(leader, timeout_s=10.0) as client:
@@ -62,7 +62,7 @@ def refused_while_alone(nodes: Nodes, topic: str, leader: int) -> list[bytes]:
             sent.append(value)
             response = client.produce(topic, batch(value), timeout_ms=REQUEST_TIMEOUT_MS)
             assert response.error_code != 0, f"{value!r} was acknowledged at {response.base_offset} by one of three"
-        # Its lease has run out: it does not even take what asks for no other replica, nor tell offsets as if it led.
+        # Its lease has expired: it rejects even acks=1, and does not return offsets as a leader would.
         last = client.produce(topic, batch(b"alone-last"), acks=1, timeout_ms=REQUEST_TIMEOUT_MS)
         sent.append(b"alone-last")
         assert last.error_code != 0
@@ -139,7 +139,7 @@ def test_the_majority_goes_on_without_a_leader_that_is_cut_off_and_what_it_held_
     old = nodes.leader(topic)
     nodes.cut_off(old)
     with nodes.connect(old) as client:
-        # It may still hold its lease: appended there, never acknowledged for all.
+        # The node may still hold its lease: it appends the record but never acknowledges it for acks=all.
         alone = client.produce(topic, batch(b"alone"), timeout_ms=REQUEST_TIMEOUT_MS)
         assert alone.error_code != 0
     others = [node_id for node_id in nodes.ids if node_id != old]

@@ -50,7 +50,7 @@ def new_producer_id(nodes: Nodes) -> int:
 
 
 def commit(nodes: Nodes, topic: str, offset: int | None = None) -> int:
-    """The offset that a group has committed, after it has committed `offset` where one is given."""
+    """Commit `offset` if given, and return the group's committed offset."""
     consumer = Consumer({"bootstrap.servers": nodes.bootstrap, "group.id": "billing", "enable.auto.commit": False})
     try:
         if offset is not None:
@@ -103,7 +103,7 @@ def test_a_cluster_without_metadata_returns_with_all_records_offsets_and_produce
     nodes.wait_in_sync()
     assert commit(nodes, topic) == COMMITTED
     check_all_are_read(nodes, topic, RECORDS)
-    # The same producer continues with its next sequence, and no other gets its id.
+    # The same producer continues with its next sequence, and no other producer gets its id.
     go_on(RECORDS, 500)
     assert new_producer_id(nodes) > used_id
     assert commit(nodes, topic, COMMITTED + 1) == COMMITTED + 1
@@ -116,7 +116,7 @@ def test_a_cluster_without_metadata_returns_with_all_records_offsets_and_produce
         assert not (Path(nodes.node(node_id).folder) / "set-aside").exists(), "every log belongs to a topic"
     described = chronik("topic", "describe", "__consumer_offsets", "--json", "-b", nodes.bootstrap).json()
     assert described["configs"]["cleanup.policy"] == "compact"
-    # And again, as after any start.
+    # And again after another restart.
     nodes.kill_all()
     nodes.start_all()
     check_whole_again(nodes, topic, RECORDS + 500)

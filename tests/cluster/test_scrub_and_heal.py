@@ -1,7 +1,7 @@
-"""Files of a running node rot or vanish: its scrubber finds that, and the replica is whole and in sync without a human.
+"""Files of a running node rot or vanish: its scrubber detects it, and the replica heals and is in sync without help.
 
-Records flow with acks=all meanwhile, to a leader's and to a follower's damaged replica. Their history passes the
-checker, all of them are read again from the start, and afterwards all replicas are the same bytes.
+Meanwhile records flow with acks=all to a leader's and to a follower's damaged replica. Their history passes the
+checker, all of them are reread from the start, and afterwards all replicas are identical.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chronik.wire.batch import HEADER_BYTES, read_batch_header
 
 PARTITIONS = 2
 LED, FOLLOWED = range(PARTITIONS)
-"""The partition whose leader's replica is damaged, and that of which a follower's is."""
+"""The partition with a damaged leader replica, and the one with a damaged follower replica."""
 SCRUB_INTERVAL_MS = 1_000
 SEGMENT_BYTES = "8192"
 SEGMENTS_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ def cut_at_a_batch_border(segment: Path) -> None:
 
 
 def batch_starts(segment: Path) -> list[int]:
-    """Where each batch of a closed segment begins."""
+    """Return the position of each batch of a closed segment."""
     data = segment.read_bytes()
     starts, at = [], 0
     while at < len(data):
@@ -67,7 +67,7 @@ def log_folder(nodes: Nodes, node_id: int, topic: str, partition: int) -> Path:
 
 
 def closed_segment(folder: Path) -> Path:
-    """With others before and behind it, and more than one batch; waits until there is one."""
+    """Wait for a closed segment with others before and after it and more than one batch, and return it."""
 
     def found() -> Path | None:
         closed = sorted(folder.glob("*.log"))[1:-2]
@@ -121,7 +121,7 @@ def test_a_leaders_and_a_followers_replica_are_healed_while_records_flow(
             assert healed["offset"] == int(segments[partition].stem)
             (folder,) = healed["set_aside"]
             moved = {path.name for path in Path(folder).glob("*.log")}
-            # The damaged segment and all later ones; nothing was deleted but by the test.
+            # The damaged segment and all later ones were set aside; only the test deleted anything.
             assert (segments[partition].name in moved) == (damage is not delete)
             assert min(moved) >= segments[partition].name and len(moved) > 1
             assert metric(nodes.node(victim), "chronik_replicas_healed_total") >= 1

@@ -1,7 +1,7 @@
-"""One node's disk fails or hangs while records flow: the cluster goes on without it, and with it when the disk is well.
+"""One node's disk fails or hangs while records flow: the cluster continues without it until the disk is cured.
 
-Nothing acknowledged is lost, doubled or reordered; partitions that other nodes lead go on, those of the node go on
-elsewhere; and afterwards it takes part again by itself.
+No acknowledged record is lost, duplicated or reordered. Partitions that other nodes lead continue, and those of the
+sick node fail over. When its disk is cured, the node rejoins by itself.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def controller(nodes: SickNodes, topic: str) -> int:
 
 
 def leader(nodes: SickNodes, topic: str) -> int:
-    """One that leads and is not the controller."""
+    """Return a leader that is not the controller."""
     other = nodes.controller()
     return next(state.leader for state in nodes.partitions(topic).values() if state.leader != other)
 
 
 def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
-    """Whether the healthy nodes agree that the sick one neither leads nor is in sync, and that one of them controls."""
+    """Check that the healthy nodes agree: the sick node neither leads nor is in sync nor is the controller."""
     for node_id in nodes.ids:
         if node_id == sick:
             continue
@@ -55,7 +55,7 @@ def no_partition_waits_for(nodes: SickNodes, topic: str, sick: int) -> bool:
 
 
 def alive(nodes: SickNodes, node_id: int) -> list[int]:
-    """The nodes that this one takes for alive."""
+    """Return the nodes that this node considers alive."""
     view = nodes.node(node_id).cluster_view()
     return [] if view is None else [known["id"] for known in view["nodes"] if known["state"] == "alive"]
 
@@ -154,7 +154,7 @@ def test_how_long_nothing_is_acknowledged(
         leaders = {partition: state.leader for partition, state in nodes.partitions(topic).items()}
         from_s = workload.recorder.now_s()
         sicken(nodes, sick)
-        time.sleep(SICK_S)  # the fault itself takes its time: nothing to wait for
+        time.sleep(SICK_S)  # let the fault last; there is no condition to wait for
         nodes.cure(sick)
         workload.proceed(PROGRESS)
         nodes.wait_in_sync()

@@ -1,4 +1,4 @@
-"""The long versions (`make soak`): the counts and durations that were promised, and the times they take."""
+"""The long versions (`make soak`): the promised counts and durations, and the times they take."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ THOUSAND_PARTITIONS_S_MAX = 10.0
 
 @pytest.fixture
 def results(request: pytest.FixtureRequest) -> Iterator[SoakResults]:
-    """Written whatever becomes of the test: a run that failed has figures too."""
+    """Written whether the test passes or fails: a failed run has results, too."""
     found = SoakResults(request.node.name)
     yield found
     found.write(passed=not request.node.stash.get(FAILED, False))
@@ -67,7 +67,7 @@ def test_a_minute_of(fault: str, start_nodes: StartNodes, results: SoakResults, 
     ):
         workload.proceed(1)
         while time.monotonic() < ends_s:
-            time.sleep(chance.uniform(0.0, QUIET_S_MAX))  # any moment is as good as another
+            time.sleep(chance.uniform(0.0, QUIET_S_MAX))  # any moment will do
             began_s = workload.recorder.now_s()
             FAULTS[fault](Scene(workload, chance, PAUSE_S))
             workload.proceed(1)
@@ -87,7 +87,7 @@ def test_a_minute_of(fault: str, start_nodes: StartNodes, results: SoakResults, 
 @pytest.mark.parametrize("role", ["leader", "controller"])
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_how_long_writes_wait_when_a_node_is(end: str, role: str, nodes: Nodes, results: SoakResults) -> None:
-    """By the clock of a producer with the defaults of librdkafka. The controller leads a partition, too."""
+    """Measured by a producer with librdkafka's defaults. The controller leads a partition, too."""
     goal_ms = LEADER_KILLED_MS_MAX if end == "killed" else CLEAN_STOP_MS_MAX
     for _ in range(GAP_ROUNDS):
         topic = nodes.new_topic(PARTITIONS)
@@ -142,7 +142,7 @@ def test_start_and_memory(tmp_path: Path, results: SoakResults) -> None:
 def test_watermarks_reach_followers(nodes: Nodes, results: SoakResults) -> None:
     alone = sorted(seconds_until_followers_know(nodes, nodes.new_topic(1), PROPAGATED_RECORDS))
     results.measure("watermark at a follower, idle cluster: p99", p99_ms(alone), "ms", WATERMARK_P99_MS_MAX)
-    # In a process of its own: beside it in this one, the interpreter's lock is what would be measured.
+    # In a separate process: in this one, the measurement would include waiting for the interpreter's lock.
     load = [str(CHRONIK), "bench", "produce", "--records", str(MILLION), "--rate", f"{RATE_PER_S:g}", "--size", "100"]
     with subprocess.Popen([*load, "--acks", "all", "--partitions", "3", "-b", nodes.bootstrap]) as producer:
         loaded = sorted(seconds_until_followers_know(nodes, nodes.new_topic(1), PROPAGATED_RECORDS))

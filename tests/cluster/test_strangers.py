@@ -1,4 +1,4 @@
-"""Processes that know a node's internal address and not the secret of its cluster: they get nothing, and say why."""
+"""Processes that know a node's internal address but not the secret of its cluster: they get nothing, and log why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NINE = Hello("", 9, UUID(int=9), 1, "127.0.0.1:9", nonce=NONCE)
 
 @pytest.fixture
 def start_stray(tmp_path: Path) -> Iterator[StartStray]:
-    """Starts one more node with settings, and variables, of the test's own."""
+    """Start one more node with the test's settings and environment variables."""
     started: list[Stray] = []
 
     def start(settings: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> Stray:
@@ -71,7 +71,7 @@ def test_two_strangers_cannot_take_the_majority_of_a_standalone_node(node: Node,
     topic = unique("topic")
     produce(node, topic, b"before")
     peers = [{"id": 1, "internal": f"127.0.0.1:{node.internal_port}"}]
-    # Each has a secret of its own; that of the node they do not have.
+    # Each has its own secret, but not the node's.
     strays = [
         start_stray({"node_id": node_id, "peers": peers}, {"CHRONIK_CLUSTER_SECRET": secrets.token_urlsafe(32)})
         for node_id in (2, 3)
@@ -83,7 +83,7 @@ def test_two_strangers_cannot_take_the_majority_of_a_standalone_node(node: Node,
     )
     for each in strays:
         each.kill()
-    # They left. The node serves, after a restart too, and belongs to itself.
+    # The strangers are gone. The node serves, also after a restart, as a cluster of one.
     assert node._is_ready()
     node.restart()
     assert values(node, topic) == [b"before"]
@@ -159,7 +159,7 @@ def test_a_node_alone_that_is_opened_to_clients_is_not_opened_to_nodes(start_str
     listen = {"kafka": f"0.0.0.0:{kafka}"}
     started = start_stray({"listen": listen, "advertise": {"kafka": f"127.0.0.1:{kafka}"}})
     eventually(lambda: started.is_ready or started.has_ended, OUTCOME_TIMEOUT_S, "it is ready")
-    # Any address of 127.0.0.0/8 is this machine; only a listener on all of them answers at this one.
+    # Every address in 127.0.0.0/8 is this machine, but only a listener on all addresses answers here.
     socket.create_connection(("127.0.0.2", kafka), timeout=5).close()
     socket.create_connection(("127.0.0.1", kafka - INTERNAL_PORT_BELOW_KAFKA), timeout=5).close()
     with pytest.raises(ConnectionRefusedError):
@@ -188,7 +188,7 @@ def test_a_node_of_a_cluster_with_the_wrong_secret_is_refused_by_both_sides(node
 
 @pytest.mark.timeout(180)
 def test_a_node_that_speaks_for_another_is_refused(nodes: Nodes) -> None:
-    """One that knows the secret, and has proven to be node 9."""
+    """A node that knows the secret, and has proven that it is node 9."""
     controller = nodes.node(nodes.controller())
     other = next(node_id for node_id in nodes.ids if node_id != controller.id)
     secret = secret_of(Path(controller.folder))
@@ -207,7 +207,7 @@ def test_a_node_that_speaks_for_another_is_refused(nodes: Nodes) -> None:
         f"node 9 may not speak for node {other}",
     )
     assert '"call_refused"' in nodes.log_text(controller.id)
-    # Its own call is looked at: no such broker is registered.
+    # Its own call is processed: no such broker is registered.
     assert asyncio.run(call(9)).code not in (0, ErrorCode.cluster_authorization_failed)
     nodes.wait_in_sync()
 

@@ -1,4 +1,4 @@
-"""What the cluster tests rely on can fail: a link that is cut, replicas that differ, figures that are written down."""
+"""The helpers of the cluster tests work: links are cut, differing replicas are detected, results are written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_cut_link_passes_nothing_and_delivers_late_when_healed() -> None:
                 far.settimeout(0.2)
                 with pytest.raises(TimeoutError):
                     far.recv(10)
-                with socket.create_connection((host, int(port)), 5):  # taken, and silent
+                with socket.create_connection((host, int(port)), 5):  # accepted, and silent
                     server.settimeout(0.2)
                     with pytest.raises(TimeoutError):
                         server.accept()
@@ -116,7 +116,7 @@ def test_soak_figures_of_a_test_are_kept_beside_those_of_others(tmp_path: Path) 
     first.measure("start", 4.0, "s", 3.0)
     first.write(passed=False, path=path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": 77}))
-    for _ in range(2):  # a second run of a test replaces its first
+    for _ in range(2):  # a second run of a test replaces the first
         second = SoakResults("second")
         second.fault("kill-leader")
         second.unavailable("kill-leader", 500.0)

@@ -23,7 +23,7 @@ from tests.web.support_http import get
 PARTITIONS = 3
 RECORDS = 40
 COMMITTED = {0: 40, 1: 25}
-"""Of the three partitions; the group has not committed anything for the last."""
+"""Two of the three partitions; the group has committed nothing for the last one."""
 
 Lags = dict[int, int | None]
 
@@ -38,7 +38,7 @@ def filled_topic(nodes: Nodes) -> str:
 
 @contextmanager
 def members(nodes: Nodes, topic: str, group: str) -> Iterator[dict[str, set[int]]]:
-    """Two consumers that hold the topic's partitions and commit what COMMITTED says: by client id, what each holds."""
+    """Two consumers that own the topic's partitions and commit COMMITTED; yield the partitions of each client id."""
     settings = {"bootstrap.servers": nodes.bootstrap, "group.id": group, "enable.auto.commit": False}
     readers = {name: Consumer({**settings, "client.id": name}) for name in ("reader-a", "reader-b")}
     try:
@@ -118,7 +118,7 @@ def test_every_tool_tells_the_same_lag_and_the_same_members(shared_nodes: Nodes,
             "consumer",
         )
 
-        # The tools leave a group alone that is in use.
+        # The tools do not change a group with members.
         refused = kafka_tools.run(
             "kafka-consumer-groups", *at, "--reset-offsets", "--to-earliest", "--topic", topic, "--execute"
         )
@@ -179,14 +179,15 @@ def test_burrow_finds_the_topics_the_groups_and_their_lag(shared_nodes: Nodes, t
         pytest.skip(reason)
     topic, group = filled_topic(shared_nodes), unique("burrowed")
     with Burrow(tmp_path, shared_nodes.bootstrap) as burrow:
-        # It panics when asked about a topic of which it knows some partitions' ends only; it begins here with all.
+        # Burrow panics on a request for a topic of which it knows only some end offsets; here it starts with all of
+        # them.
         eventually(lambda: "starting consumers" in burrow.log(), 30, "it has asked every node for its ends")
         eventually(
             lambda: burrow.ask(f"/topic/{topic}").get("offsets") == [RECORDS] * PARTITIONS,
             30,
             "it knows the topic's ends",
         )
-        # It counts what is committed while it looks, by reading the topic of the offsets.
+        # Burrow only counts commits made while it runs, by reading __consumer_offsets.
         with members(shared_nodes, topic, group):
 
             def lags() -> dict[int, dict[str, Any]] | None:
@@ -194,13 +195,13 @@ def test_burrow_finds_the_topics_the_groups_and_their_lag(shared_nodes: Nodes, t
                 if answer["error"]:
                     return None
                 partitions = answer["status"]["partitions"]
-                # A partition without a committed offset has an entry that says nothing.
+                # The entry of a partition without a committed offset is empty.
                 found = {entry["partition"]: entry for entry in partitions if entry.get("end")}
                 return found if set(found) == set(COMMITTED) else None
 
             found = eventually(lags, 30, "it knows the group")
             assert found is not None
-            # Not whose they are: it cannot read what Kafka writes about members since 2.4.
+            # Without the owners: Burrow cannot read the member metadata that Kafka writes since 2.4.
             for index, entry in found.items():
                 assert entry["topic"] == topic
                 assert entry["end"]["offset"] == COMMITTED[index]
@@ -219,7 +220,7 @@ def test_kadm_tells_the_same_lag_offsets_members_and_replicas(shared_nodes: Node
         found = kadm.ask(shared_nodes.bootstrap, group, topic)
         assert found["brokers"] == shared_nodes.ids
         assert found["state"] == "Stable"
-        # Where nothing is committed it counts all that is there.
+        # Without a committed offset, kadm counts the whole partition as lag.
         lags = {0: 0, 1: 15, 2: RECORDS}
         assert {int(index): entry["lag"] for index, entry in found["group"].items()} == lags
         assert found["total_lag"] == sum(lags.values())

@@ -38,7 +38,7 @@ def test_kafka_get_offsets_knows_start_end_time_and_what_is_not_there(
         assert offsets(latest) == [f"{first}:{RECORDS + 3}", f"{second}:0"]
     for earliest in ("earliest", "-2", "earliest-local", "-4"):
         assert offsets(earliest) == [f"{first}:0", f"{second}:0"]
-    # An empty partition has no record that is the newest, and nothing is tiered: neither is an offset.
+    # An empty partition has no newest record, and nothing is tiered: neither has an offset.
     assert offsets("max-timestamp") == [f"{first}:{RECORDS + 1}"]
     assert offsets("latest-tiered") == []
     assert offsets(str(TIMESTAMP_MS + 5)) == [f"{first}:5"]
@@ -73,7 +73,7 @@ def test_kafka_log_dirs_shows_for_every_node_what_its_disk_holds(shared_nodes: N
 
 
 def batch_bytes(nodes: Nodes, node_id: int, partition: str) -> int:
-    """The bytes of whole batches in a partition's segments: the last one is allocated ahead, with zeros."""
+    """Return the bytes of whole batches in a partition's segments: the active segment is preallocated with zeros."""
     total = 0
     for segment in Path(nodes.node(node_id).folder, "logs", partition).glob("*.log"):
         data = segment.read_bytes()
@@ -116,7 +116,7 @@ def test_kafka_dump_log_reads_the_segments_of_leader_and_followers(
     with shared_nodes.connect(1) as client:
         for number in range(5):
             client.append(topic, b"a%d" % number, b"b%d" % number)
-        # Does not fit into the same segment. The tool takes the zeros of one that is still written for a broken batch.
+        # Does not fit into the same segment. The tool reads the zeros of an active segment as a broken batch.
         client.append(topic, bytes(SEGMENT_BYTES - 200))
     for node_id in shared_nodes.ids:
         segment = Path(shared_nodes.node(node_id).folder, "logs", f"{topic}-0", f"{0:020}.log")

@@ -23,7 +23,7 @@ WriteJson = Callable[[object], str]
 
 @pytest.fixture
 def write_json(tmp_path: Path) -> WriteJson:
-    """A file for a tool that takes its orders as one."""
+    """Write the JSON file that a tool takes as input."""
 
     def write(orders: object) -> str:
         path = tmp_path / f"{unique('orders')}.json"
@@ -34,7 +34,7 @@ def write_json(tmp_path: Path) -> WriteJson:
 
 
 def described(out: str) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """kafka-topics --describe: the topic's line and those of its partitions."""
+    """Parse kafka-topics --describe: the topic's line and the lines of its partitions."""
     lines = [
         {key.strip(): value.strip() for key, _, value in (cell.partition(":") for cell in line.strip().split("\t"))}
         for line in out.splitlines()
@@ -104,7 +104,7 @@ def test_tools_show_the_replicas_of_a_dead_node_as_missing(nodes: Nodes, kafka_t
         lambda: all(3 not in state.isr for state in nodes.partitions(everywhere).values()), 30, "node 3 is not in sync"
     )
     eventually(lambda: nodes.partitions("alone")[0].leader == -1, 30, "nobody leads its only replica")
-    # The only replica stays in the ISR, as it has all that is committed: nobody leads, yet no copy is behind.
+    # The only replica stays in the ISR, because it has all committed records: no leader, yet no replica lags.
     assert partitions_with("--under-replicated-partitions") == shrunk
     assert partitions_with("--unavailable-partitions") == {("alone", 0)}
     assert partitions_with("--under-min-isr-partitions") == shrunk | {("alone", 0)}
@@ -166,7 +166,7 @@ def test_kafka_reassign_partitions_moves_replicas_and_says_when_they_have_arrive
     assert "Successfully started partition reassignments" in started
 
     def has_moved() -> bool:
-        # It also takes away the limits that a move may have had, which is an error where the nodes know of none.
+        # --verify also removes replication throttles, which is an error if the nodes do not know these configs.
         verified = kafka_tools.ok("kafka-reassign-partitions", *at, *plan, "--verify")
         return len(re.findall(r"Reassignment of partition \S+ is completed", verified)) == 2
 
@@ -190,13 +190,13 @@ def test_kafka_leader_election_gives_a_partition_back_to_its_preferred_leader(
     kafka_tools.ok("kafka-topics", *at, "--create", "--topic", name, "--replica-assignment", "1:2:3")
     elect = ("kafka-leader-election", *at, "--election-type", "preferred", "--topic", name, "--partition", "0")
     assert f"already elected for partitions {name}-0" in kafka_tools.ok(*elect)
-    # Another order of the same replicas: the leader stays, and is no longer the preferred one.
+    # A new order of the same replicas: the leader stays, but is no longer the preferred one.
     order = {"topic": name, "partition": 0, "replicas": [2, 3, 1]}
     plan = write_json({"version": 1, "partitions": [order]})
     kafka_tools.ok("kafka-reassign-partitions", *at, "--reassignment-json-file", plan, "--execute")
     eventually(lambda: shared_nodes.partitions(name)[0].replicas == (2, 3, 1), 30, "the order is new")
     out = kafka_tools.ok(*elect)
-    assert f"partitions {name}-0" in out  # elected, or already: the controller does it, too
+    assert f"partitions {name}-0" in out  # elected now, or already elected by the controller
     assert shared_nodes.partitions(name)[0].leader == 2
 
 

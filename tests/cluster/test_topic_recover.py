@@ -1,4 +1,4 @@
-"""`chronik topic recover` on real processes: an operator chooses which replica's records are kept."""
+"""`chronik topic recover` on real processes: an operator chooses the replica whose records are kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_until_offline(nodes: Nodes, topic: str) -> None:
 
 
 def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
-    """Two of three logs are removed, the third one is cut. The nodes, the topic, the third node and its log's end."""
+    """Remove two of three logs and cut the third. Return the nodes, the topic, the third node and its log's end."""
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
@@ -117,7 +117,7 @@ def test_on_a_terminal_it_asks_and_nodes_that_are_down_are_shown_as_such(start_n
 
 
 def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
-    """The log ends early, and so does what the node knows of it: it cannot notice. Returns the log's end."""
+    """Truncate the log and lower the end that the node knows, so that it cannot detect the loss. Return the end."""
     end = cut_at_a_batch(log_of(nodes, node_id, topic))
     folder = DataFolder.open(RealDisk(), nodes.node(node_id).folder, node_id, "")
     points = {
@@ -146,7 +146,7 @@ def test_a_replica_that_refuses_to_follow_a_shorter_leader_leads_once_that_is_st
     nodes.local.launch(other)
     nodes.start(short)
     assert nodes.leader(topic) == short
-    # What this leader takes alone is lost later.
+    # The records that this leader accepts alone are lost later.
     produce(nodes, topic, end, 10)
     nodes.start(whole)
     eventually(lambda: "follower_refuses_truncation" in nodes.log_text(whole), 30.0, "the whole replica refuses")

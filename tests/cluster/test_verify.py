@@ -1,4 +1,4 @@
-"""The experiment that started it all, on a healthy cluster through one address: every record comes back."""
+"""The original experiment, on a healthy cluster through one address: every record comes back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVIATION_PERCENT_MAX = 10.0
 
 
 def verify(nodes: Nodes, client: str, acks: str, messages: int, timeout_s: float = 300.0) -> dict[str, Any]:
-    """One run of `chronik verify` with one bootstrap address: its JSON."""
+    """Run `chronik verify` with one bootstrap address, and return its JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
     ended = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""The examination over the Kafka protocol alone, as any cluster answers it: what it sees, and whom it waits for."""
+"""The examination over the Kafka protocol alone, which any cluster supports: what it sees, and how long it waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 @pytest.fixture(autouse=True)
 def any_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers that tell no HTTP address, as those of other systems."""
+    """Brokers that report no HTTP address, as those of other systems."""
 
     async def none(self: Brokers) -> dict[int, str]:
         return {}

@@ -1,4 +1,4 @@
-"""GET with bounds: what a node may answer, or fail to."""
+"""Bounded GET requests: valid and invalid answers of a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATE = "Date: Thu, 01 Jan 1970 00:01:00 GMT\r\n"
 
 
 def asked(answer: bytes | None, ask: Callable[[str], Awaitable[T]]) -> tuple[T | HttpError, list[str]]:
-    """What `ask` makes of a server that gives one answer (None: none at all), and the requests that came."""
+    """Run `ask` against a server that sends one answer (None: no answer); return the result and its requests."""
     requests: list[str] = []
     serving: list[asyncio.Task[None] | None] = []
 

@@ -1,4 +1,4 @@
-"""The doctor's rules: each verdict from what it looks like, their order, and what is no reason for alarm."""
+"""The doctor's rules: the symptoms of each verdict, the order of verdicts, and what is not a reason for alarm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPLICAS = (1, 2, 3)
 
 
 def healthy(times_s: Sequence[float] = TIMES_S, partitions: int = 3) -> Observations:
-    """A topic under load: ends and watermarks rise, the watermark always a little behind."""
+    """Return a topic under load: ends and watermarks rise, and the watermark always lags a little."""
     seen = Observations("orders", min_insync_replicas=2, seconds=times_s[-1])
     for partition in range(partitions):
         seen.partitions[partition] = [
@@ -43,12 +43,12 @@ def healthy(times_s: Sequence[float] = TIMES_S, partitions: int = 3) -> Observat
 
 
 def change(seen: Observations, partition: int, **fields: object) -> None:
-    """The same of each sample of a partition."""
+    """Set these fields in each sample of a partition."""
     seen.partitions[partition] = [replace(sample, **fields) for sample in seen.partitions[partition]]  # type: ignore[arg-type]
 
 
 def consumed(seen: Observations, times_s: Sequence[float], positions: Callable[[int, float], int]) -> None:
-    """A group `g` of one member that holds everything."""
+    """Add a group `g` with one member that owns every partition."""
     held = tuple(seen.partitions)
     member = Member("m-1", "reader", "10.0.0.9", held)
     seen.groups["g"] = [
@@ -338,7 +338,7 @@ def test_a_partition_that_nobody_holds_is_an_imbalance_too() -> None:
     assert "no member holds it" in diagnosis.evidence[0].text
 
 
-# -- replicas, and the order -------------------------------------------------------------------------------------------
+# -- replicas, and the order of verdicts -------------------------------------------------------------------------------
 
 
 def test_a_missing_replica_is_named_with_what_is_known_of_it() -> None:
@@ -355,7 +355,7 @@ def test_a_missing_replica_is_named_with_what_is_known_of_it() -> None:
 
 
 def everything() -> Observations:
-    """All causes at once, each on a partition of its own."""
+    """Return all causes at once, each on its own partition."""
     seen = healthy(LONG_S, partitions=8)
     change(seen, 0, leader=-1, log_end_offset=None, high_watermark=None, error="no leader is named")
     change(seen, 1, high_watermark=10)

@@ -1,4 +1,4 @@
-"""Whether a test has failed so far, for figures that are written when it ends."""
+"""Record whether a test has failed, for results that are written when the test ends."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""A program that keeps what a fault campaign needs of the machine, and gives it back when its parent ends, however.
+"""Own the machine resources of a fault campaign, and release them when the parent process ends, for any reason.
 
     python keeper.py SUBNET SEED        SUBNET such as 198.18.7
 
-For each node it makes a network namespace with one interface, a TUN device, and passes the packets between them and the
-host itself. So packets are dropped, held up or lost one by one, in one direction or both, in the middle of real TCP
-connections; `tc netem` would do the same, but many kernels come without it. The namespaces have no name: they are open
-files of this process, at /proc/PID/fd/N, and end with it. Disks are file systems in memory that can be filled.
+For each node the program creates a network namespace with one TUN device. It forwards the packets between the nodes and
+the host itself, so it can drop or delay single packets, in one or both directions, in the middle of real TCP
+connections. `tc netem` does the same, but many kernels lack it. The namespaces have no names: they are open files of
+this process, at /proc/PID/fd/N, and disappear with it. Disks are in-memory file systems that can be filled.
 
 It reads JSON lines from standard input and answers each with one line:
 
     {"node": 3}                                             {"namespace": "/proc/123/fd/9"}
-    {"ways": [[3, 0, {"loss": 1.0}], ...]}                  {}         0 is the host; ways not named are good again
+    {"ways": [[3, 0, {"loss": 1.0}], ...]}                  {}         0 is the host; ways not listed are healthy again
     {"disk": "/path", "size_bytes": 1000000}                {}
     {"counts": true}                                        {"passed": 1000, "dropped": 10}
-    anything that fails                                     {"error": "one line"}
+    any request that fails                                  {"error": "one line"}
 
-Only the standard library: it runs as root.
+Uses only the standard library, because it runs as root.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 PACKET_BYTES_MAX = 65_536
 PACKETS_AT_ONCE = 64
 HELD_MAX = 20_000
-"""Packets that wait; a router's buffer has an end, too."""
+"""Maximum number of delayed packets; a router's buffer is bounded, too."""
 HOST = 0
 HOST_ADDRESS = 254
 GOOD: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -61,7 +61,7 @@ def run(*command: str) -> None:
 
 
 class Keeper:
-    """Owns the devices, the namespaces and the mounts. One thread; nothing here waits but `select`."""
+    """Owns the devices, the namespaces and the mounts. Single-threaded; only `select` blocks."""
 
     def __init__(self, subnet: str, seed: int) -> None:
         self._subnet = subnet
@@ -78,7 +78,7 @@ class Keeper:
         self._host_namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._device(HOST, HOST_ADDRESS)
 
-    # -- what is asked of it -------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         if "node" in asked:
@@ -98,7 +98,7 @@ class Keeper:
         raise ValueError(f"nobody knows what {asked} means")
 
     def close(self) -> None:
-        """Namespaces and devices end with the process; what is mounted does not."""
+        """Unmount the disks. Namespaces and devices end with the process; mounts do not."""
         for path in self._disks:
             subprocess.run(["umount", "-l", path], capture_output=True, check=False)
 
@@ -114,7 +114,7 @@ class Keeper:
         return self._namespaces[node]
 
     def _device(self, node: int, last: int) -> None:
-        """A TUN device in the present namespace, whose other end is this process."""
+        """Open a TUN device in the current namespace; this process holds its other end."""
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         asked = struct.pack("16sH22x", b"chrfire%d", IFF_TUN | IFF_NO_PI)
         name = fcntl.ioctl(device, TUNSETIFF, asked)[:16].rstrip(b"\0").decode()
@@ -126,7 +126,7 @@ class Keeper:
     # -- packets -------------------------------------------------------------------------------------------------------
 
     def serve(self, orders: int) -> None:
-        """Until the parent closes its end."""
+        """Serve until the parent closes its end."""
         pending = b""
         while True:
             wait_s = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
@@ -156,9 +156,9 @@ class Keeper:
             try:
                 packet = os.read(device, PACKET_BYTES_MAX)
             except OSError:
-                return  # nothing more
+                return  # no more packets
             if len(packet) < 20 or packet[0] >> 4 != 4:
-                continue  # IPv6 looking for neighbours
+                continue  # IPv6 neighbour discovery
             target = HOST if packet[19] == HOST_ADDRESS else packet[19]
             if target not in self._devices:
                 continue
@@ -171,7 +171,7 @@ class Keeper:
                 self._hold(source, target, packet, (delay_ms + self._chance.uniform(0.0, jitter_ms)) / 1000)
 
     def _hold(self, source: int, target: int, packet: bytes, delay_s: float) -> None:
-        """Each way keeps its order, as a cable does."""
+        """Delay a packet. Packets in one direction keep their order, as on a cable."""
         if len(self._held) >= HELD_MAX:
             self.dropped += 1
             return

@@ -1,10 +1,10 @@
-"""`make soak`: for a time given, faults on real processes, limits under load, and the simulator; a table at the end.
+"""`make soak`: inject faults into real processes, test limits under load, and run the simulator; then print a table.
 
     python -m tests.faults.soak [--seconds 1800] [--seed N] [--only ACT,...]
 
-A sixth of the time, at most, goes to the limits at full size (left out of runs below a quarter of an hour), a third of
-the rest to the simulator, and what remains to the campaign. Exit 1 where anything was found. The campaign's histories
-and the nodes' folders stay where something was.
+At most a sixth of the given time goes to the limits at full size; runs shorter than 15 minutes skip them. A third of
+the remaining time goes to the simulator, the rest to the campaign. The exit code is 1 if anything was found. In that
+case the campaign's histories and the nodes' folders are kept.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None) -> list[str]:
-    """The campaign; what it found, if anything."""
+    """Run the campaign and return what it found."""
     folder = Path(tempfile.mkdtemp(prefix="chronik-soak-"))
     say(f"campaign on real processes for {until_s - time.monotonic():.0f} s, in {folder}")
     try:
@@ -88,7 +88,7 @@ def play(results: SoakResults, seed: int, until_s: float, only: list[str] | None
 
 @contextlib.contextmanager
 def kept_logs(stage: Stage, folder: Path) -> Iterator[None]:
-    """Where something is found, the nodes' logs are copied from disks that end with the stage."""
+    """If the campaign fails, copy the nodes' logs from the disks that are removed with the stage."""
     try:
         yield
     except Exception:
@@ -119,7 +119,7 @@ def limits(seconds: float) -> list[str]:
 
 
 def table(sections: list[SoakResults], seconds: float) -> str:
-    """What was injected and what came of it, in plain text."""
+    """Return the injected faults and their outcome as plain text."""
     lines = ["", f"{'fault':<34} {'injected':>9} {'longest unavailability':>24}", "-" * 69]
     for section in sections:
         for kind, count in sorted(section.faults.items()):

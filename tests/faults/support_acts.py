@@ -1,7 +1,7 @@
-"""What happens to nodes in a campaign. Each act is a context: it begins, is held, and ends with all it did undone.
+"""The acts of a campaign: faults and operations. Each act is a context manager that undoes everything it did.
 
-HARD ones take nodes away and SOFT ones make them slow; both mix freely. ALONE are operations and damage that are
-promised to work on a cluster that is otherwise well: they mix with SOFT ones only.
+HARD acts make nodes unavailable and SOFT acts make them slow; both mix freely. ALONE acts are operations and damage
+that must work on an otherwise healthy cluster: they mix with SOFT acts only.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ STORM_CLIENTS = 2_000
 TRANSFERS = 4
 FREE_BYTES_MAX = 2 * 1024 * 1024
 GOES_ON_S = 20.0
-"""Shorter than a disk hangs: a partition that waits for it does not go on in time."""
+"""Shorter than a hanging sync (`HANGING`): a partition that waits for the disk misses this deadline."""
 OWN_S_MAX, ELSEWHERE_S_MAX = 10.0, 3.0
-"""One sick disk: how long its node's own partitions, and those of others, may be without an acknowledgement."""
+"""One sick disk: the maximum time without an acknowledgement, for partitions that its node leads and for others."""
 
 
-# -- nodes that are gone -----------------------------------------------------------------------------------------------
+# -- unavailable nodes -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def pause_some(stage: Stage, workload: Workload) -> AbstractContextManager[None]
 
 
 def _apart(stage: Stage, groups: list[list[int]]) -> Ways:
-    """No packet passes between nodes of different groups; clients reach all."""
+    """Return the network in which no packet passes between different groups; clients reach every node."""
     group_of = {node_id: index for index, group in enumerate(groups) for node_id in group}
     rest = [node_id for node_id in stage.nodes.ids if node_id not in group_of]
     group_of.update(dict.fromkeys(rest, len(groups)))
@@ -104,7 +104,7 @@ def partition_one(stage: Stage, workload: Workload) -> AbstractContextManager[No
 
 
 def partition_primaries(stage: Stage, workload: Workload) -> AbstractContextManager[None]:
-    """Leaders, each alone."""
+    """Isolate up to two leaders, each alone."""
     leaders = stage.leaders(workload)
     victims = stage.chance.sample(leaders, min(len(leaders), 2))
     stage.note(f"cut off leaders {_names(victims)}")
@@ -118,7 +118,7 @@ def partition_minority(stage: Stage, workload: Workload) -> AbstractContextManag
 
 
 def partition_ring(stage: Stage, workload: Workload) -> AbstractContextManager[None]:
-    """Each node sees a majority, no two the same: its neighbours in a ring."""
+    """Each node sees a different majority: its neighbours in a ring."""
     ring = stage.chance.sample(stage.nodes.ids, len(stage.nodes.ids))
     reach = (len(ring) // 2 + 1) // 2
     cut = {
@@ -132,7 +132,7 @@ def partition_ring(stage: Stage, workload: Workload) -> AbstractContextManager[N
 
 
 def partition_one_way(stage: Stage, workload: Workload) -> AbstractContextManager[None]:
-    """A node whose packets arrive, and that hears nothing of the others, or the other way round."""
+    """One node can send packets to the other nodes but receives none from them, or the other way round."""
     (victim,) = stage.chance.sample(stage.nodes.ids, 1)
     is_deaf = stage.chance.random() < 0.5
     stage.note(f"{victim} is {'deaf' if is_deaf else 'mute'}")
@@ -170,7 +170,7 @@ def slow_disk(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def full_disk(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All that a node writes: logs, metadata and its own log file. A node that cannot go on safely may stop."""
+    """Fill the disk that holds a node's logs, metadata and log file. A node that cannot continue safely may stop."""
     (victim,) = stage.chance.sample(stage.small_disks, 1)
     stage.may_end_by_itself.add(victim)
     ballast = Path(stage.nodes.node(victim).folder) / "ballast"
@@ -185,13 +185,13 @@ def _fill(ballast: Path, leave_bytes: int) -> None:
     with ballast.open("wb") as file:
         disk = os.statvfs(ballast.parent)
         wanted = disk.f_bavail * disk.f_frsize - leave_bytes
-        with contextlib.suppress(OSError):  # somebody else was faster to take the rest
+        with contextlib.suppress(OSError):  # another process took the remaining space first
             os.posix_fallocate(file.fileno(), 0, max(1, wanted))
 
 
 @contextmanager
 def failing_disk(stage: Stage, workload: Workload) -> Iterator[None]:
-    """No file of one node takes another byte: EFBIG for every write of its process. The others go on."""
+    """Every write of one node's process fails with EFBIG. The other nodes continue."""
     victim = _controller_or_leader(stage, workload)
     pid = stage.nodes.node(victim).process.pid
     assert pid is not None
@@ -207,7 +207,7 @@ def failing_disk(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def hanging_disk(stage: Stage, workload: Workload) -> Iterator[None]:
-    """Nothing that one node writes or syncs comes to an end. The others go on."""
+    """No write or sync of one node completes. The other nodes continue."""
     victim = _controller_or_leader(stage, workload)
     stage.may_end_by_itself.add(victim)
     stage.note(f"disk of {victim} hangs")
@@ -224,7 +224,7 @@ def _controller_or_leader(stage: Stage, workload: Workload) -> int:
 
 @contextmanager
 def _watched(stage: Stage, workload: Workload, victim: int, kind: str) -> Iterator[None]:
-    """The block makes a node sick; then every partition goes on all the same, and how long that took is kept."""
+    """Run the block, which makes a node sick; then wait for progress on every partition and record how long it took."""
     try:
         leaders = {index: state.leader for index, state in stage.nodes.partitions(workload.topic).items()}
     except AssertionError:
@@ -249,7 +249,7 @@ def _watched(stage: Stage, workload: Workload, victim: int, kind: str) -> Iterat
 
 @contextmanager
 def connection_storm(stage: Stage, workload: Workload) -> Iterator[None]:
-    """2,000 clients at once, spread over the nodes; each asks which versions are spoken and then for metadata."""
+    """Connect 2,000 clients at once, spread over the nodes; each sends ApiVersions and then Metadata."""
     stage.note(f"{STORM_CLIENTS} clients at once")
     with Storm([node.kafka for node in stage.nodes.local.nodes], STORM_CLIENTS, workload.topic) as storm:
         if not stage.is_mixed:
@@ -259,7 +259,7 @@ def connection_storm(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def leadership_transfer(stage: Stage, workload: Workload) -> Iterator[None]:
-    """Partitions get another preferred leader, which is then elected; again and again."""
+    """Give partitions another preferred leader and elect it; repeat this `TRANSFERS` times."""
     stage.note(f"{TRANSFERS} transfers")
     for _ in range(TRANSFERS):
         try:
@@ -290,7 +290,7 @@ def rolling_restart(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def membership_change(stage: Stage, workload: Workload) -> Iterator[None]:
-    """One more node takes its share of the data; then some node's data moves away, and it leaves."""
+    """Add a node, which takes its share of the data; then move the data off another node and remove that one."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         add_node(stage.nodes.local)
@@ -342,7 +342,7 @@ ALONE: dict[str, Act] = {
 }
 ACTS: dict[str, Act] = {**HARD, **SOFT, **ALONE}
 NEEDS_ROOM = frozenset(["partition-one-way", "slow-packets", "lost-packets", "full-disk", "membership-change"])
-"""What cannot be done where nodes are on loopback: proxies pass streams and no packets, and nodes share a disk."""
+"""Acts that are impossible on loopback: proxies forward streams, not packets, and the nodes share a disk."""
 
 
 def possible(stage: Stage) -> dict[str, Any]:

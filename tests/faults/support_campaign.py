@@ -1,9 +1,9 @@
-"""A campaign: records flow through real nodes while one fault after the other, and mixes of them, happen to these.
+"""A campaign: records flow through real nodes while single faults and mixes of faults are injected into them.
 
-Time is cut into rounds. In each a topic is made, clients write and read it (`Workload`), and a few acts are played with
-quiet periods between them; then the clients' history goes through the checker, and the replicas' files are compared. So
-nothing grows with the length of a campaign. The seed decides who is hit by what and for how long, in which order; what
-the machine makes of it is not repeated.
+Time is divided into rounds. Each round creates a topic that clients write and read (`Workload`), and plays a few acts
+with quiet periods between them. Then the checker verifies the clients' history, and the replicas' files are compared.
+So nothing grows with the length of a campaign. The seed determines the victims, the faults, their durations and their
+order; how the machine reacts is not reproducible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 class Campaign:
-    """What was done to the nodes of a stage, and what came of it. The verdicts are raised as AssertionErrors."""
+    """Injects faults into the nodes of a stage and checks the outcome. Raises an AssertionError if a check fails."""
 
     def __init__(
         self, stage: Stage, results: SoakResults, folder: Path, say: Say, only: list[str] | None = None
@@ -57,7 +57,7 @@ class Campaign:
             say(f"no network namespaces ({stage.without}): links are proxies, and left out are {', '.join(left_out)}")
 
     def run(self, until_s: float, acts_max: int | None = None) -> None:
-        """Rounds, until that time of the monotonic clock or so many acts; at least one act."""
+        """Play rounds until `until_s` on the monotonic clock or until `acts_max` acts were played; at least one act."""
         played = 0
         while played == 0 or (time.monotonic() < until_s and (acts_max is None or played < acts_max)):
             acts = ACTS_PER_ROUND if acts_max is None else min(ACTS_PER_ROUND, acts_max - played)
@@ -89,7 +89,7 @@ class Campaign:
         return played
 
     def _quiet(self, workload: Workload) -> None:
-        """Nothing happens to nodes; now and then a member of the group goes and another comes."""
+        """Leave the nodes alone; sometimes one member leaves the group and another joins."""
         chance = self.stage.chance
         if chance.random() < 0.5:
             chance.choice(workload.members).stop()
@@ -124,7 +124,7 @@ class Campaign:
             f"a partition without acknowledgement for at most {gap_ms:.0f} ms"
         )
 
-    # -- the verdict ---------------------------------------------------------------------------------------------------
+    # -- verdict -------------------------------------------------------------------------------------------------------
 
     def _judge(self, report: Report, history: Path) -> None:
         self._results.history(report)
@@ -137,7 +137,7 @@ class Campaign:
         assert report.acknowledged == report.sent, f"{report}\nthe history is in {history}"
 
     def _compare_replicas(self, workload: Workload) -> None:
-        """While the nodes run: what is acknowledged does not change any more, and is on all replicas."""
+        """Compare the replicas while the nodes run: acknowledged records do not change and are on all replicas."""
         nodes = self.stage.nodes
         nodes.wait_in_sync()
         ends = workload.recorder.acknowledged()

@@ -1,7 +1,7 @@
-"""Files of one replica that rot: a flipped bit in a closed segment, a file that ends too early.
+"""Bit rot in the files of one replica: a flipped bit in a closed segment, a truncated file.
 
-Damage below what was durable is not what a crash leaves. The node says so in its log, another replica leads, and the
-replica is healed: what is damaged is set aside and fetched again, and it is in sync without a human.
+A crash never damages durable records. So the node logs the damage, another replica leads, and the replica heals itself:
+it sets the damaged part aside, fetches it again, and returns to the ISR without human help.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SEGMENTS_TIMEOUT_S = 60.0
 
 @contextmanager
 def flipped_bit(stage: Stage, workload: Workload) -> Iterator[None]:
-    """In the records of a closed segment, where nothing looks at the start: the chain of batches is whole.
+    """Flip a bit in the records of a closed segment; a starting node does not see it, as the batch chain is intact.
 
-    The node is made the leader; when somebody reads there, it notices and gives the partition to another replica, which
-    has what was written.
+    The node becomes the leader. When a client reads there, the node detects the damage and transfers leadership to
+    another replica, which has the records.
     """
     victim, log = _replica(stage, workload)
     partition = int(log.name.rpartition("-")[2])
@@ -51,9 +51,9 @@ def flipped_bit(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def truncated_file(stage: Stage, workload: Workload) -> Iterator[None]:
-    """A segment, closed or not, that is shorter than it was: whoever leads, everything is read.
+    """Truncate a segment, closed or active: everything can be read, whichever replica leads.
 
-    If records in the middle are gone, the node says so when it opens the log.
+    If records in the middle are missing, the node logs it when it opens the log.
     """
     victim, log = _replica(stage, workload)
     partition = int(log.name.rpartition("-")[2])
@@ -72,7 +72,7 @@ def truncated_file(stage: Stage, workload: Workload) -> Iterator[None]:
 
 
 def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
-    """A partition's folder on some node, with closed segments; all replicas are in sync."""
+    """Choose a node and the folder of one of its replicas that has closed segments; all replicas are in sync."""
     stage.nodes.wait_in_sync()
     partition = stage.chance.choice(workload.partitions)
     victim = stage.chance.choice(stage.nodes.partitions(workload.topic)[partition].replicas)
@@ -82,7 +82,7 @@ def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
 
 
 def _complaints(stage: Stage, victim: int) -> int:
-    """How often the node has said that a log is damaged."""
+    """Count how often the node logged that a log is damaged."""
     text = stage.nodes.log_text(victim)
     return sum(text.count(event) for event in DAMAGED)
 

@@ -1,4 +1,4 @@
-"""Clients that ask for more than there is: floods, slow readers, groups of hundreds; each keeps account of itself."""
+"""Clients that overload a cluster: floods, slow readers, large groups. Each tracks its own outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSION_MS = 30_000
 
 
 def forget_peaks(nodes: Nodes) -> dict[int, int]:
-    """The nodes' peaks start anew from what is resident now, which is returned."""
+    """Reset the nodes' peak memory to their current resident memory, and return the latter."""
     before: dict[int, int] = {}
     for node in nodes.running:
         with open(f"/proc/{node.process.pid}/clear_refs", "w") as clear:
@@ -38,13 +38,13 @@ def forget_peaks(nodes: Nodes) -> dict[int, int]:
 
 
 def highest_growth_mb(nodes: Nodes, before: dict[int, int]) -> float:
-    """How much more than before was resident at the peak, at the node where that was most."""
+    """Return the largest growth of any node: from its memory before to its peak."""
     return max(nodes.resident_bytes(node_id, "VmHWM") - was for node_id, was in before.items()) / MB
 
 
 @dataclass
 class Flood:
-    """Produces as fast as the client can, for a while and at most `most`; every record has its outcome in the end."""
+    """Produces as fast as possible, for a limited time and at most `most` records; every record gets an outcome."""
 
     bootstrap: str
     topic: str
@@ -62,7 +62,8 @@ class Flood:
                 "acks": self.acks,
                 "linger.ms": 1,
                 "max.in.flight.requests.per.connection": 1_000,
-                # What waits in the client must get through within its request.timeout.ms, or it is sent again.
+                # Records queued in the client must be sent within its request.timeout.ms, or the client sends them
+                # again.
                 "queue.buffering.max.kbytes": 64 * 1024,
                 "message.timeout.ms": 110_000,
                 "log_level": 2,
@@ -75,7 +76,7 @@ class Flood:
                 self.sent += 1
                 producer.poll(0)
             except BufferError:
-                producer.poll(0.05)  # this is the back-pressure as a client sees it
+                producer.poll(0.05)  # back-pressure, as a client sees it
         assert producer.flush(OUTCOME_TIMEOUT_S) == 0, "not every record has an outcome"
 
     def _answered(self, error: KafkaError | None, message: Message) -> None:
@@ -86,9 +87,9 @@ class Flood:
 
 
 class SlowReaders:
-    """So many connections that ask for megabytes and take them a little at a time; then all they asked for is checked.
+    """Opens `count` connections that request megabytes and read them slowly, and then checks everything they received.
 
-    On a loop in a thread of its own. `sips` is how often any of them has read so far.
+    Runs on an event loop in its own thread. `sips` counts the reads of all connections.
     """
 
     PIPELINED = 4
@@ -109,7 +110,7 @@ class SlowReaders:
         self._all = asyncio.run_coroutine_threadsafe(self._read_all(), self._loop)
 
     def finish(self) -> list[list[int]]:
-        """They stop being slow: the offsets that each was given by each answer."""
+        """Read the remaining data at full speed and return the offsets in each response of each connection."""
         self._hurry.set()
         try:
             found = self._all.result(OUTCOME_TIMEOUT_S)
@@ -152,7 +153,7 @@ def _offsets(frame: bytes, correlation_id: int) -> list[int]:
 
 
 class Member:
-    """One of a group, with a connection of its own: joins, is assigned, and leaves."""
+    """A group member with its own connection: joins, is assigned partitions, and leaves."""
 
     def __init__(self, nodes: Nodes, group: str, partitions: int) -> None:
         self.client = coordinator(nodes, group)
@@ -163,7 +164,7 @@ class Member:
         self._partitions = partitions
 
     def join(self) -> None:
-        """Through a whole rebalance: returns when the member knows what is its own, in a generation that stands."""
+        """Complete a rebalance: return when the member has its assignment in a stable generation."""
         while True:
             answer = self._ask_to_join()
             if answer.error_code is ErrorCode.member_id_required:
@@ -197,7 +198,7 @@ class Member:
         return ErrorCode(answer.error_code)
 
     def follow(self) -> None:
-        """Joins again if its group is on the move, as a client's heartbeat thread makes it do."""
+        """Rejoin if the group is rebalancing, as a client's heartbeat thread does."""
         code = self.heartbeat()
         if code is ErrorCode.rebalance_in_progress:
             self.join()
@@ -225,7 +226,7 @@ class Member:
         )
 
     def _share_out(self, members: Sequence[str]) -> list[dict[str, Any]]:
-        """Each member's partitions, a byte for each: the group does not look into it."""
+        """Assign each member its partitions, one byte each: the coordinator does not parse assignments."""
         return [
             {"member_id": member, "assignment": bytes(range(index, self._partitions, len(members)))}
             for index, member in enumerate(members)
@@ -233,7 +234,7 @@ class Member:
 
 
 def coordinator(nodes: Nodes, group: str) -> WireClient:
-    """A connection to the node that coordinates the group."""
+    """Return a connection to the group's coordinator."""
 
     def found() -> int:
         with nodes.connect(nodes.running[0].id) as client:

@@ -1,4 +1,4 @@
-"""What fault tests watch a node with: its memory, a client that must be served, and writers that keep account."""
+"""How fault tests observe a node: its memory, a client that must be served, and writers that track their records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MB = 1024 * 1024
 
 
 def memory_bytes(node: Node, which: str = "VmRSS") -> int:
-    """The node's resident memory now; `VmHWM` for the most since it started or since `forget_peak`."""
+    """Return the node's resident memory; with `VmHWM` its peak since the start or since `forget_peak`."""
     with open(f"/proc/{node.pid}/status") as status:
         for line in status:
             if line.startswith(f"{which}:"):
@@ -30,14 +30,14 @@ def memory_bytes(node: Node, which: str = "VmRSS") -> int:
 
 
 def forget_peak(node: Node) -> int:
-    """Makes the peak start anew from what is resident now, which is returned."""
+    """Reset the peak to the current resident memory, and return that."""
     with open(f"/proc/{node.pid}/clear_refs", "w") as clear:
         clear.write("5")
     return memory_bytes(node)
 
 
 def no_surprises(node: Node) -> None:
-    """Bad input is refused on purpose: it never runs into code that did not expect it."""
+    """Fail if the node logged an unexpected exception: it must reject bad input deliberately."""
     errors: Counter[str] = Counter()
     for line in node.log_text().splitlines():
         if '"traceback"' in line:
@@ -51,9 +51,9 @@ def no_surprises(node: Node) -> None:
 
 
 class HealthyClient:
-    """Produces and fetches back one record after the other while something bad happens to the node.
+    """Produces and fetches back one record after another while a fault affects the node.
 
-    On leaving it must have been served: `rounds` times, none of them slower than `slowest_s_max`.
+    On exit, it must have been served: at least once, and never slower than `slowest_s_max`.
     """
 
     def __init__(self, node: Node, *, slowest_s_max: float = 5.0) -> None:
@@ -101,7 +101,7 @@ class HealthyClient:
 
 @dataclass
 class Account:
-    """What one writer sent to one partition, and at which offset each value was acknowledged."""
+    """The values that one writer sent to one partition, and the offset of each acknowledged value."""
 
     topic: str
     partition: int
@@ -110,7 +110,7 @@ class Account:
     errors: list[int] = field(default_factory=list)
 
     def check(self, found: Found) -> None:
-        """Every acknowledged value stands once, at its offset; of the others each at most once; and order is kept."""
+        """Check that acknowledged values occur once, at their offset, other values at most once, and all in order."""
         for value, offset in self.acknowledged.items():
             places = found.offsets.get(value)
             assert places == [offset], f"{value[:40]!r} was acknowledged at {offset}, found at {places}"
@@ -120,13 +120,13 @@ class Account:
 
 @dataclass(frozen=True)
 class Found:
-    """Where each value of a partition stands."""
+    """The offsets of each value in a partition."""
 
     offsets: dict[bytes, list[int]]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Found:
-        """Offsets run without a gap, since nothing is ever compacted or deleted here."""
+        """Index the records. Their offsets have no gaps, because nothing is compacted or deleted here."""
         assert [record.offset for record in records] == list(range(len(records)))
         offsets: dict[bytes, list[int]] = {}
         for record in records:
@@ -135,7 +135,7 @@ class Found:
 
 
 class Writer:
-    """Sends numbered records as fast as they are acknowledged, a few in flight, until the node or the test ends it."""
+    """Sends numbered records, a few in flight, as fast as they are acknowledged, until the node or the test ends it."""
 
     def __init__(
         self, node: Node, account: Account, name: str, *, acks: int, in_flight: int = 20, timeout_s: float = 10.0
@@ -151,7 +151,7 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets it finish what is in flight."""
+        """Stop after the requests in flight are answered."""
         self._stop.set()
         self.join()
 
@@ -185,7 +185,7 @@ class Writer:
 
 
 def wait_for_acknowledged(writers: Sequence[Writer], count: int) -> None:
-    """Until each of them has that many records acknowledged."""
+    """Wait until each writer has `count` records acknowledged."""
     eventually(
         lambda: all(len(writer.account.acknowledged) >= count for writer in writers),
         timeout_s=30,

@@ -1,7 +1,7 @@
-"""Files of one node that are lost, broken or from an old copy, most often together with a kill of all nodes.
+"""Files of one node that are lost, broken or restored from an old copy, usually while all nodes are killed.
 
-Two replicas are whole each time, and that is enough: nothing is lost, and nobody has to help. The hurt replica may be,
-for a while, the only one of its partition that is back.
+Two replicas stay intact each time, and that is enough: nothing is lost, without human help. For a while, the damaged
+replica may be the only one of its partition that is back.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from chronik.wire.batch import HEADER_BYTES, read_batch_header
 SEGMENTS_TIMEOUT_S = 60.0
 FIRST_READY_S = 20.0
 CLOSED_SEGMENTS = 2
-"""Damage to one before the last lies surely below what the node knows to be durable."""
+"""Damage to a closed segment before the last is certainly below the offset that the node knows to be durable."""
 WRECKED_BYTES = 64
 STALE_BY_RECORDS = 200
 NOT_DATA = frozenset(["node.toml", "node.log", "node.pid", "ballast", "lock"])
-"""Of a node's folder: settings, log and process of the node as it is now, and what fills its disk."""
+"""Files in a node's folder that are not data: its settings, log file, pid, lock, and what fills its disk."""
 
 
 @contextmanager
 def lost_log(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All nodes die; when they come back, the folder of one replica is gone."""
+    """Kill all nodes; when they come back, the folder of one replica is missing."""
     victim, log = _replica(stage, workload)
     _kill_all(stage)
     shutil.rmtree(log)
@@ -42,7 +42,7 @@ def lost_log(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All nodes die; one replica has a segment that is broken in the middle of a batch, and comes back first."""
+    """Kill all nodes; one replica has a segment that is broken in the middle of a batch, and comes back first."""
     victim, log = _replica(stage, workload)
     segment = stage.chance.choice(_closed(log)[:-1])
     _kill_all(stage)
@@ -62,7 +62,7 @@ def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
 
 @contextmanager
 def short_log(stage: Stage, workload: Workload) -> Iterator[None]:
-    """All nodes die; one replica has lost the last batch of its log, or has a bad one, and comes back first."""
+    """Kill all nodes; one replica has lost or corrupted the last batch of its log, and comes back first."""
     victim, log = _replica(stage, workload)
     _kill_all(stage)
     segment, at, size = _last_batch(log)
@@ -80,7 +80,7 @@ def short_log(stage: Stage, workload: Workload) -> Iterator[None]:
 
 
 def _last_batch(log: Path) -> tuple[Path, int, int]:
-    """The segment of the log's last batch, and the place and size of that batch."""
+    """Return the segment of the log's last batch, and the position and size of that batch."""
     found: tuple[Path, int, int] | None = None
     for segment in sorted(log.glob("*.log")):
         data, at = segment.read_bytes(), 0
@@ -93,7 +93,7 @@ def _last_batch(log: Path) -> tuple[Path, int, int]:
 
 @contextmanager
 def stale_folder(stage: Stage, workload: Workload) -> Iterator[None]:
-    """A node's data folder is put back to a copy that was made before its last run; the others may die with it."""
+    """Restore a node's data folder from a copy made before its last run; the other nodes may be killed with it."""
     victim, log = _replica(stage, workload)
     copy = stage.folder / f"copy-of-{victim}"
     is_clean = stage.chance.random() < 0.5
@@ -117,7 +117,7 @@ def stale_folder(stage: Stage, workload: Workload) -> Iterator[None]:
 
 
 def _copy_data(source: Path, target: Path) -> None:
-    """The data folder without what belongs to the machine; whatever else was in the target goes."""
+    """Replace the target's data with the source's; files in `NOT_DATA` are neither copied nor removed."""
     target.mkdir(exist_ok=True)
     for old in target.iterdir():
         if old.name in NOT_DATA:
@@ -141,7 +141,7 @@ def _kill_all(stage: Stage) -> None:
 
 
 def _bring_back(stage: Stage, victim: int, log: Path, *, is_first: bool) -> None:
-    """All nodes. With `is_first`, the hurt replica is for a while the only one of its partition that is back."""
+    """Start all nodes. With `is_first`, the damaged replica is for a while the only one of its partition."""
     down = [node.id for node in stage.nodes.local.nodes if node.process.state is None]
     late: list[int] = []
     if is_first:
@@ -150,7 +150,7 @@ def _bring_back(stage: Stage, victim: int, log: Path, *, is_first: bool) -> None
         if node_id not in late:
             stage.bring_back(node_id)
     if late:
-        with contextlib.suppress(AssertionError):  # without the others it may not get far
+        with contextlib.suppress(AssertionError):  # without the other replicas it may not become ready
             eventually(lambda: stage.nodes.node(victim).is_ready, FIRST_READY_S, f"node {victim} is ready")
         stage.hold()
     for node_id in late:
@@ -162,7 +162,7 @@ def _has_log(stage: Stage, node_id: int, log: Path) -> bool:
 
 
 def _replica(stage: Stage, workload: Workload) -> tuple[int, Path]:
-    """A partition's folder on some node, with closed segments; all replicas are in sync."""
+    """Choose a node and the folder of one of its replicas that has closed segments; all replicas are in sync."""
     stage.nodes.wait_in_sync()
     partition = stage.chance.choice(workload.partitions)
     victim = stage.chance.choice(stage.nodes.partitions(workload.topic)[partition].replicas)

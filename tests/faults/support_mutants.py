@@ -1,8 +1,8 @@
-"""Damaged requests for a real node: samples of every API and version, spoilt, as one connection each.
+"""Damaged requests for a real node: mutated samples of every API and version, each sent on its own connection.
 
-Some damage makes a request that is valid and merely expensive (create 9,000 partitions, wait five minutes); those say
-nothing about bad input and are left out by `is_tame`. chronik.testing.fuzz has the coverage-guided fuzzer, which runs
-the node in its own process.
+Some mutations yield a request that is valid but expensive (create 9,000 partitions, wait five minutes). Such requests
+prove nothing about bad input, and `is_tame` excludes them. The coverage-guided fuzzer, which runs the node in its own
+process, is in chronik.testing.fuzz.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WAIT_TAME = timedelta(seconds=1)
 
 
 def mutant(random_: random.Random, sample: Sample) -> bytes:
-    """The sample with one to four kinds of damage. What it claims as its size is usually kept true."""
+    """Return the sample with one to four mutations. The size prefix usually stays correct."""
     data = bytearray(sample.frame[4:])
     for _ in range(random_.choice((1, 1, 1, 2, 2, 3, 4))):
-        # The first eight bytes (key, version, correlation id) are hit less often: most of those die at the door.
+        # The first eight bytes (key, version, correlation id) are mutated less often: most such requests fail at once.
         damage(random_, data, 0 if random_.random() < 0.1 else 8)
     size = len(data)
     if random_.random() < 0.03:
@@ -36,7 +36,7 @@ def mutant(random_: random.Random, sample: Sample) -> bytes:
 
 
 def is_tame(frame: bytes) -> bool:
-    """Whether the frame, should it be valid, asks for little work and an answer without a long wait."""
+    """Return whether the frame, if it is valid, needs little work and gets its answer without a long wait."""
     data = memoryview(frame)[4:]
     if struct.unpack_from(">i", frame)[0] != len(data):
         return True
@@ -53,13 +53,13 @@ def is_tame(frame: bytes) -> bool:
     if header.api_key == ApiKey.CREATE_PARTITIONS:
         return all(topic.count <= PARTITIONS_TAME_MAX for topic in message.topics)
     if header.api_key == ApiKey.JOIN_GROUP:
-        # A second member of a group waits for the first one, which never comes back.
+        # A second member of a group waits for the first one, which never rejoins.
         return bool(message.session_timeout <= timedelta(seconds=10))
     return True
 
 
 def every_place(sample: Sample, bad: bytes) -> Iterator[bytes]:
-    """The sample with `bad` over its bytes at each place of its body in turn; sizes stay true."""
+    """Return the sample with `bad` written over each position of its body in turn; the size prefix stays correct."""
     data = sample.frame[4:]
     for at in range(14, len(data)):
         spoilt = data[:at] + bad + data[at + len(bad) :]

@@ -1,4 +1,4 @@
-"""In which order acts are played: every one alone, in an order of its own each time, and a mix after every second."""
+"""The order of the acts: each one alone, in a new random order each time, and a mix after every second act."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 
 OPERATION_SHARE = 0.25
-"""Of the mixes: an operation or a damage on a cluster that is slow, instead of several faults."""
+"""The share of mixes that run an operation or damage on a slow cluster, instead of several faults."""
 
 
 SLOW_DISK = "slow-disk"
-"""Not beside operations and damage, which wait for all replicas to be in sync: one on a slow disk may be behind for as
-long as that is slow."""
+"""Not mixed with operations and damage, which wait until all replicas are in sync: a replica on a slow disk may lag for
+as long as its disk is slow.
+"""
 
 
 def programme(
     chance: random.Random, hard: Sequence[str], soft: Sequence[str], alone: Sequence[str], only: Collection[str] = ()
 ) -> Iterator[tuple[str, ...]]:
-    """Without end. With `only`, these acts and no mixes."""
+    """Yield acts and mixes forever. With `only`, yield these acts and no mixes."""
     acts = sorted(name for name in (*hard, *soft, *alone) if not only or name in only)
     while True:
         for number, name in enumerate(chance.sample(acts, len(acts))):

@@ -1,4 +1,4 @@
-"""The room that a campaign's nodes stand in: a network namespace for each, disks that can be filled (`keeper.py`)."""
+"""The isolated environment of a campaign: a network namespace for each node, and disks to fill (`keeper.py`)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ KEEPER = Path(__file__).with_name("keeper.py")
 PROGRAMS = ("ip", "nsenter", "mount", "umount")
 HOST = 0
 END_TIMEOUT_S = 20.0
-# 198.18.0.0/15 is for tests of networks: nobody's own addresses are there.
+# 198.18.0.0/15 is reserved for network tests, so no real host has such an address.
 SUBNETS = [f"198.{high}.{low}" for high in (18, 19) for low in range(256)]
 
 
 class NoRoom(Exception):
-    """This machine does not let us; the reason is one line."""
+    """This machine does not support network namespaces; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to packets in one direction: a share of them is lost, the others are late."""
+    """What happens to packets in one direction: a share is lost, all others are delayed."""
 
     loss: float = 0.0
     delay_ms: float = 0.0
@@ -40,7 +40,7 @@ CUT = Way(loss=1.0)
 
 
 class Room:
-    """A network of nodes and this host, on which something can happen to each way. Gone when closed, or when we are."""
+    """A network of the nodes and this host, with faults for each direction. Ends with `close` or with this process."""
 
     def __init__(self, seed: int) -> None:
         missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -54,7 +54,7 @@ class Room:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us; it ends when we have
+            start_new_session=True,  # Ctrl-C goes to the test only; the keeper ends after it
         )
         try:
             self._read()
@@ -85,13 +85,13 @@ class Room:
         return f"{self.subnet}.{node}"
 
     def enter(self, node: int) -> list[str]:
-        """The words before a command that run it in the node's namespace, as the same process."""
+        """Return the command prefix that runs a command in the node's namespace, as the same process."""
         if node not in self._namespaces:
             self._namespaces[node] = self._ask(node=node)["namespace"]
         return ["nsenter", f"--net={self._namespaces[node]}", "--"]
 
     def put(self, ways: Iterable[tuple[int, int, Way]]) -> None:
-        """How each way is from here on; those not named are good."""
+        """Set the state of the network; directions that are not listed are healthy."""
         told = [
             (source, target, {"loss": way.loss, "delay_ms": way.delay_ms, "jitter_ms": way.jitter_ms})
             for source, target, way in ways
@@ -99,11 +99,11 @@ class Room:
         self._ask(ways=told)
 
     def disk(self, folder: Path, size_bytes: int) -> None:
-        """A file system of that size, in memory, at an empty folder."""
+        """Mount an in-memory file system of that size at an empty folder."""
         self._ask(disk=str(folder), size_bytes=size_bytes)
 
     def counts(self) -> tuple[int, int]:
-        """Packets that were passed on and that were dropped."""
+        """Return the number of forwarded and of dropped packets."""
         found = self._ask(counts=True)
         return found["passed"], found["dropped"]
 
@@ -127,7 +127,7 @@ class Room:
 
 
 def _unused_subnet() -> str:
-    """One that no route of this machine leads to."""
+    """Return a subnet that no route of this machine covers."""
     with open("/proc/net/route", encoding="ascii") as routes:
         taken = {line.split()[1] for line in routes if line.count("\t") > 1}
     free = [net for net in SUBNETS if _as_route(net) not in taken]
@@ -137,5 +137,5 @@ def _unused_subnet() -> str:
 
 
 def _as_route(subnet: str) -> str:
-    """How /proc/net/route writes SUBNET.0: in hexadecimal, the last byte first."""
+    """Format SUBNET.0 as /proc/net/route does: in hexadecimal, the last byte first."""
     return "00" + "".join(f"{int(part):02X}" for part in reversed(subnet.split(".")))

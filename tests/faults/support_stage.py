@@ -1,4 +1,4 @@
-"""Where a campaign plays: nodes in a room of their own, what may be done to them, and the way back to health."""
+"""The cluster of a campaign: nodes in network namespaces, the faults to inject, and the recovery from them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from chronik.cli.local_cluster import LocalCluster
 
 NODES = 5
 SMALL_DISKS = 2
-"""So many nodes, the last ones, have a disk that can be filled; the others write to a real one."""
+"""This many nodes, the last ones, have a disk that can be filled; the other nodes write to a real disk."""
 SMALL_DISK_BYTES = 256 * 1024 * 1024
 RECOVERY_TIMEOUT_S = 120.0
 SLOW_SYNCS, SLOW_READS = "slow-syncs", "slow-reads"
 HANGING = "60000"
-"""What the switch of `debug_slow_syncs` says for a disk that hangs: so many milliseconds for each sync."""
+"""The value of the `debug_slow_syncs` switch for a hanging disk: the milliseconds that each sync takes."""
 
 Ways = Mapping[tuple[int, int], Way]
 
 
 class RoomCluster(LocalCluster):
-    """Each node in its namespace, at an address of its own."""
+    """Runs each node in its own namespace, at its own address."""
 
     def __init__(self, folder: Path, room: Room) -> None:
         self._room = room
@@ -44,7 +44,7 @@ class RoomCluster(LocalCluster):
 
 
 class Stage:
-    """A running cluster with what can be done to it. `without` says which means this machine does not give, and why.
+    """A running cluster and the faults that can be injected. `without` gives the reason if there are no namespaces.
 
     Owned by the main thread: nodes are tied to the thread that starts them.
     """
@@ -55,7 +55,7 @@ class Stage:
         self.without = ""
         self.notes: list[str] = []
         self.measured: list[tuple[str, float, float]] = []
-        """What acts measured: name, seconds, and how many it may be."""
+        """What the acts measured: name, seconds, and the maximum allowed seconds."""
         self.hold_s: tuple[float, float] = (2.0, 8.0)
         self.is_mixed = False
         self.may_end_by_itself: set[int] = set()
@@ -100,14 +100,14 @@ class Stage:
             self.small_disks.append(node_id)
         return Nodes(folder, count, settings, local=RoomCluster(folder, self.room))
 
-    # -- what faults use -----------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def note(self, told: str) -> None:
-        """What is happening, for the line about it."""
+        """Add a note for the line that reports the act."""
         self.notes.append(told)
 
     def hold(self) -> None:
-        """The fault takes its time: there is nothing to wait for."""
+        """Let the fault last; there is no condition to wait for."""
         time.sleep(self.chance.uniform(*self.hold_s))
 
     @property
@@ -115,12 +115,12 @@ class Stage:
         return [node.id for node in self.nodes.running]
 
     def pick(self, count: int = 1) -> list[int]:
-        """Some nodes that run."""
+        """Choose `count` running nodes, or all if fewer run."""
         running = self.running
         return self.chance.sample(running, min(count, len(running)))
 
     def leaders(self, workload: Workload) -> list[int]:
-        """Those that lead partitions of the topic, by the metadata of whoever answers; any node where nobody does."""
+        """Return the running nodes that lead the topic's partitions; if no node returns metadata, any running node."""
         try:
             found = {state.leader for state in self.nodes.partitions(workload.topic).values()}
         except AssertionError:
@@ -133,7 +133,7 @@ class Stage:
 
     @contextlib.contextmanager
     def network(self, ways: Ways) -> Iterator[None]:
-        """The network is like that meanwhile, on top of what else is wrong with it."""
+        """Apply these network faults inside the block, on top of those already active."""
         self._ways.append(ways)
         self._put()
         yield
@@ -142,14 +142,14 @@ class Stage:
 
     @contextlib.contextmanager
     def hanging(self, node_id: int) -> Iterator[None]:
-        """The node's disk hangs meanwhile."""
+        """Let the node's disk hang inside the block."""
         switch = self.folder / f"{SLOW_SYNCS}-{node_id}"
         switch.write_text(HANGING)
         yield
         switch.unlink(missing_ok=True)
 
     def everywhere(self, way: Way) -> Ways:
-        """The same between all nodes and for clients."""
+        """Return the network with `way` between all nodes, and between nodes and clients."""
         ends = [HOST, *self.nodes.ids]
         return {(source, target): way for source in ends for target in ends if source != target}
 
@@ -163,10 +163,10 @@ class Stage:
         else:
             self.nodes.links.cut_pairs({ends for ends, way in together.items() if way == CUT})
 
-    # -- and back ------------------------------------------------------------------------------------------------------
+    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def bring_back(self, node_id: int) -> None:
-        """Starts or resumes a node, as its supervisor would; whether it gets anywhere shows in `recover`."""
+        """Start or resume a node, as its supervisor would; `recover` checks whether it becomes ready."""
         process = self.nodes.node(node_id).process
         if process.state == "paused":
             self.nodes.resume(node_id)
@@ -178,7 +178,7 @@ class Stage:
                 self.note(str(error))
 
     def recover(self, workload: Workload) -> None:
-        """Nothing is wrong any more: all comes back by itself, and records flow."""
+        """Wait, with all faults removed, until every node and replica has recovered by itself and records flow."""
         assert not self._ways
         until_s = time.monotonic() + RECOVERY_TIMEOUT_S
         for node in self.nodes.local.nodes:

@@ -1,4 +1,4 @@
-"""Many clients that connect at the same moment, are served, and stay."""
+"""Many clients that connect at once, are served, and stay connected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES_SPARE = 500
 
 
 class Storm:
-    """On entering, all connect and ask; on leaving, all are gone. `served` of them had both answers in time."""
+    """Sends requests from all clients on entry, closes them on exit. `served` clients got both answers in time."""
 
     def __init__(self, nodes: Sequence[Endpoint], clients: int, topic: str) -> None:
         self.served = 0
@@ -73,4 +73,4 @@ class Storm:
     async def _close(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0)  # so that the transports take note
+        await asyncio.sleep(0)  # lets the transports close

@@ -1,4 +1,4 @@
-"""Record batches that lie: about their bytes, their length, their format, or what they become when decompressed."""
+"""Record batches with a wrong CRC, length, format or compression, or that decompress to far more than they claim."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT, COUNT_AT = 8, 16, 17, 21, 57
 LAST_OFFSET_DELTA_AT, BASE_TIMESTAMP_AT = 23, 27
 
 PEAK_GROWTH_MAX_BYTES = 400 * MB
-"""What reading one batch may use for a moment: the bound of its records, and copies of that."""
+"""Peak memory allowed for reading one batch: the bound on its records, and copies of them."""
 GROWTH_MAX_BYTES = 30 * MB
 
 
@@ -41,12 +41,12 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 
 @pytest.fixture(scope="module")
 def bombed(start_shared_node: StartNode) -> Node:
-    """A node of this module's own, since its memory is watched; with one thread, since each keeps a heap of its own."""
+    """A node for this module alone, as its memory is measured; with one thread, as each thread has its own heap."""
     return start_shared_node(executor_threads=1)
 
 
 def changed(data: bytes, at: int, layout: str, value: int, *, resign: bool = True) -> bytes:
-    """The batch with one field of its header changed, its CRC right for it unless told otherwise."""
+    """Return the batch with one header field changed, and its CRC recomputed if `resign`."""
     out = bytearray(data)
     struct.pack_into(layout, out, at, value)
     if resign:
@@ -55,7 +55,7 @@ def changed(data: bytes, at: int, layout: str, value: int, *, resign: bool = Tru
 
 
 def with_payload(payload: bytes, codec: int, record_count: int = 1) -> bytes:
-    """A batch whose records part is `payload`, said to be compressed by `codec`."""
+    """Return a batch with `payload` as its records, marked as compressed by `codec`."""
     out = bytearray(batch(b"x")[:HEADER_BYTES] + payload)
     struct.pack_into(">i", out, LENGTH_AT, len(out) - 12)
     struct.pack_into(">h", out, ATTRIBUTES_AT, codec)
@@ -186,7 +186,7 @@ def run_batch_fuzzer(node: Node, count: int) -> None:
             answers[
                 client.produce(random_.choice(topics), signed_mutant(random_, random_.choice(good))).error_code
             ] += 1
-        # Whatever was let in can be served, and looked up by time, before and after a crash.
+        # Every accepted batch can be fetched, and found by timestamp, before and after a crash.
         ends = [served(client, topic) for topic in topics]
     assert len(answers) >= 3, answers
     assert ErrorCode.unknown_server_error not in answers
@@ -218,7 +218,7 @@ def test_compaction_keeps_batches_that_it_cannot_read_and_goes_on(start_node: St
 
 
 def served(client: WireClient, topic: str) -> int:
-    """Fetches all of the log, batch by batch, and asks for some times; its end offset."""
+    """Fetch the whole log batch by batch, look up some timestamps, and return the end offset."""
     end = client.offset_at(topic, -1)
     offset = 0
     while offset < end:
@@ -241,7 +241,7 @@ def served(client: WireClient, topic: str) -> int:
 
 
 def gzip_bomb() -> bytes:
-    """About a megabyte that decompresses to a gigabyte: one flushed block of zeros, over and over."""
+    """Return about a megabyte that decompresses to a gigabyte: one flushed block of zeros, repeated."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = deflate.compress(bytes(64 * MB)) + deflate.flush(zlib.Z_FULL_FLUSH)
     header = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03"
@@ -272,12 +272,12 @@ def test_a_compression_bomb_is_refused_where_it_must_be_read_and_memory_stays_bo
         recompressed = client.new_topic(compression_type="snappy")
 
         def throw() -> None:
-            # Nobody opens it here: it is stored as it came, and what it holds is the consumer's business.
+            # The node does not decompress it here: it stores the batch as received, for the consumer to decode.
             assert client.produce(plain, bomb).error_code == 0
-            # Here its records must be read, which is refused.
+            # Here the node must read the records, and rejects the batch.
             for topic in (compacted, recompressed):
                 assert client.produce(topic, bomb).error_code in (ErrorCode.corrupt_message, ErrorCode.invalid_record)
-            # Finding a record by its time reads one batch: this one.
+            # A lookup by timestamp reads one batch: this one.
             for timestamp in (1, -3):
                 wanted = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
                 topics = [{"name": plain, "partitions": [wanted]}]

@@ -1,4 +1,4 @@
-"""Connections that cost: half-open, idle by the thousand, never reading, or more than there may be."""
+"""Connections that cost resources: half-open, idle by the thousand, never reading, or more than the maximum."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PIPELINED_FETCHES = 100
 
 @pytest.fixture(scope="module")
 def crowded(start_shared_node: StartNode) -> Node:
-    """A node of this module's own, since its connections and its memory are counted."""
+    """A node for this module alone, because its connections and its memory are measured."""
     return start_shared_node()
 
 
 def connections(node: Node) -> int:
-    """How many the node counts."""
+    """Return the node's own count of connections."""
     for line in node.get("/metrics").splitlines():
         if line.startswith("chronik_connections "):
             return int(float(line.rpartition(" ")[2]))
@@ -38,7 +38,7 @@ def connections(node: Node) -> int:
 
 
 def refusals(node: Node) -> list[str]:
-    """The reasons that the node logged for connections it closed."""
+    """Return the reasons that the node logged for connections it closed."""
     lines = [json.loads(line) for line in node.log_text().splitlines() if line.startswith("{")]
     return [line["reason"] for line in lines if line["event"] == "connection_refused"]
 
@@ -99,12 +99,12 @@ def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(crowded: Node)
             request = fetch_of((topic, 0, 0), max_bytes=50 * MB, partition_max_bytes=50 * MB)
             with reader.one_write():
                 sent = [reader.send_fetch(request) for _ in range(PIPELINED_FETCHES)]
-            # Others are served meanwhile, and what waits for this one is a response or two, not a hundred.
+            # Other clients are served meanwhile, and the node buffers a response or two for this client, not a hundred.
             for _ in range(20):
                 producer.append(topic, b"meanwhile")
             peak = memory_bytes(crowded, "VmHWM") - before
             assert peak < 200 * MB, f"{peak / MB:.0f} MB for a reader that does not read"
-            # It was only slow: when it reads, everything comes, in order.
+            # The client was only slow: when it reads, it receives every response, in order.
             assert [reader.fetched(correlation_id).error_code for correlation_id in sent[:5]] == [0] * 5
         no_surprises(crowded)
 

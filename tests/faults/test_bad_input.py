@@ -1,4 +1,4 @@
-"""Bad input: whatever arrives, it gets an error or a closed connection, others are served, and memory stays flat."""
+"""Any bad input gets an error or a closed connection, other clients are served, and memory stays flat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ABSURD_COUNTS = {False: b"\x7f\xff\xff\xff", True: b"\xff\xff\xff\xff\x07"}
 
 @pytest.fixture(scope="module")
 def fuzzed(start_shared_node: StartNode) -> Node:
-    """A node whose settings keep valid mutants cheap: no topics by accident, no group that waits for another member."""
+    """A node whose settings keep valid mutants cheap: no automatic topics, no group that waits for another member."""
     node = start_shared_node(
         auto_create_topics=False,
         group_initial_rebalance_delay_ms=0,
@@ -56,7 +56,7 @@ def corpus(fuzzed: Node) -> list[Sample]:
 
 
 def exchange(node: Node, frame: bytes) -> bytes:
-    """All that the node sends before it closes, for a connection that sends `frame` and then says that it is done."""
+    """Send `frame`, half-close the connection, and return everything the node sends before it closes."""
     answer = b""
     with socket.create_connection(("127.0.0.1", node.kafka_port), ANSWER_TIMEOUT_S) as connection:
         try:
@@ -70,7 +70,7 @@ def exchange(node: Node, frame: bytes) -> bytes:
 
 
 def check_answer(frame: bytes, answer: bytes) -> str:
-    """What kind of outcome it is; raises where bytes came that are no well-formed answer to the frame's header."""
+    """Return the kind of outcome; raise if the node sent bytes that are no well-formed answer to the frame's header."""
     if not answer:
         return "closed"
     (size,) = struct.unpack_from(">i", answer)
@@ -109,7 +109,7 @@ def fuzz(node: Node, corpus: list[Sample], count: int, seed: int) -> Counter[str
 
 
 def run_fuzzer(node: Node, corpus: list[Sample], count: int) -> None:
-    # Everything once, and a round of mutants: code that is loaded at first use is loaded now.
+    # Send every sample once, and a round of mutants, so that lazily loaded code is loaded now.
     for sample in corpus:
         exchange(node, sample.frame)
     fuzz(node, corpus, 500, seed=1)
@@ -142,7 +142,7 @@ def test_a_hundred_thousand_mutated_requests(fuzzed: Node, corpus: list[Sample])
 
 
 def test_an_absurd_array_count_at_any_place_of_any_cold_request_is_refused(fuzzed: Node, corpus: list[Sample]) -> None:
-    """The newest flexible and the newest plain version of each API, with the largest count at every place in turn."""
+    """Put the largest count at every position of the newest flexible and the newest plain version of each API."""
     newest = {(sample.key, is_flexible(sample.key, sample.version)): sample for sample in corpus}
     before = memory_bytes(fuzzed)
     with HealthyClient(fuzzed):
@@ -170,7 +170,7 @@ def test_text_that_is_not_utf_8_is_refused(fuzzed: Node, corpus: list[Sample]) -
 @pytest.mark.parametrize("size", [0, 1, 7, -1, -(2**31), 2**31 - 1, 100 * MB + 1], ids=lambda size: f"{size} bytes")
 def test_a_lying_frame_length_ends_the_connection_at_once(fuzzed: Node, size: int) -> None:
     with HealthyClient(fuzzed), connect(fuzzed) as client:
-        # Not even half-closed: the four bytes alone must suffice.
+        # The connection is not even half-closed: the four size bytes alone must suffice.
         client.send_bytes(struct.pack(">i", size) + b"\x00" * 8)
         assert client.ended_without_a_byte()
 

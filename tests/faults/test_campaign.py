@@ -1,6 +1,6 @@
-"""One short campaign of real processes, with faults from a fresh seed: nothing is lost, doubled, reordered or changed.
+"""A short campaign with real processes and faults from a new seed: no record is lost, duplicated, reordered or changed.
 
-`make soak` plays this for as long as it is told, with every fault alone and in mixes (docs/reliability.md).
+`make soak` runs it for any length of time, with every fault alone and in mixes (docs/reliability.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kill -9 at any moment: what was acknowledged is there afterwards, once and in order; so are topics and groups."""
+"""kill -9 at any moment: acknowledged records survive, once and in order; so do topics and groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def crash(node: Node) -> None:
 
 
 def write_and_crash(node: Node, rounds: int) -> None:
-    """Writers on two partitions, killed in the middle of it, over and over on the same data."""
+    """Write to two partitions and kill the node in the middle, again and again on the same data."""
     with connect(node) as client:
         topic = client.new_topic(partitions=2, segment_bytes=str(1024 * 1024))
     accounts: list[Account] = []
@@ -137,7 +137,7 @@ def test_committed_offsets_survive_kill_9(node: Node) -> None:
 
 
 class Committer:
-    """Commits one offset after the other, as a consumer outside any generation does."""
+    """Commits one offset after another, as a consumer outside any generation does."""
 
     def __init__(self, node: Node, group: str, topic: str, first: int) -> None:
         self.group = group
@@ -232,7 +232,7 @@ def test_a_folder_left_over_from_a_deleted_topic_is_not_taken_for_the_new_one_of
         client.call(ApiKey.DELETE_TOPICS, 4, {"topic_names": [topic], "timeout": 10_000})
         assert client.create_topic(topic).error_code is ErrorCode.none
     node.kill()
-    # As if the crash had come before the old topic's files were gone from the disk, and the new log was listed.
+    # As if the node had crashed before the old topic's files were deleted from disk and the new log was listed.
     shutil.rmtree(logs)
     shutil.copytree(tmp_path / "old-logs", logs)
     shutil.copy(tmp_path / "old-points", points)

@@ -1,4 +1,4 @@
-"""Damaged files at a node's start: whatever is spoilt, the node serves what is whole, or says in one line why not."""
+"""Damaged files when a node starts: it serves the intact data, or says in one line why it cannot start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_many_spoilt_files() -> None:
 
 
 def filled(folder: Path) -> Node:
-    """A node's data folder with records that were acknowledged, in several segments; it was killed, or stopped."""
+    """Return a running node with acknowledged records in several segments."""
     node = Node(folder).start()
     with connect(node) as client:
         client.create_topic(TOPIC, configs={"segment.bytes": "2000", "index.interval.bytes": "200"})
@@ -55,7 +55,7 @@ def filled(folder: Path) -> Node:
 
 
 def start_spoilt(folder: Path, seed: int) -> str:
-    """One node on spoilt files: what became of it. Everything it serves must be what was written."""
+    """Start a node on damaged files and return the outcome. It must serve only records that were written."""
     chance = random.Random(seed)
     node = filled(folder)
     try:

@@ -1,4 +1,4 @@
-"""A full disk: producers are told, nothing acknowledged is lost, reads go on, and writes too once there is room."""
+"""A full disk: producers get an error, reads continue, acknowledged records are kept, writes resume with free space."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DISK_BYTES = 48 * MB
 
 
 def limit_files(node: Node, size_bytes: int | None) -> None:
-    """No file of the node may grow beyond that; None lifts it."""
+    """Limit the size of every file of the node; None removes the limit."""
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard if size_bytes is None else size_bytes, hard))
 
 
 def fill(node: Node, topic: str, acks: int) -> Account:
-    """Writes until the node says that it cannot; every error must be the one that says so."""
+    """Write until the node reports an error; every error must be the one for a full disk."""
     account = Account(topic, 0)
     writer = Writer(node, account, f"fill-{acks}", acks=acks)
     eventually(lambda: len(account.errors) >= 5, timeout_s=30, what="producers are told of the full disk")
@@ -40,7 +40,7 @@ def fill(node: Node, topic: str, acks: int) -> Account:
 
 
 def writes_again(client: WireClient, topic: str) -> int:
-    """The offset of the first record that is taken again."""
+    """Wait until a record is accepted again, and return its offset."""
 
     def taken() -> int:
         response = client.produce(topic, batch(b"room again"))
@@ -58,7 +58,7 @@ def test_a_log_that_reached_the_file_size_limit_refuses_writes_and_recovers_with
         topic, other = client.new_topic(), client.new_topic()
         limit_files(node, FILE_BYTES_MAX)
         account = fill(node, topic, acks)
-        # Other partitions have room, and everything can be read.
+        # Other partitions still accept writes, and everything can be read.
         assert client.append(other, b"still works") == 0
         account.check(Found.of(client.records(topic)))
         limit_files(node, None)
@@ -98,7 +98,7 @@ def test_a_full_disk_refuses_writes_and_recovers_without_a_restart(small_disk: P
         _fill_up(ballast, leave_bytes=6 * MB)
         account = fill(node, topic, acks=-1)
         account.check(Found.of(client.records(topic)))
-        # What needs the disk fails with words; what does not goes on.
+        # Requests that need the disk fail with an error; other requests succeed.
         refused = client.create_topic("no-room-for-this")
         assert refused.error_code is not ErrorCode.none
         assert client.call(ApiKey.METADATA, 1, {"topics": None}).brokers
@@ -133,7 +133,7 @@ def test_a_node_on_a_full_disk_stops_cleanly_and_starts_when_there_is_room(
 
 
 def _fill_up(ballast: Path, leave_bytes: int) -> None:
-    """Takes all of the disk but a rest."""
+    """Fill the disk, leaving `leave_bytes` free."""
     with ballast.open("wb") as file:
         disk = os.statvfs(ballast.parent)
         wanted = disk.f_bavail * disk.f_frsize - leave_bytes

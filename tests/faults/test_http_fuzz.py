@@ -1,7 +1,7 @@
-"""The HTTP API under schemathesis: whatever is asked, the answer is one that /api/openapi.json describes.
+"""The HTTP API under schemathesis: every response is one that /api/openapi.json describes.
 
-No status beyond the described ones, no 5xx at all while the node serves, every body as its schema says, bad parameters
-refused, other methods refused with an Allow header.
+No undocumented status, no 5xx at all while the node serves, every body matches its schema, bad parameters are rejected,
+other methods are rejected with an Allow header.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from chronik.wire.api import ApiKey
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 NAME = "fuzzed"
-"""Of a topic and of a group: both are reached by paths that end in a name."""
+"""The name of both a topic and a group: the paths of both end in a name."""
 STREAM = "/api/events"
-"""It never ends by itself; tests/web/test_events.py has it."""
+"""An endless stream; tests/web/test_events.py covers it."""
 DOCTOR = "/api/doctor/{name}"
-"""Takes a second for each answer."""
+"""Takes a second for each response."""
 
-# Two parameters that exclude each other are more than the description can say: 400 is right for them.
+# OpenAPI cannot express that two parameters exclude each other: 400 is the right answer to them.
 EXCLUSIVE = """
 [[operations]]
 include-name = "GET /api/topics/{name}/messages"
@@ -66,7 +66,7 @@ def served(start_shared_node: StartNode) -> Node:
 
 
 def run(node: Node, folder: Path, config: str, *options: str) -> dict[str, Any]:
-    """Schemathesis' report, after a run that found nothing."""
+    """Return schemathesis' report of a run that found nothing."""
     config_file, report_file = folder / "schemathesis.toml", folder / "report.json"
     config_file.write_text(config)
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""More than there is: each client gets back-pressure or a clear error, memory has a bound, and nobody else starves.
+"""Overload: each client gets back-pressure or a clear error, memory is bounded, and no other client starves.
 
-Small on one node in `make test`, at full size on three nodes in `make soak`. Beside each stands another client with a
-topic of its own: two idempotent producers and a consumer, whose records must all go through, in order (`beside`).
+Small on one node in `make test`, at full size on three nodes in `make soak`. Each test runs beside another client with
+its own topic: two idempotent producers and a consumer, whose records must all arrive, in order (`beside`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tests.support.eventually import eventually
 IN_FLIGHT_BYTES_MAX = 64 * MB
 BESIDE_PARTITIONS = 2
 BESIDE_RECORDS = 50
-"""Of each partition, at least, while the limit is reached."""
+"""Minimum records of each partition while the limit is reached."""
 FETCHED_TIMEOUT_S = 120.0
 
 
 class Size(NamedTuple):
-    """How much of it: small in every run, full in a soak."""
+    """The load: small in every run, full in a soak."""
 
     nodes: int
     is_full: bool
@@ -63,7 +63,7 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 @pytest.fixture
 def slow_syncs(tmp_path: Path) -> Path:
-    """A file that says how many ms a sync takes, while it is there."""
+    """A file that gives the duration of each sync in ms, while it exists."""
     return tmp_path / "slow-syncs"
 
 
@@ -77,7 +77,7 @@ def nodes(tmp_path: Path, size: Size, slow_syncs: Path) -> Iterator[Nodes]:
 
 @pytest.fixture
 def results(size: Size, request: pytest.FixtureRequest) -> Iterator[SoakResults]:
-    """Kept for full sizes only: figures of small ones say little."""
+    """Results of full-size runs; small runs say too little to record."""
     found = SoakResults(request.node.name)
     yield found
     if size.is_full:
@@ -115,9 +115,9 @@ def is_readable_to(client: WireClient, topic: str, offset: int) -> bool:
 def test_a_producer_faster_than_the_disk(
     nodes: Nodes, size: Size, slow_syncs: Path, beside: Beside, results: SoakResults
 ) -> None:
-    """Its requests wait for the sync, the node stops reading from it, and its own queue fills up.
+    """The producer's requests wait for the sync, the node stops reading from it, and the producer's queue fills up.
 
-    With acks=1 it is as fast as its leader's disk alone, and leaves the followers behind: it has a topic of its own.
+    With acks=1 the producer is as fast as the leader's disk and leaves the followers behind, so it has its own topic.
     """
     topics = {acks: nodes.new_topic(1) for acks in ("all", "1")}
     floods = [Flood(nodes.bootstrap, topics[acks], acks) for acks in ("all", "all", "1")]
@@ -163,7 +163,7 @@ def test_a_hundred_slow_consumers(nodes: Nodes, size: Size, beside: Beside, resu
 def test_a_group_of_two_hundred_members_that_rebalances(
     nodes: Nodes, size: Size, beside: Beside, results: SoakResults
 ) -> None:
-    """All come at once; then, again and again, some leave. Each time every partition has one owner afterwards."""
+    """All join at once; then some leave, repeatedly. After each rebalance every partition has exactly one owner."""
     partitions, leave_at_once = 250, 10
     group = new_group()
     with beside() as other, ThreadPoolExecutor(200) as threads:
@@ -183,7 +183,7 @@ def test_a_group_of_two_hundred_members_that_rebalances(
 
 
 def stable(members: list[Member], threads: ThreadPoolExecutor) -> None:
-    """Until all are in one generation, which none of them is asked to leave."""
+    """Wait until all members are in one generation that is not rebalancing."""
 
     def settled() -> bool:
         list(threads.map(Member.follow, members))
@@ -194,7 +194,7 @@ def stable(members: list[Member], threads: ThreadPoolExecutor) -> None:
 
 @pytest.mark.timeout(300)
 def test_records_of_a_megabyte(nodes: Nodes, size: Size, beside: Beside, results: SoakResults) -> None:
-    """They go through whole and in order; one that is too large for its topic is refused, and says so."""
+    """They arrive intact and in order; one that is too large for its topic is rejected with a clear error."""
     topic = nodes.new_topic(2)
     wanted = [b"%08d" % number + bytes([number % 251]) * 1_000_000 for number in range(size.of(30, 300))]
     failed: list[KafkaError] = []
@@ -222,7 +222,7 @@ def kept_errors(into: list[KafkaError]) -> Callable[[KafkaError | None, Message]
 
 
 def consumed(nodes: Nodes, topic: str, partitions: int, count: int) -> dict[int, list[bytes]]:
-    """What each partition holds, read by a real client from the start."""
+    """Read each partition from the start with a real client, and return its values."""
     consumer = Consumer({"bootstrap.servers": nodes.bootstrap, "group.id": "limits", "log_level": 2})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     found: dict[int, list[bytes]] = {partition: [] for partition in range(partitions)}

@@ -1,4 +1,4 @@
-"""The coverage-guided fuzzer of all requests: a short run, what it found before, and that it finds what is planted."""
+"""The coverage-guided request fuzzer: a short run, its earlier findings, and that it finds planted bugs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_short_run_of_the_fuzzer_breaks_no_promise_and_sends_every_kind_of_req
     fuzzer.finish()
     for outcome in ("answered", "closed", "waits"):
         assert result.outcomes[outcome] > 0, result.outcomes
-    # Coverage guides it: inputs that reach new code are kept beyond those it began with.
+    # Coverage guides the fuzzer: it keeps inputs beyond its corpus if they reach new code.
     assert result.edges > 3_000
     assert result.kept > 100
 
@@ -66,7 +66,7 @@ def test_a_finding_comes_back_from_its_file(tmp_path: Path) -> None:
     assert Finding.read(tmp_path / "finding.txt") == found
 
 
-# -- a fuzzer that finds nothing must be one that could ----------------------------------------------------------------
+# -- the fuzzer finds planted bugs -------------------------------------------------------------------------------------
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callable[..., Any]) -> None:
@@ -74,7 +74,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callabl
 
 
 def found_with(*keys: ApiKey) -> str | None:
-    """What the valid requests of these APIs break, and the crash at the end."""
+    """Run the valid requests of these APIs and the final crash; return the first failure, if any."""
     fuzzer = Fuzzer(SEED)
 
     def wanted(sample: Sample) -> bool:
@@ -140,7 +140,7 @@ def test_a_connection_that_is_closed_without_a_word_is_found(monkeypatch: pytest
 
 
 def test_a_record_that_does_not_survive_the_crash_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Acknowledged without a sync: the crash at a session's end takes them.
+    # Acknowledged without a sync: the crash at the end of a session loses these records.
     class NoSync:
         def __init__(self, job: Any) -> None:
             self._job = job

@@ -1,4 +1,4 @@
-"""The room that campaigns use does what it says: packets are lost and late there, and nothing of it stays."""
+"""The network namespaces of campaigns: packets are lost and delayed as requested, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def room() -> Iterator[Room]:
 
 @pytest.fixture
 def echo(room: Room) -> Iterator[str]:
-    """The address of somebody in namespace 1 who says again what is said."""
+    """The address of an echo server in namespace 1."""
     address = room.address(1)
     process = subprocess.Popen([*room.enter(1), sys.executable, "-c", ECHO, address], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -50,7 +50,7 @@ def echo(room: Room) -> Iterator[str]:
 
 
 def say(near: socket.socket, timeout_s: float = 10.0) -> float:
-    """The seconds until it comes back."""
+    """Send a byte and return the seconds until its echo arrives."""
     began_s = time.monotonic()
     near.settimeout(timeout_s)
     near.sendall(b"x")
@@ -71,7 +71,7 @@ def test_packets_are_lost_and_late_in_one_direction_or_both_and_connections_live
                 say(near, timeout_s=0.5)
             room.put([])
             near.settimeout(10)
-            assert near.recv(1) == b"x"  # sent again by TCP
+            assert near.recv(1) == b"x"  # retransmitted by TCP
         _, dropped = room.counts()
         assert dropped >= 2
         room.put([(HOST, 1, Way(loss=0.2)), (1, HOST, Way(loss=0.2))])
@@ -81,7 +81,7 @@ def test_packets_are_lost_and_late_in_one_direction_or_both_and_connections_live
 
 
 def test_namespaces_devices_and_disks_go_with_the_process_that_asked_for_them(tmp_path: Path, room: Room) -> None:
-    """`room` only to skip where there is none."""
+    """`room` is a parameter only to skip the test if namespaces are unavailable."""
     disk = tmp_path / "disk"
     disk.mkdir()
     program = (

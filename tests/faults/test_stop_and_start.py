@@ -1,4 +1,4 @@
-"""Clean stops under load, and starts that must be refused with one line."""
+"""Clean stops under load, and invalid starts that fail with one line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_sigterm_does_not_wait_for_long_polls_and_rebalances(node: Node) -> None
             "protocols": [{"name": "range", "metadata": b""}],
         }
         member.call(ApiKey.JOIN_GROUP, 2, values)
-        # The second member waits for the first one to come back.
+        # The second member waits for the first one to rejoin.
         member.send(ApiKey.JOIN_GROUP, 2, messages.write_request(ApiKey.JOIN_GROUP, 2, values))
         assert stop_within(node, STOP_TIMEOUT_S) == 0
     node.start()
@@ -88,11 +88,11 @@ def test_a_second_sigterm_stops_at_once(node: Node) -> None:
         assert [record.value for record in client.records(topic)] == [b"kept"]
 
 
-# -- starts that are refused -----------------------------------------------------------------------------------------
+# -- invalid starts ----------------------------------------------------------------------------------------------------
 
 
 def refused(*arguments: str, cwd: Path) -> str:
-    """The one line that a start which cannot work prints."""
+    """Return the one line that a failing start prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
     ended = subprocess.run(
         [str(CHRONIK), "start", *arguments],

@@ -1,4 +1,4 @@
-"""Traces of one partition as a test writes them down: what was produced, asked and answered, and when."""
+"""Hand-written traces of one partition: what was produced, requested and answered, and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_MS = 1_700_000_000_000.0
 
 
 class Story:
-    """One partition's events, written down with the seconds at which they happen."""
+    """One partition's events, each at a given second."""
 
     def __init__(self, topic: str = "t", partition: int = 0) -> None:
         self.topic, self.partition = topic, partition
@@ -31,7 +31,7 @@ class Story:
         return len(self.events) + 1, START_MS + at_s * 1000, node, self.topic, self.partition
 
     def produced(self, at_s: float, log_end: int, *, watermark: int | None = None) -> Story:
-        """Appended up to `log_end`; the watermark follows, unless it is told to stay."""
+        """Append up to `log_end`; the watermark follows, unless one is given."""
         self.events.append(ProduceAppended(*self.head(at_s), "p", log_end - 1, log_end - 1, 100, 1))
         passed = log_end if watermark is None else watermark
         if passed:
@@ -52,7 +52,7 @@ class Story:
         return self
 
     def fetch(self, at_s: float, offset: int, watermark: int, **answer: Any) -> Story:
-        """Asked, and answered at once."""
+        """Request, and answer at once."""
         return self.answered(at_s, self.asked(at_s, offset, watermark), offset, watermark, **answer)
 
     def stalls(self, *, now_s: float | None = None, others: int = 0) -> list[Stall]:
@@ -67,7 +67,7 @@ class Story:
 
 
 def consuming(until_s: int, topic: str = "t", partition: int = 0) -> Story:
-    """A record each second, delivered at once."""
+    """Return traces of a consumer that gets a record each second, at once."""
     story = Story(topic, partition)
     for second in range(until_s):
         story.produced(second, second + 1)
@@ -77,9 +77,9 @@ def consuming(until_s: int, topic: str = "t", partition: int = 0) -> Story:
 
 
 def stopped_consumer(topic: str = "t", partition: int = 0) -> Story:
-    """It has read three records of ten, and asks no more."""
+    """Return traces of a consumer that has read three of ten records, and sends no more requests."""
     story = consuming(3, topic, partition)
     story.events.pop()
-    story.events.pop()  # the fetch that waits
+    story.events.pop()  # the pending fetch
     story.produced(3, 10)
     return story

@@ -1,4 +1,4 @@
-"""One block of an audit: everything that can be wrong, planted, and named with its offsets."""
+"""One block of an audit: all possible errors, planted, and named with their offsets."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ALL = (ACKED, READABLE, DELIVERED, LANDED)
 
 
 class Sides:
-    """Rows as a test writes them down."""
+    """Hand-written rows of all sides."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
 
     def records(self, side: int, offsets: Sequence[int], checksums: dict[int, int] | None = None) -> Sides:
-        """One row each, in the order in which they are given; record n says 1000 + n."""
+        """Add one row for each offset, in the given order; the checksum of record n is 1000 + n."""
         for seq, offset in enumerate(offsets):
             checksum = (checksums or {}).get(offset, 1000 + offset)
             self.rows.append((side, offset, offset + 1, seq, TIME_MS + offset * 1000, checksum, 0))
@@ -52,7 +52,7 @@ class Sides:
 
 
 def look(sides: Sides, bounds: Bounds, given: Sequence[int], *, is_compacted: bool = False) -> AuditResult:
-    """By offsets and, in a block that is nearly empty, by the edges of rows: both see the same."""
+    """Reconcile by offsets and, in a nearly empty block, by the edges of rows: the results must be equal."""
     found = reconcile(0, 0, SIZE, sides.columns(), bounds, given, is_compacted=is_compacted)
     by_edges = reconcile(0, 0, SIZE * 64, sides.columns(), bounds, given, is_compacted=is_compacted)
     result = summarise("t", {0: bounds}, given, found)
@@ -65,7 +65,7 @@ def ranges(found: Sequence[Any]) -> list[tuple[str, int, int]]:
 
 
 def clean(count: int = 20) -> Sides:
-    """All sides have all records."""
+    """Return sides that all have all records."""
     sides = Sides().batch(READABLE, 0, count)
     for side in (ACKED, DELIVERED, LANDED):
         sides.records(side, range(count))

@@ -1,4 +1,4 @@
-"""Checksums by the column are those that a producer's ledger holds, record by record."""
+"""Checksums computed by column equal those in a producer's ledger, record by record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers and receipts, read by ranges of bytes: every line once, in its order, and a bad one by its number."""
+"""Ledgers and receipts, read by byte ranges: every line once, in order, and a bad line with its number."""
 
 from __future__ import annotations
 

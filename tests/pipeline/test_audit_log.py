@@ -1,5 +1,6 @@
-"""The log side of an audit, by headers over HTTP, by fetched headers and by records: the same of a Chronik node, and
-of Apache Kafka, where there are control batches."""
+"""The log side of an audit, by headers over HTTP, by fetched headers and by records: equal on a Chronik node, and on
+Apache Kafka, which has control batches.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def rows(plan: AuditPlan, parts: int = 1) -> list[dict[str, Any]]:
 
 
 def offsets(found: list[dict[str, Any]], side: int = READABLE) -> list[tuple[int, int]]:
-    """Each offset as often as it is covered."""
+    """Return each offset as often as it is covered."""
     return sorted(
         (row["partition"], offset)
         for row in found
@@ -75,7 +76,7 @@ def test_headers_are_the_way_unless_contents_are_needed(shared_node: Node, tmp_p
 def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
     shared_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its header tells how many records are left, and not which."""
+    """The batch header has the number of remaining records, but not their offsets."""
     at, name = shared_node.bootstrap, "audit-log-thinned"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10))

@@ -1,4 +1,4 @@
-"""The audit's report: complete in itself, with every fault on it, whatever the topic is called."""
+"""The audit's report: self-contained, with every fault, for any topic name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result(*more: Finding, topic: str = "orders", partitions: int = 2) -> AuditR
 
 
 def charts(page: str) -> list[ElementTree.Element]:
-    """Each must be well-formed, or a browser would show half of it."""
+    """Return the charts, which must be well-formed: a browser would show only half of a broken one."""
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 

@@ -1,4 +1,4 @@
-"""Record batches into Arrow: the compiled loop against the plain one, and against what was put in."""
+"""Record batches into Arrow: the compiled loop against the plain one, and against the original records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 NOW_MS = 1_700_000_000_000
 ABORT_KEY, COMMIT_KEY = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"
 
-# Some longer than a chunk's room, so that rows are cut between and before them.
+# Some are longer than a chunk, so that rows are cut between and before them.
 some_bytes = st.none() | st.binary(max_size=20) | st.integers(60, 300).map(lambda size: b"x" * size)
 header = st.tuples(st.text(max_size=5) | st.sampled_from(["\udcff\udc80", "trace-id"]), some_bytes)
 record = st.tuples(
@@ -65,7 +65,7 @@ def decode(
 
 
 def rows(raw: bytes, **options: Any) -> list[dict[str, Any]]:
-    """Each row with its time in microseconds: Python's datetime ends with the year 9999."""
+    """Return each row with its time in microseconds: Python's datetime ends with the year 9999."""
     found = []
     for batch in decode(raw, **options):
         at = batch.schema.get_field_index("timestamp")
@@ -83,7 +83,7 @@ def numbered(count: int, first: int = 0) -> list[NewRecord]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Batches of one partition as a broker holds them, compacted ones among them, and the offset behind the last."""
+    """Return batches of one partition as a broker stores them, some of them compacted, and their end offset."""
     raw, at = b"", draw(st.integers(0, 2**40))
     for _ in range(draw(st.integers(1, 3))):
         kept = sorted(draw(st.sets(st.integers(0, 30), max_size=12)))
@@ -119,7 +119,7 @@ def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int
 def test_damaged_records_are_an_error_or_what_the_plain_loop_reads(
     records: list[NewRecord], data: st.DataObject
 ) -> None:
-    """Behind a right CRC, as a broken producer would send them."""
+    """With a valid CRC, as a broken producer would send them."""
     raw = bytearray(encode_batch(records))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(HEADER_BYTES, len(raw) - 1))
@@ -157,7 +157,7 @@ def test_log_append_time_is_every_records_time() -> None:
 
 
 def test_a_time_beyond_what_tables_hold_is_null() -> None:
-    """Nanoseconds where milliseconds belong are a common mistake of producers; the record is still a record."""
+    """Nanoseconds instead of milliseconds are a common mistake of producers; the record is still valid."""
     found = rows(encode_batch([(None, b"v", (), NOW_MS * 1_000_000)]))
     assert [row["timestamp"] for row in found] == [None]
 

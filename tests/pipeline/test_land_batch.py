@@ -1,4 +1,4 @@
-"""Micro-batches into Delta tables, with the executors' work done here: what every crash and loss comes down to."""
+"""Micro-batches into Delta tables, with the executors' work done in this process: the core of every crash and loss."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_batch_lands_once_and_its_replay_is_a_no_op(tmp_path: Path) -> None:
 
 
 def test_a_batch_without_rows_counts_as_landed(tmp_path: Path) -> None:
-    """Control records are no rows, and the batch behind them must find its place."""
+    """Control records are not rows, and the batch after them must still be accepted."""
     same = lander(tmp_path)
     for batch in range(3):
         same.land("q", batch, writer(tmp_path, *([records(0, range(5))] if batch == 2 else [])))
@@ -69,7 +69,7 @@ def test_a_lost_checkpoint_does_not_duplicate(tmp_path: Path) -> None:
 
 
 def test_what_another_job_lands_meanwhile_is_left_out(tmp_path: Path) -> None:
-    """Between our look at the table and our commit: deltalake refuses it, and we look again."""
+    """Between our read of the table and our commit: deltalake rejects the commit, and we read the table again."""
     other = writer(tmp_path, records(0, range(50)))
     ours = writer(tmp_path, records(0, range(80)))
     raced: list[LandedBatch] = []
@@ -98,7 +98,7 @@ def test_the_same_query_in_two_processes_lands_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("then", [NUMBER, TEXT], ids=["same schema", "another schema"])
 def test_a_run_that_ends_between_both_tables_leaves_each_record_in_one(tmp_path: Path, then: StructType) -> None:
-    """With the other schema the dead letters would be rows, and the rows dead letters."""
+    """With the other schema, the dead letters would be rows, and the rows dead letters."""
     good, bad = b'{"n": 1}', b'{"n": "x"}'
     batch = records(0, range(4), [good, bad, good, bad])
     first = writer(tmp_path, batch, fields=NUMBER)(LandedOffsets())

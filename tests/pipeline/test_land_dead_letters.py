@@ -1,4 +1,4 @@
-"""JSON values as columns, and why some are not."""
+"""JSON values as columns, and the reasons for dead letters."""
 
 from __future__ import annotations
 

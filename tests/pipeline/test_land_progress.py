@@ -1,4 +1,4 @@
-"""What a landing says about itself, and that there is one at a time."""
+"""A landing's progress report, and that only one landing runs at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_catching_up_takes_what_waits_at_the_pace_less_what_comes_in() -> None:
     assert first is not None
     assert (first.rows_per_s, dict(first.lag), first.catch_up_s) == (100, {0: 400, 1: 100}, 5)
     second = account.take(told(1, 100, {0: 200, 1: 0}, {0: 550, 1: 100}))
-    assert second is not None and second.catch_up_s == 9  # 450 waiting, 100/s less 50/s
+    assert second is not None and second.catch_up_s == 9  # 450 waiting, 100/s minus 50/s
     third = account.take(told(2, 100, {0: 300, 1: 0}, {0: 800, 1: 100}))
     assert third is not None and third.catch_up_s is None
     idle = account.take(told(9, 0, {0: 800, 1: 100}, {0: 800, 1: 100}))

@@ -1,4 +1,4 @@
-"""Landed offsets as ranges, held against a plain set."""
+"""Landed offsets as ranges, compared with a plain set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source's options, as Spark's Kafka source has them."""
+"""The source's options, which are those of Spark's Kafka source."""
 
 from __future__ import annotations
 

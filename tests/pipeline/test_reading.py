@@ -211,4 +211,4 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(shared_node: Node) -> N
     topics.append(at, name, 0, *[[(b"k", b"x" * 300_000, (), NOW_MS)] * 3] * 10)
     rows = read_range(RecordRange(name, 0, 0, 30), "", ReadSettings(at))
     assert next(rows).num_rows > 0
-    rows.close()  # type: ignore[attr-defined]  # a pending task or an open socket would be a warning, and so an error
+    rows.close()  # type: ignore[attr-defined]  # a pending task or open socket would cause a warning, and so an error

@@ -1,4 +1,4 @@
-"""Machines for a test, buried after it so that no coroutine of a dead process is complained of."""
+"""Machines for a test, cleaned up after it so that Python does not warn about coroutines of dead processes."""
 
 from __future__ import annotations
 

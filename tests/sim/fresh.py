@@ -1,7 +1,7 @@
-"""Seeds that nobody has run before: they follow from the product's source.
+"""New seeds, derived from the product's source.
 
-Every change of the source gets seeds of its own, and whoever tests that source gets the same ones: a failure on another
-machine is seen again here, by the seed in the test's name. Seeds from nowhere run in `make soak`.
+Every change of the source yields new seeds, and every test of the same source uses the same ones. So a failure on
+another machine is reproduced here by the seed in the test's name. Random seeds run in `make soak`.
 """
 
 from __future__ import annotations

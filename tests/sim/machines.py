@@ -1,4 +1,4 @@
-"""A small world for the tests of the simulator's own parts: some machines, and coroutines that run on them."""
+"""A small world for tests of the simulator itself: some machines, and coroutines that run on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Machines:
         process.loop.call_soon_threadsafe(lambda: process.run(main))
 
     def run(self, main: Coroutine[Any, Any, T], number: int = 0) -> T:
-        """Run a coroutine on a machine until it is done; what it raises is raised here."""
+        """Run a coroutine on a machine until it is done, and raise its exception here."""
         process = self.process(number)
         outcome: list[T | Exception] = []
 
@@ -72,4 +72,4 @@ class Machines:
 
 
 async def _idle(process: Process) -> None:
-    """Its work is given to it later."""
+    """Do nothing; work is added later."""

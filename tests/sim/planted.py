@@ -1,6 +1,6 @@
-"""Bugs to plant into the node: each a switch on the test's side, to show that the simulator's oracle can fail.
+"""Bugs to plant into the node, each as a patch in the test, to show that the simulator's oracle can fail.
 
-They are the mistakes that this kind of system really makes; most of them were made in the one that this one follows.
+Systems of this kind really make these mistakes; most of them were made in the system that this one follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chronik.wire.batch import BatchHeader
 
 @contextmanager
 def acknowledged_before_the_sync() -> Iterator[None]:
-    """Producers are answered when their batch is appended; the sync follows."""
+    """The node acknowledges a batch after appending it, before the sync."""
 
     def at_once(partition: Partition, end_offset: int) -> bool:
         return True
@@ -33,7 +33,7 @@ def acknowledged_before_the_sync() -> Iterator[None]:
 
 @contextmanager
 def watermark_is_the_log_end() -> Iterator[None]:
-    """Consumers are shown what was appended and not yet synced; producers are answered at the right time."""
+    """Consumers see records that are appended but not yet synced; producers are acknowledged at the right time."""
     appended = Partition._appended
 
     def appended_and_seen(partition: Partition, size_bytes: int) -> None:
@@ -47,7 +47,7 @@ def watermark_is_the_log_end() -> Iterator[None]:
 
 @contextmanager
 def offset_is_loaded_and_later_stored() -> Iterator[None]:
-    """The next offset is read when a batch comes and written back in a later callback: batches in between share it."""
+    """The next offset is read when a batch arrives and stored in a later callback: batches in between share it."""
     append = Log.append
 
     def append_with_a_race(
@@ -69,7 +69,7 @@ def offset_is_loaded_and_later_stored() -> Iterator[None]:
 
 @contextmanager
 def recovery_trusts_every_batch() -> Iterator[None]:
-    """The scan after a crash takes a batch for whole when its header is there."""
+    """Recovery after a crash accepts a batch as intact if its header is there."""
 
     def scan(*args: Any) -> Iterator[Any]:
         for batch in scan_batches(*args):
@@ -81,7 +81,7 @@ def recovery_trusts_every_batch() -> Iterator[None]:
 
 @contextmanager
 def new_segment_without_folder_sync() -> Iterator[None]:
-    """The file of a new segment is synced, its name in the folder is not."""
+    """The file of a new segment is synced, but its folder entry is not."""
     run = SyncJob.run
 
     def run_without_folders(job: SyncJob) -> None:
@@ -94,7 +94,7 @@ def new_segment_without_folder_sync() -> Iterator[None]:
 
 @contextmanager
 def producers_are_forgotten() -> Iterator[None]:
-    """Idempotent producers' last batches do not survive a restart."""
+    """The last batches of idempotent producers do not survive a restart."""
 
     def forget(log: Log, *args: Any) -> None:
         original(log, *args)
@@ -107,7 +107,7 @@ def producers_are_forgotten() -> Iterator[None]:
 
 @contextmanager
 def refusals_are_forgotten() -> Iterator[None]:
-    """What a producer sent behind a refused batch is taken for out of order, at which real clients begin an epoch."""
+    """Batches that follow a rejected batch are treated as out of order, which makes real clients start a new epoch."""
 
     def forget(partition: Partition, *args: Any) -> None:
         return
@@ -127,4 +127,4 @@ PLANTED: dict[Planted, int] = {
     producers_are_forgotten: 5,
     refusals_are_forgotten: 40,
 }
-"""Each bug, and how many seeds may pass before it is found: about three times the mean."""
+"""Each bug, and the number of seeds that may pass before it is found: about three times the mean."""

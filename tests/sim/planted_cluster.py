@@ -1,4 +1,4 @@
-"""Bugs to plant into a cluster, beside those of one node in `planted`: the mistakes that replication invites."""
+"""Bugs to plant into a cluster, in addition to those of one node in `planted`: typical mistakes of replication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chronik.testing.sim import raft_store
 
 @contextmanager
 def watermark_is_the_leaders_end() -> Iterator[None]:
-    """The watermark follows the leader's own log; the other replicas of the ISR are not asked."""
+    """The high watermark follows the leader's own log and ignores the other replicas of the ISR."""
 
     def advance(leader: PartitionLeader) -> bool:
         if not leader.has_enough_replicas or leader._own_end <= leader.high_watermark:
@@ -39,7 +39,7 @@ def watermark_is_the_leaders_end() -> Iterator[None]:
 
 @contextmanager
 def replicas_count_before_the_sync() -> Iterator[None]:
-    """Under `synced`, what is in a replica's memory counts as written: acknowledged before any disk has it."""
+    """Under `synced`, records in a replica's memory count as durable: acknowledged before any disk has them."""
     original = Partition.__init__
 
     def init(partition: Partition, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ def replicas_count_before_the_sync() -> Iterator[None]:
 
 @contextmanager
 def vote_is_not_durable() -> Iterator[None]:
-    """Term and vote are written with the next entries only, so that a restart forgets whom the node voted for."""
+    """Term and vote are only written with the next entries, so a restarted node forgets its vote."""
 
     def stored(before: StoredState, persist: Persist) -> StoredState:
         after = stored_after(before, persist)
@@ -65,7 +65,7 @@ def vote_is_not_durable() -> Iterator[None]:
 
 @contextmanager
 def truncation_by_watermark() -> Iterator[None]:
-    """A follower goes back to its own watermark when it follows a new leader, and no epochs are compared."""
+    """A follower truncates to its own high watermark when it follows a new leader, without comparing epochs."""
     follow = Partition._follow
 
     def go_back(partition: Partition, image: PartitionImage) -> None:
@@ -99,7 +99,7 @@ def isr_removal_counts_before_its_commit() -> Iterator[None]:
 
 @contextmanager
 def stale_leader_serves() -> Iterator[None]:
-    """Nobody looks at the lease: a leader that was paused or cut off answers as if it still led."""
+    """No node checks the lease: a leader that was paused or cut off answers as if it still led."""
 
     def always(broker: Broker) -> bool:
         return True
@@ -117,8 +117,8 @@ PLANTED_IN_CLUSTER: dict[Planted, tuple[int, int]] = {
     isr_removal_counts_before_its_commit: (0, 36),
     stale_leader_serves: (5, 30),
 }
-"""Each bug, the first seed, and how many may pass before it is found: about three times the mean.
+"""Each bug, the first seed, and the number of seeds that may pass before it is found: about three times the mean.
 
-Measured over the seeds from 0 on, as hits in seeds: 19 in 20, 7 in 20, 7 in 80, 7 in 60, 9 in 20, 5 in 60, 2 in 20.
-Where hits are far apart, the first seed is close before one, since a seed takes 1-3 s.
+Measured over the seeds from 0 on, as hits in seeds: 19 in 20, 7 in 20, 7 in 80, 7 in 60, 9 in 20, 5 in 60, 2 in 20. If
+hits are far apart, the first seed is just before one, because a seed takes 1-3 s.
 """

@@ -1,4 +1,4 @@
-"""Bugs to plant into clusters on bad disks: the faults of a review, each brought back at the smallest place."""
+"""Bugs to plant into clusters on bad disks: the findings of a review, each reintroduced with the smallest patch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 
 @contextmanager
 def empty_or_short_replica_leads() -> Iterator[None]:
-    """A log that is missing begins anew, one that ends early goes on where it ends: both stay in sync and may lead."""
+    """A missing log starts empty and a truncated log continues at its end: both replicas stay in sync and may lead."""
     loss_of = PartitionHost._loss_of
 
     def loss_of_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
@@ -45,7 +45,7 @@ def empty_or_short_replica_leads() -> Iterator[None]:
 
 @contextmanager
 def damaged_replica_is_kept() -> Iterator[None]:
-    """A damaged log is neither reported nor healed: the replica is elected though it cannot lead."""
+    """A damaged log is neither reported nor healed: the replica is elected although it cannot lead."""
     loss_of = PartitionHost._loss_of
 
     def loss_but_damage(host: PartitionHost, log: Log, *args: Any) -> tuple[Loss | None, str]:
@@ -61,7 +61,7 @@ def damaged_replica_is_kept() -> Iterator[None]:
 
 @contextmanager
 def sick_disk_keeps_its_offices() -> Iterator[None]:
-    """A node whose disk fails or hangs stays controller and leader, and a controller refuses what it cannot write."""
+    """A node whose disk fails or hangs stays controller and leader; a controller rejects what it cannot write."""
     init, write_failed, submit = BrokerSession.__init__, RaftMetadataLog.write_failed, RaftMetadataLog.submit
 
     def ignore(*_: Any) -> None:
@@ -95,7 +95,7 @@ def _not_written(error: Exception) -> KafkaError:
 
 @contextmanager
 def coordinator_answers_without_lease() -> Iterator[None]:
-    """A coordinator that is cut off from the other nodes answers its groups as if it were still theirs."""
+    """A coordinator that is cut off from the other nodes keeps answering its groups."""
 
     def at_once(groups: GroupService, group_id: str) -> GroupCoordinator:
         return groups._coordinator
@@ -106,7 +106,7 @@ def coordinator_answers_without_lease() -> Iterator[None]:
 
 @contextmanager
 def cluster_is_founded_beside_logs() -> Iterator[None]:
-    """Nodes that all lost their Raft stores found a new cluster, which knows none of their logs: they are deleted."""
+    """Nodes that all lost their Raft stores form a new cluster, which knows none of their logs and deletes them."""
 
     def never(*_: Any) -> bool:
         return False
@@ -124,7 +124,7 @@ def cluster_is_founded_beside_logs() -> Iterator[None]:
 
 @contextmanager
 def synced_end_is_not_read() -> Iterator[None]:
-    """A log that lost batches of the last seconds passes for one that a crash has torn, and may lead."""
+    """A log that lost batches of the last seconds looks as if a crash had torn it, and may lead."""
 
     def nothing(*_: Any) -> int:
         return 0
@@ -145,7 +145,7 @@ def metadata_mark_is_not_read() -> Iterator[None]:
 
 
 class Found(NamedTuple):
-    """A seed that finds a bug, and a part of what it then reports."""
+    """A seed that finds a bug, and a part of its report."""
 
     scenario: str
     seed: int
@@ -161,4 +161,4 @@ PLANTED_ON_BAD_DISKS: dict[Planted, Found] = {
     synced_end_is_not_read: Found(BadDisks.name, 60, "and committed is up to"),
     metadata_mark_is_not_read: Found(BadDisks.name, 81, "all nodes are ready again"),
 }
-"""Hits are far apart, so each test runs one seed. docs/simulator.md says how often each bug is found."""
+"""Hits are far apart, so each test runs one seed. docs/simulator.md lists how often each bug is found."""

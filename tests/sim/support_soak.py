@@ -1,4 +1,4 @@
-"""A long run of the simulator on fresh seeds, with its figures kept beside the benchmarks."""
+"""A long run of the simulator on new seeds; its results are kept with those of the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOAK = RESULTS.parent / "soak.json"
 
 
 def simulate(scenario: str, seconds: float) -> Campaign:
-    """Fresh seeds on all cores; how many there were goes into simulator.json, and in sum into soak.json."""
+    """Run new seeds on all cores; write their number to simulator.json, and the total of all scenarios to soak.json."""
     result = campaign(scenario, random.randrange(1 << 32), seconds=seconds, jobs=os.cpu_count() or 1)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known[scenario] = {

@@ -1,4 +1,4 @@
-"""Three nodes on bad disks: as long as the files of one in-sync replica are whole, nothing is lost and nobody helps."""
+"""Three nodes on bad disks: while the files of one in-sync replica are intact, nothing is lost, without human help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same seed leads to the same run, in any process and whatever Python's hashes are."""
+"""The same seed leads to the same run, in any process and with any hash seed of Python."""
 
 from __future__ import annotations
 

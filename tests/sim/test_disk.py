@@ -1,4 +1,4 @@
-"""The simulated disk loses exactly what a disk may lose."""
+"""The simulated disk loses exactly what a real disk may lose."""
 
 from __future__ import annotations
 

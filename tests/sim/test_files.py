@@ -1,4 +1,4 @@
-"""What the simulator does to the files of a node that is down: just that, durably, and only to what was durable."""
+"""The simulator damages the files of a stopped node: exactly as intended, durably, and only what was durable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stopped:
         self.exposed = Exposed(self.log, POINT)
 
     def opened(self) -> Log:
-        """As the node would find it after a power failure."""
+        """Open the log as the node would find it after a power failure."""
         self.machines.hosts[0].power_off()
         self.machines.restart()
         disk = self.machines.disk()

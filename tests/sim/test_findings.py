@@ -1,4 +1,4 @@
-"""What the simulator found, told again step by step: seeds go stale when the code changes, these stories do not."""
+"""The simulator's findings, replayed step by step: seeds become useless when the code changes, these stories do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE_S = 60.0
 
 
 class ScriptedClient(SimClient):
-    """Does what it is told, once."""
+    """Runs the given steps once."""
 
     def __init__(self, world: World, node: SimNode, steps: Steps) -> None:
         super().__init__("scripted", world, History(world), [(node.host.address, 9092)])
@@ -29,7 +29,7 @@ class ScriptedClient(SimClient):
 
 
 class Story:
-    """One node, one client, and what a test lets happen to them."""
+    """One node, one client, and the events that a test triggers."""
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
@@ -97,7 +97,7 @@ def test_recovery_point_of_a_deleted_topic_is_not_used_for_its_successor() -> No
 
     story = Story(0)
     story.do(write_twenty)
-    story.world.run(story.world.now + 1.0)  # the recovery points are written
+    story.world.run(story.world.now + 1.0)  # until the recovery points are written
     story.do(write_two_in_its_successor)
     story.kill()
     damaged = [line for line in story.node.log_lines if "log_damaged" in line]

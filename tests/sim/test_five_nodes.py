@@ -1,4 +1,4 @@
-"""Five nodes that come and go, with uneven placement and bad disks: nothing that was acknowledged or shown is lost."""
+"""Five nodes that come and go, with uneven placement and bad disks: no acknowledged or visible record is lost."""
 
 from __future__ import annotations
 

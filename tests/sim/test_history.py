@@ -1,4 +1,4 @@
-"""The oracle objects to each thing that may not happen, and to nothing else."""
+"""The oracle reports every violation, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chronik.testing.sim.world import World
 
 
 class Told:
-    """A history of one partition, and how records come into it."""
+    """A history of one partition, and helpers to add records."""
 
     def __init__(self) -> None:
         self.world = World(0)
@@ -138,7 +138,7 @@ def test_an_offset_that_was_told_by_one_node_is_not_taken_back_by_another(told: 
 
 
 class ToldGroup:
-    """A group of two, and what its members are told at times of the world."""
+    """A group of two, and the answers to its members at given world times."""
 
     SESSION_S = 1.0
 
@@ -179,7 +179,7 @@ def test_a_heartbeat_of_an_older_generation_that_succeeds_is_a_violation(group: 
     group.at(3.0)
     group.synced("n", 2, 0)
     group.at(3.2)
-    group.heartbeat("m", 1, 2.9)  # sent before anybody knew of the next generation
+    group.heartbeat("m", 1, 2.9)  # sent before any member knew of the next generation
     assert group.violation == ""
     group.heartbeat("m", 1, 3.1)
     assert "a heartbeat of m in generation 1 succeeded, sent 0.100 s after generation 2" in group.violation

@@ -1,4 +1,4 @@
-"""The simulated loop keeps asyncio's promises, and its time is virtual."""
+"""The simulated event loop keeps asyncio's guarantees, and its time is virtual."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_paused_process_goes_on_later(machines: Machines) -> None:
 
 
 def test_a_crash_is_not_a_cancel(machines: Machines) -> None:
-    """No `finally`, no `except` of a dead process runs, nor does a timer or a job of its."""
+    """After a crash, no `finally` or `except` block of the process runs, and none of its timers or jobs."""
     disk = machines.disk()
     seen: list[str] = []
 

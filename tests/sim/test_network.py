@@ -1,4 +1,4 @@
-"""Connections of the simulated network behave as those of TCP and asyncio do, also when they break."""
+"""Connections of the simulated network behave like those of TCP and asyncio, also when they break."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PORT = 9000
 
 
 class Recorder(asyncio.BufferedProtocol):
-    """Keeps what it gets; echoes it if told to."""
+    """Keeps the data it receives; echoes it if requested."""
 
     def __init__(self, room: int = 100, echoes: bool = False) -> None:
         self.received = bytearray()
@@ -81,7 +81,7 @@ class Pair:
         return self.accepted[0]
 
     def write(self, data: bytes | bytearray) -> None:
-        """The client writes, in an iteration of its loop."""
+        """Let the client write, in an iteration of its loop."""
         self.machines.process().loop.call_soon_threadsafe(self.client.transport.write, data)
         self.machines.pass_time(1e-4)
 
@@ -143,7 +143,7 @@ def test_what_is_sent_into_a_cut_link_arrives_in_order_after_it_is_healed(machin
 
 
 def test_what_was_held_does_not_overtake_a_packet_that_was_lost_before_the_cut(machines: Machines) -> None:
-    """Single-node seed 414460749: a producer's second batch came before its first, on one connection."""
+    """Single-node seed 414460749: a producer's second batch arrived before its first, on one connection."""
     pair = Pair(machines)
     here, there = machines.hosts
     link = machines.network.link(here, there)

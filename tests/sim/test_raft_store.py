@@ -1,4 +1,4 @@
-"""The simulated Raft store keeps every write that returned, whatever ends the machine and when."""
+"""The simulated Raft store keeps every write that returned, whatever stops the machine, at any time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A node alone, `synced`, under crashes, a bad disk and a bad network: nothing that was acknowledged or shown is lost.
+"""A single node, `synced`, with crashes, a bad disk and a bad network: no acknowledged or visible record is lost.
 
-The seeds of `KNOWN` are always the same; beside them run fresh ones, of which the test's name tells the seed.
+The seeds of `KNOWN` are always the same; new ones run beside them, with the seed in the test's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fresh seeds on all cores for a long time; only among the fixed counts (`make soak-counts`)."""
+"""New seeds on all cores for a long time; part of `make soak-counts` only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Three nodes under everything that can happen to them: nothing that was acknowledged or shown is lost.
+"""Three nodes under all faults: no acknowledged or visible record is lost.
 
-The seeds of `KNOWN` are always the same; beside them run fresh ones, of which the test's name tells the seed.
+The seeds of `KNOWN` are always the same; new ones run beside them, with the seed in the test's name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated code that reaches for the real clock, real chance, real threads or a real disk is caught."""
+"""Simulated code that uses the real clock, real randomness, real threads or a real disk is caught."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One Spark session for the whole run, and why there is none where there is none.
+"""One Spark session for the whole run; without one, tests are skipped with the reason.
 
-Each further JVM takes half a minute on a busy machine, so commands run in this session too (`command`), except where
-a process of their own is what is to be shown.
+Each further JVM takes half a minute on a busy machine, so commands run in this session, too (`command`), unless a test
+is about a separate process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_stream(spark: SparkSession, shared_node: Node) -> Read:
 
 @pytest.fixture
 def command_without_spark(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """`chronik ARGUMENTS...` in this process; it fails where it comes to starting Spark."""
+    """Run `chronik ARGUMENTS...` in this process; fail if it starts Spark."""
 
     def start(*_: object) -> None:
         raise AssertionError("Spark was started")
@@ -72,7 +72,7 @@ def command_without_spark(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 def command(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
-    """`chronik ARGUMENTS...` in this process and in the session that is there, which goes on living."""
+    """Run `chronik ARGUMENTS...` in this process and in the existing session, which stays open."""
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     return lambda *arguments: _run(capfd, (*arguments, "--master", "local[2]"))
 

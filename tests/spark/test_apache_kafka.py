@@ -1,4 +1,4 @@
-"""`format("chronik")` in a real Spark session, against Apache Kafka: the source is not for our own nodes alone."""
+"""`format("chronik")` in a real Spark session, against Apache Kafka: the source does not need our own nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 QUERY_S_MAX = 90
 
-pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and Apache Kafka
+pytestmark = pytest.mark.timeout(300)  # the first test starts Spark and Apache Kafka
 
 
 def options(kafka: ApacheKafka, topic: str, **more: str) -> dict[str, str]:

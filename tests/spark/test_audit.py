@@ -1,4 +1,4 @@
-"""The audit as a Spark job against a real node: what was planted is named, and a clean topic is complete."""
+"""The audit as a Spark job against a real node: it names planted errors, and reports a clean topic as complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'chronik[spark]'")
 
-pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and compiles the checksum
+pytestmark = pytest.mark.timeout(300)  # the first test starts Spark and compiles the checksum
 
 Audit = Callable[..., AuditResult]
 PER_BATCH = 50
@@ -35,7 +35,7 @@ PER_BATCH = 50
 
 @dataclasses.dataclass
 class Stored:
-    """One record as it was acknowledged."""
+    """One acknowledged record."""
 
     partition: int
     offset: int
@@ -43,7 +43,7 @@ class Stored:
 
 
 class Story:
-    """A topic with records, and what each side has of them: a test plants its faults in the lists."""
+    """A topic with records, and the records of each side: a test plants its errors in the lists."""
 
     def __init__(self, bootstrap: str, topic: str, folder: Path, counts: Sequence[int]) -> None:
         self.bootstrap, self.topic, self.folder = bootstrap, topic, folder
@@ -63,7 +63,7 @@ class Story:
         return next(stored for stored in self.acked if (stored.partition, stored.offset) == (partition, offset))
 
     def request(self, **other: Any) -> AuditRequest:
-        """With all sides but those that are given as None."""
+        """Return a request with all sides except those given as None."""
         sides = {
             "ledger": self.lines("acked.jsonl", self.acked),
             "receipts": self.lines("delivered.jsonl", self.delivered),
@@ -88,7 +88,7 @@ class Story:
 
 
 def _record(partition: int, number: int) -> NewRecord:
-    """All kinds: with and without key, value and headers."""
+    """Return records of all kinds: with and without key, value and headers."""
     key = None if number % 7 == 0 else b"" if number % 11 == 0 else b"key-%d" % number
     value = None if number % 13 == 0 else b"partition %d, record %d" % (partition, number)
     headers: list[tuple[str, bytes | None]] = [("größe", b"\x00"), ("null", None)] if number % 5 == 0 else []
@@ -126,7 +126,7 @@ def ranges(found: Iterable[Any]) -> list[tuple[str, int, int]]:
 
 
 def test_the_experiment_of_5000_records_is_complete_from_end_to_end(story: Callable[..., Story], audit: Audit) -> None:
-    """5,000 records over three partitions, all four sides; the log by its headers alone."""
+    """5,000 records over three partitions, all four sides; the log is read by its headers alone."""
     told = audit(story(1667, 1667, 1666).request()).to_json()
     assert told["verdict"] == "complete"
     assert (told["acked"], told["readable"], told["delivered"], told["landed"]) == (5000, 5000, 5000, 5000)
@@ -211,7 +211,8 @@ def test_of_a_compacted_topic_the_latest_of_each_key_is_needed(shared_node: Node
     it = [Stored(0, offset, record) for offset, record in enumerate(sent)]
     folder = Story.__new__(Story)
     folder.topic, folder.folder = name, tmp_path
-    # An older record of k3 is missing from the ledger and the table, as it may; the latest of k4 from the table alone.
+    # An older record of k3 is missing from the ledger and the table, which is allowed; the latest of k4 is missing from
+    # the table alone.
     ledger = folder.lines("acked.jsonl", [stored for stored in it if stored.offset != 3])
     table = folder.table("tables", [stored for stored in it if stored.offset not in (3, 94)])
     result = audit(AuditRequest(at, name, ledger=ledger, table=table))

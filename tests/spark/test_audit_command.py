@@ -1,4 +1,4 @@
-"""`chronik pipeline audit` as a user runs it: exit status, JSON, table, report, and one line for what goes wrong."""
+"""`chronik pipeline audit` as a user runs it: exit status, JSON, table, report, and one line for each error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chronik.pipeline.session import java_fault
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install 'chronik[spark]'")
 
 pytestmark = [
-    pytest.mark.timeout(600),  # sessions of their own, on a machine that may be busy
+    pytest.mark.timeout(600),  # separate sessions, on a machine that may be busy
     pytest.mark.skipif(java_fault() is not None, reason=str(java_fault())),
 ]
 SPARK_S_MAX = 240
@@ -29,7 +29,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def ledger(shared_node: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the topic `audit-command`: 90 records, the last of which is not in the log."""
+    """A ledger of the topic `audit-command`: 90 records, the last of which is not in the log."""
     create_topic(shared_node, "audit-command", 2)
     path = tmp_path_factory.mktemp("audit") / "acked.jsonl"
     with Ledger(path) as written:
@@ -43,7 +43,7 @@ def ledger(shared_node: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Links(HTMLParser):
-    """Everything that a browser would fetch."""
+    """Collects everything that a browser would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Links(HTMLParser):
 def test_a_lost_record_is_exit_1_with_json_and_a_report_that_needs_no_network(
     shared_node: Node, ledger: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own, as a user runs it."""
+    """In a separate process, as a user runs it."""
     report = tmp_path / "audit.html"
     where = ("-b", shared_node.bootstrap, "--master", "local[2]", "--ledger", str(ledger))
     done = chronik(

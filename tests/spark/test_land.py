@@ -1,4 +1,4 @@
-"""Topics into tables by a real Spark session, from a real node."""
+"""Landing topics in tables with a real Spark session, from a real node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RUN_S_MAX = 120.0
 
-pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and compiles the decoder
+pytestmark = pytest.mark.timeout(300)  # the first test starts Spark and compiles the decoder
 
 _runs = count()
 
@@ -75,7 +75,7 @@ def test_a_topic_lands_once_goes_on_and_survives_a_lost_checkpoint(
     topics.append(at, name, 1, numbered(30))
     job = run(landing(spark, shared_node, name, tmp_path))
     assert job.rows == 180
-    # The pace is that of the last micro-batch's rows, which Spark does not see: it is handed ranges.
+    # The rate is that of the last micro-batch's rows, which Spark does not see, because it gets ranges.
     took_ms = job._query.lastProgress["durationMs"]["triggerExecution"]
     assert job.figures is not None and round(job.figures.rows_per_s * took_ms / 1000) == 80
     assert topics.committed(at, f"{name}-group") == {(name, 0): 150, (name, 1): 30}
@@ -124,7 +124,7 @@ def test_a_running_landing_follows_its_topic_and_stops_when_that_is_made_again(
         topics.delete(at, name)
         topics.create(at, name)
         topics.append(at, name, 0, numbered(20))
-        # Which one depends on when the query asks: in the middle of it the topic is just gone.
+        # Which error depends on when the query reads: for a moment the topic does not exist.
         with pytest.raises(PipelineError, match=r"was deleted and made again|does not exist|no such topic"):
             eventually(lambda: job.wait(0.2), RUN_S_MAX)
     finally:

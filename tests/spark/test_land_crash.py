@@ -1,4 +1,4 @@
-"""Exactly once, as a user would see it: the driver killed at random, a broker killed, and DuckDB counts."""
+"""Exactly once, as a user would see it: the driver is killed at random times, a broker is killed, and DuckDB counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _java() -> None:
 
 
 class Driver:
-    """One `chronik pipeline land --once`."""
+    """One run of `chronik pipeline land --once`."""
 
     def __init__(self, bootstrap: str, topic: str, folder: Path, rows_per_batch: int) -> None:
         self.log = folder / "driver.log"
@@ -51,7 +51,7 @@ class Driver:
         return len(list(self._table.glob("_delta_log/*.json")))
 
     def wait_for_commits(self, more: int) -> None:
-        """More than there are now, or the end of the run."""
+        """Wait for `more` new commits, or for the end of the run."""
         wanted = self.commits() + more
         eventually(lambda: self.process.poll() is not None or self.commits() >= wanted, RUN_S_MAX, "commits")
 
@@ -59,7 +59,7 @@ class Driver:
         return self.process.wait(RUN_S_MAX)
 
     def kill(self) -> None:
-        """The driver alone: its JVM finds out by itself, and the next start has to cope with it until then."""
+        """Kill the driver alone: its JVM ends later by itself, and the next start has to tolerate it until then."""
         self.process.kill()
         self.process.wait()
 

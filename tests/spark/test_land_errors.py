@@ -1,4 +1,4 @@
-"""What can go wrong with `chronik pipeline land`: one line that says what to do, exit 2, and no table is damaged."""
+"""Errors of `chronik pipeline land`: one line that says what to do, exit 2, and no damaged table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_without_java_one_line_says_what_to_install(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """With room for a table, and not for its rows."""
+    """A disk with room for a table, but not for its rows."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(

@@ -65,7 +65,7 @@ def filled(node: Node, topic: str) -> None:
 
 
 def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: Node, tmp_path: Path) -> None:
-    """The whole way; the ledger is sent to the workers."""
+    """The whole pipeline; the ledger is sent to the workers."""
     topics.create(shared_node.bootstrap, "land-workers", 2)
     ledger, to = str(tmp_path / "acked.jsonl"), str(tmp_path / "tables")
     with Ledger(ledger) as written:
@@ -95,7 +95,7 @@ def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: 
 
 
 def test_spark_submit_runs_the_command_at_its_own_master(shared_node: Node, tmp_path: Path) -> None:
-    """As docs/pipeline.md says; the command must not choose another master than spark-submit's."""
+    """As docs/pipeline.md describes; the command must not replace spark-submit's master."""
     topics.create(shared_node.bootstrap, "land-submit", 1)
     topics.append(shared_node.bootstrap, "land-submit", 0, numbered(20))
     job = tmp_path / "job.py"

@@ -1,4 +1,4 @@
-"""`chronik pipeline land` on a terminal: it shows how far it is, and Ctrl-C ends it with a table that is whole."""
+"""`chronik pipeline land` on a terminal: it shows its progress, and Ctrl-C ends it with an intact table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_shows_pace_lag_and_time_to_catch_up_and_ctrl_c_leaves_a_whole_table(
     land = ("pipeline", "land", NAME, "--to", str(tmp_path), "-b", at)
     spark = ("--master", "local[2]", "--conf", "spark.chronik.maxOffsetsPerTrigger=300")
     with Terminal([str(CHRONIK), *land, *spark]) as terminal:
-        # A row in the middle of it: how much is behind, by partition, and when it will have caught up.
+        # A row during the run: the lag, in total and by partition, and the time until it has caught up.
         behind = rf"{NAME} +[36]00 +[\d,]+ +(600 +\d+ (s|min) +0: 400, 1: 200|300 +\d+ (s|min) +0: 200, 1: 100)"
         eventually(lambda: re.search(behind, terminal.text), RUN_S_MAX, "a row with the lag")
         assert re.search(r"topic +rows +rows/s +lag +caught up in +lag by partition", terminal.text)

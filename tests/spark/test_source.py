@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 QUERY_S_MAX = 90
 
-pytestmark = pytest.mark.timeout(300)  # the first one starts Spark and compiles the decoder
+pytestmark = pytest.mark.timeout(300)  # the first test starts Spark and compiles the decoder
 
 Read = Callable[..., "DataFrame"]
 
@@ -35,7 +35,7 @@ def each(partition: int, count: int) -> list[tuple[int, int]]:
 
 
 class Landing:
-    """What a streaming query handed over, micro-batch by micro-batch."""
+    """The rows of a streaming query, by micro-batch."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
         self.batches: dict[int, list[tuple[int, int]]] = {}
@@ -177,7 +177,7 @@ def test_a_topic_made_again_while_the_stream_rested_stops_it(
 def test_importing_the_package_registers_it_in_the_active_session(
     spark: SparkSession, shared_node: Node, read: Read
 ) -> None:
-    """Last here: from now on the session has the registered source, not the one that it found."""
+    """The last test here: from now on the session has the registered source, not the one that it discovered."""
     topics.create(shared_node.bootstrap, "spark-registered", 1)
     pipeline.registering.register_active()
     assert spark in pipeline.registering._registered

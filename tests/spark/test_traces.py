@@ -1,4 +1,4 @@
-"""The traces of a real node as Spark reads them: its own events, and stalls that were planted beside them."""
+"""The traces of a real node, read by Spark: its own events, and stalls planted beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Apache Kafka broker, from its jars: what our tools must work with as well as with our own nodes."""
+"""A real Apache Kafka broker, from its jars: our tools must work with it as well as with our own nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ auto.create.topics.enable=false
 
 
 def missing() -> str | None:
-    """Why there can be none here; None where there can."""
+    """Return why Apache Kafka cannot run here, or None if it can."""
     if shutil.which("java") is None:
         return "Apache Kafka needs Java, and there is none"
     if not JARS.is_dir():
@@ -42,7 +42,7 @@ def missing() -> str | None:
 
 
 class ApacheKafka:
-    """One broker that is its own controller. Owns its folder and its process."""
+    """One broker that is also the controller. Owns its folder and its process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

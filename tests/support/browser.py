@@ -1,7 +1,7 @@
-"""Fixtures with a headless Chromium, Debian's or whatever the machine has, in a thread of its own.
+"""Fixtures with a headless Chromium, Debian's or any other on the machine, in its own thread.
 
-Playwright's plain interface keeps an event loop running in the thread that it is used in, where no test that comes
-later could run one of its own.
+Playwright's synchronous interface keeps an event loop running in its thread, where no later test could run its own
+loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
-    "--no-sandbox",  # tests may run as root, and look at nothing but their own nodes
+    "--no-sandbox",  # tests may run as root, and open only their own nodes' pages
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -31,7 +31,7 @@ PLAIN = (type(None), bool, int, float, str, bytes, dict)
 
 
 class Driven:
-    """One of playwright's objects, used in its thread: what it gives is driven too."""
+    """A playwright object whose calls run in playwright's thread; the results are wrapped, too."""
 
     def __init__(self, thread: ThreadPoolExecutor, thing: Any) -> None:
         self._thread = thread
@@ -54,7 +54,7 @@ class Driven:
 
 
 class HeadlessBrowser:
-    """Chromium. `open` gives a page; `expect` waits for what should be seen on it."""
+    """Chromium. `open` returns a page; `expect` waits for what the page should show."""
 
     def __init__(self, executable: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="browser")
@@ -69,7 +69,7 @@ class HeadlessBrowser:
         return expect
 
     def open(self, complaints: list[str], *, width: int, takes_console: bool, **context: Any) -> Any:
-        """A page in a context of its own; what goes wrong on it is added to `complaints`."""
+        """Open a page in its own context; its errors are added to `complaints`."""
 
         def made() -> Any:
             page = self._browser.new_context(viewport={"width": width, "height": 850}, **context).new_page()
@@ -112,7 +112,7 @@ def expect(browser: HeadlessBrowser) -> Expect:
 
 @pytest.fixture
 def open_page(browser: HeadlessBrowser) -> Iterator[OpenPage]:
-    """Opens pages that must not complain: `open_page(address, width=390)`; `may_fail` for one that loses its node."""
+    """Open pages that must not report errors: `open_page(address, width=390)`; `may_fail` if a page loses its node."""
     pages: list[Any] = []
     complaints: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, which is how a test waits for anything."""
+"""Wait for a condition with a deadline; tests wait in no other way."""
 
 import time
 from collections.abc import Callable
@@ -10,9 +10,9 @@ POLL_INTERVAL_S = 0.02
 
 
 def eventually(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
-    """The first truthy value of `condition`; AssertionError with its last value, or its own error, after the deadline.
+    """Return the first truthy value of `condition`; at the deadline, raise AssertionError with its last value or error.
 
-    An AssertionError raised by `condition` means not yet, so a condition may be written as asserts (and return True).
+    An AssertionError in `condition` means "not yet", so a condition may consist of asserts (and return True).
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""The API handlers of a node of which a test has only a part."""
+"""The API handlers of a partial node in a test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from chronik.node.serving.api import Handler
 
 
 def handlers_of(fake: Any) -> dict[int, Handler]:
-    """Handlers by API key. `fake` has the services as attributes, and is itself those that it has not."""
+    """Return handlers by API key. `fake` has services as attributes, and replaces those that it lacks."""
     services = {field.name: getattr(fake, field.name, fake) for field in fields(ApiServices)}
     return {int(handler.api.key): handler for handler in make_handlers(ApiServices(**services))}

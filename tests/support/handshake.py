@@ -1,4 +1,4 @@
-"""A node's side of the handshake on another node's internal listener, for a test that may say anything there."""
+"""A node's side of the handshake on another node's internal listener, for a test that may send anything there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class NotProven(Exception):
 
 
 class Refused(Exception):
-    """The node knows the secret and refuses all the same, in these words."""
+    """The node accepts the secret but rejects the connection, with this reason."""
 
 
 async def proven_connection(port: int, hello: Hello, secret: ClusterSecret) -> Connection:
-    """A connection on which both sides have proven themselves. The nonce need not be fresh for the caller's sake."""
+    """Return a connection on which both sides have proven themselves. A test needs no fresh nonce."""
     caller = Caller(secret, msgspec.structs.replace(hello, nonce=NONCE))
 
     async def authenticate(connection: Connection) -> None:
@@ -40,7 +40,7 @@ async def proven_connection(port: int, hello: Hello, secret: ClusterSecret) -> C
 
 
 class Stranger:
-    """A raw client of an internal listener: whole frames, and whatever bytes come back until the end."""
+    """A raw client of an internal listener: sends whole frames, and reads all bytes until the connection ends."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -55,14 +55,14 @@ class Stranger:
         self._writer.write(frame)
 
     async def ask(self, key: int, body: bytes) -> bytes:
-        """The body of the answer."""
+        """Send a request and return the body of the response."""
         self.send(key, body)
         async with asyncio.timeout(ANSWER_S):
             size = int.from_bytes(await self._reader.readexactly(4), "big")
             return (await self._reader.readexactly(size))[4:]
 
     async def rest(self) -> bytes:
-        """All that comes until the other side closes; it has to within the time that strangers are given."""
+        """Return all bytes until the node closes the connection, which must happen within its timeout for strangers."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await self._reader.read()

@@ -1,4 +1,4 @@
-"""What a landing's tests need: batches as Spark would hand them over, and tables as other tools read them."""
+"""Helpers for landing tests: batches as Spark passes them, and tables as other tools read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _names = count()
 def records(
     partition: int, offsets: Iterable[int], values: Sequence[bytes | None] | None = None, times: Any = None
 ) -> Any:
-    """An Arrow batch as the source makes it; record i has the value vi, where none are given."""
+    """Return an Arrow batch as the source makes it; without `values`, record i has the value vi."""
     numbers = list(offsets)
     return pa.record_batch(
         {
@@ -43,7 +43,7 @@ def records(
 
 
 def writer(folder: Path, *batches: Any, fields: StructType | None = None, topic: str = "t") -> Write:
-    """What the executors do, here."""
+    """Do the executors' work in this process."""
 
     def write(landed: LandedOffsets) -> list[NewFile]:
         task = WriteTask(str(folder / topic), str(folder / dead_letters_name(topic)), "x", fields, landed)
@@ -53,7 +53,7 @@ def writer(folder: Path, *batches: Any, fields: StructType | None = None, topic:
 
 
 def sql(table: Path, query: str) -> list[tuple[Any, ...]]:
-    """Asks DuckDB, with its own Parquet reader, about the files that are in the table now; they are `landed`."""
+    """Query the table's current files with DuckDB and its own Parquet reader, as `landed`."""
     files = DeltaTable(str(table)).file_uris()
     if not files:
         return []
@@ -64,5 +64,5 @@ def sql(table: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def landed(table: Path) -> list[tuple[int, int]]:
-    """Each row's partition and offset, so that what landed twice is there twice."""
+    """Return each row's partition and offset; a record that landed twice is listed twice."""
     return sql(table, 'select "partition", "offset" from landed order by all')

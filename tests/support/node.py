@@ -1,4 +1,4 @@
-"""A real `chronik start` process for a test: started, watched, killed, restarted."""
+"""A real `chronik start` process for a test: started, observed, killed, restarted."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PORT_TRIES = 3
 
 
 class NodeFailed(Exception):
-    """The node did not do what a healthy node does: it exited, never became ready, or left something behind.
+    """The node is not healthy: it exited, never became ready, or left something behind.
 
-    No AssertionError, since `eventually` takes those for "not yet".
+    Not an AssertionError, because `eventually` treats those as "not yet".
     """
 
 
@@ -67,7 +67,7 @@ class Node:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> Node:
-        """Starts the process and returns when it is ready. Another port is tried when somebody took ours."""
+        """Start the process and return when it is ready. If another process took the port, try another port."""
         for _ in range(PORT_TRIES):
             self._launch()
             try:
@@ -85,14 +85,14 @@ class Node:
         raise NodeFailed(f"no free port for {self}\n{self.log_tail()}")
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, nothing flushed."""
+        """Send SIGKILL: no clean shutdown, nothing flushed."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(EXIT_TIMEOUT_S)
             self._nothing_left_behind()
 
     def terminate(self) -> None:
-        """SIGTERM, and the clean exit that must follow."""
+        """Send SIGTERM, and check that the node exits cleanly."""
         if self.process is None:
             return
         process = self.process
@@ -107,17 +107,17 @@ class Node:
             raise NodeFailed(f"{self} exited {status} after SIGTERM\n{self.log_tail()}")
 
     def restart(self) -> Node:
-        """A clean stop and a start on the same ports and data."""
+        """Stop cleanly and start on the same ports and data."""
         self.terminate()
         return self.start()
 
     def get(self, path: str, timeout_s: float = 5.0) -> str:
-        """The body of one HTTP GET at this node."""
+        """Return the body of one HTTP GET to this node."""
         with urllib.request.urlopen(self.http + path, timeout=timeout_s) as response:
             return str(response.read().decode())
 
     def log_text(self) -> str:
-        """All that the process has printed, over all its starts."""
+        """Return all output of the process, over all its starts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
@@ -169,7 +169,7 @@ class Node:
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """`settings` as TOML: plain keys first, then a table for each mapping and an array of tables for peers."""
+    """Format `settings` as TOML: plain keys first, then a table for each mapping and an array of tables for peers."""
     plain = [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in settings.items() if _is_plain(value)]
     tables: list[str] = []
     for key, value in settings.items():

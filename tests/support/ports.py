@@ -1,7 +1,7 @@
 """Ports for the nodes that tests start.
 
-A port is given to one process only, as long as that runs, and there not twice in a row: nodes bind late, and one that
-was stopped comes back to its port, which nobody may have taken meanwhile.
+A port belongs to one test process as long as that runs, and is not given out twice in a row. Nodes bind late, and a
+stopped node returns to its port, so no other node may take it in the meantime.
 """
 
 import fcntl
@@ -12,19 +12,19 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-# Below the range from which the system takes ports for outgoing connections, so that a node that is killed
-# and started again finds its port still free.
+# Below the system's range for outgoing connections, so that a node that is killed and started again finds its port
+# still free.
 LOWEST_PORT = 20_000
 HIGHEST_PORT = 32_000
 TRIES_MAX = 10_000
 
 _taken: deque[int] = deque(maxlen=2_000)
-"""Those given last; older ones may be given again."""
+"""The ports given out last; older ones may be given out again."""
 _locks: list[int] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports of 127.0.0.1 that nobody listens on, and no other process of these tests is given."""
+    """Return `count` ports of 127.0.0.1 on which nothing listens, and that no other test process gets."""
     found: list[int] = []
     chooser = random.Random()
     for _ in range(TRIES_MAX):
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _is_ours(port: int) -> bool:
-    """Whether this process has the lock of the port, a byte of a file; it ends with the process."""
+    """Return whether this process holds the port's lock, a byte of a file; the lock ends with the process."""
     if not _locks:
         path = Path(tempfile.gettempdir()) / f"chronik-test-ports-{os.getuid()}"
         _locks.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -1,4 +1,4 @@
-"""The jars of Spark's own Kafka connector, which scripts/test-tools gets where Maven is reachable."""
+"""The jars of Spark's own Kafka connector, which scripts/test-tools downloads if Maven is reachable."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ MISSING = "the jars of Spark's own connector are missing: scripts/test-tools get
 
 
 def connector_jars() -> str:
-    """As `spark.jars` wants them; empty where there are none."""
+    """Return them in the format of `spark.jars`; empty if there are none."""
     return ",".join(str(jar) for jar in sorted(FOLDER.glob("*.jar")))

@@ -1,4 +1,4 @@
-"""A command on a terminal of its own: what it shows there, and the keys that are pressed."""
+"""A command on its own terminal: what it shows there, and the keys that are pressed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_S_MAX = 60.0
 
 
 class Terminal:
-    """The command leads a session with the terminal as its own, so that Ctrl-C reaches it as it does in a shell."""
+    """The command leads a session with this controlling terminal, so Ctrl-C reaches it as in a shell."""
 
     def __init__(self, command: Sequence[str], *, columns: int = 160, lines: int = 40) -> None:
         self._ours, theirs = pty.openpty()
@@ -52,13 +52,13 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was ever shown, without colours and movements."""
+        """Everything shown so far, without colours and cursor movements."""
         return _CONTROL.sub("", self._shown.decode(errors="replace"))
 
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nobody has the other end open any more
+        with contextlib.suppress(OSError):  # the other end is closed everywhere
             while found := os.read(self._ours, 65536):
                 self._shown += found

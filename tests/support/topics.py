@@ -1,4 +1,4 @@
-"""Topics of a running cluster, made and filled batch by batch, as a test wants them."""
+"""Topics of a running cluster, created and filled batch by batch by a test."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from chronik.wire.batch import NewRecord, encode_batch
 
 NOW_MS = 1_700_000_000_000
 FOREVER = {"retention.ms": "-1"}
-"""That time is long ago: a node that runs for some minutes deletes such records as expired."""
+"""The fixed timestamp is long ago: a node that runs for some minutes would delete such records as expired."""
 
 
 def numbered(count: int, first: int = 0) -> list[NewRecord]:
-    """Record i has the key ki, the value vi and a time i ms after a fixed one."""
+    """Return records: record i has the key ki, the value vi and a timestamp i ms after a fixed one."""
     return [(b"k%d" % i, b"v%d" % i, (), NOW_MS + i) for i in range(first, first + count)]
 
 
 def create(bootstrap: str, topic: str, partitions: int = 1) -> None:
     with BlockingCluster(bootstrap) as cluster:
         cluster.run(Topics(cluster.cluster).create(topic, partitions, 1, FOREVER))
-        # Answered by the leaders alone, which Apache Kafka has some time after it has said yes.
+        # Only leaders answer this, and Apache Kafka elects them some time after it has created the topic.
         cluster.offsets([(topic, partition) for partition in range(partitions)], -1)
 
 
@@ -47,7 +47,7 @@ def append(bootstrap: str, topic: str, partition: int, *batches: Sequence[NewRec
 
 
 def trim(bootstrap: str, topic: str, partition: int, before: int) -> None:
-    """Moves the log's start to `before`, as retention does."""
+    """Move the log start offset to `before`, as retention does."""
     asked = {"name": topic, "partitions": [{"partition_index": partition, "offset": before}]}
 
     async def ask(cluster: BlockingCluster) -> None:

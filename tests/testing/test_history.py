@@ -1,4 +1,4 @@
-"""The checker can fail: each anomaly, planted into a history that is right without it, is found and named."""
+"""The checker can fail: it finds and names each anomaly planted into an otherwise correct history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = "t-0"
 
 
 class Story:
-    """Writes a history down, a second after the other."""
+    """Records a history, one operation per second."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -50,7 +50,7 @@ class Story:
         self.operations.append(SendUnknown(self.now_s, "p", value, "timed out"))
 
     def written(self, *values: str) -> None:
-        """Each sent and acknowledged, one offset after the other from 0."""
+        """Send and acknowledge each value, at consecutive offsets from 0."""
         for offset, value in enumerate(values):
             self.send(value)
             self.ok(value, offset)
@@ -74,7 +74,7 @@ class Story:
 
 
 def only(report: Report, kind: str, *evidence: str) -> None:
-    """The report names this kind and no other, once, and its evidence says these things."""
+    """Check that the report names only this kind, once, with this evidence."""
     assert list(report.anomalies) == [kind], str(report)
     (anomaly,) = report.anomalies[kind]
     for part in evidence:
@@ -320,8 +320,8 @@ def test_lag_is_how_long_a_consumer_was_not_given_what_others_knew() -> None:
     story = Story()
     story.assign(t_0=0)  # at 0 s
     story.written("a", "b")  # "a" acknowledged at 2 s, "b" at 4 s
-    story.poll()  # asked at 4.5 s
-    story.poll((0, "a"))  # asked at 5.5 s: "b" is known for 1.5 s
+    story.poll()  # requested at 4.5 s
+    story.poll((0, "a"))  # requested at 5.5 s: "b" has been known for 1.5 s
     story.poll((1, "b"))
     lag = story.check().worst_lag
     assert lag is not None

@@ -1,7 +1,7 @@
-"""Histories that are right by construction raise no alarm; the same with one thing made wrong raise the right one.
+"""Histories that are correct by construction raise no alarm; with one error added, they raise the right one.
 
-The construction is a model of a broker: partitions are lists, producers append in order, a producer may never hear what
-became of a send, consumers read on from their positions and may be given other partitions at any time.
+The construction is a model of a broker: partitions are lists, and producers append in order. A producer may never learn
+the outcome of a send. Consumers read on from their positions and may get other partitions at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS_MAX = 80
 
 @dataclass
 class Model:
-    """A cluster that does everything right, and writes down what its clients do."""
+    """A cluster without errors that records the operations of its clients."""
 
     draw: Callable[[st.SearchStrategy[int]], int]
     operations: list[Operation] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Model:
                 self.unanswered.append((producer, value, partition, len(self.logs[partition]) - 1))
 
     def answer(self) -> None:
-        """Acknowledgements come in any order, after others may have read the record."""
+        """Acknowledge in any order, possibly after a consumer has read the record."""
         if self.unanswered:
             producer, value, partition, offset = self.unanswered.pop(self.choose(len(self.unanswered)))
             told = None if self.choose(4) == 0 else offset
@@ -87,7 +87,7 @@ class Model:
         self.operations.append(Polled(self.now_s, self.now_s - 0.5, consumer, tuple(records)))
 
     def assign(self) -> None:
-        """By hand or by a rebalance: some stay and go on, some come at a committed position, some at any."""
+        """Assign manually or by a rebalance: partitions stay, or start at a committed or at any other position."""
         consumer = CONSUMERS[self.choose(2)]
         before, after, told = self.positions[consumer], dict[str, int](), dict[str, int | None]()
         for partition in PARTITIONS:
@@ -104,7 +104,7 @@ class Model:
         self.operations.append(Assigned(self.now_s, consumer, told))
 
     def finish(self) -> None:
-        """Every answer comes, and somebody reads everything."""
+        """Answer every send, and read everything."""
         while self.unanswered:
             self.answer()
         self.operations.append(Assigned(self.now_s, "last", dict.fromkeys(PARTITIONS, 0)))
@@ -128,7 +128,7 @@ def last_poll(model: Model) -> tuple[tuple[str, int, str], ...]:
 
 
 def with_last_poll(model: Model, records: list[tuple[str, int, str]]) -> list[Operation]:
-    """The history with another end to it."""
+    """Return the history with another last poll."""
     return [*model.operations[:-1], Polled(model.now_s, model.now_s, "last", tuple(records))]
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin, in a run of pytest of its own, as somebody's project would have it."""
+"""The pytest plugin, in its own run of pytest, as in a user's project."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_that_never_ends(chronik_cluster):
 
 
 def test_a_run_that_uses_no_cluster_imports_nothing_of_it(tmp_path: Path) -> None:
-    """The plugin is loaded in every run of pytest where chronik is installed, for whatever project."""
+    """The plugin is loaded in every run of pytest for any project, if chronik is installed."""
     suite = """
 import sys
 

@@ -11,7 +11,7 @@ from chronik.testing.cluster import TestCluster
 
 @pytest.fixture(scope="module")
 def _used_cluster(_chronik_processes: TestCluster) -> Iterator[TestCluster]:
-    """Topics and groups are taken away once for each file here: every test makes those that it looks at."""
+    """Remove topics and groups once for each file: every test creates those that it uses."""
     yield _chronik_processes
     _chronik_processes.heal()
     _chronik_processes.tidy()

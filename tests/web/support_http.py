@@ -1,4 +1,4 @@
-"""Asking a node over HTTP, and putting batches of a known shape into its topics."""
+"""Send HTTP requests to a node, and append batches of a known shape to its topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def get(address: object, path: str) -> tuple[int, Any]:
-    """Status and JSON of one GET; `address` is HOST:PORT."""
+    """Return the status and the JSON of one GET; `address` is HOST:PORT."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_S) as response:
             return response.status, json.loads(response.read())
@@ -29,7 +29,7 @@ def get(address: object, path: str) -> tuple[int, Any]:
 
 
 def put(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
-    """Appends encoded batches, each as its own."""
+    """Append encoded batches, one by one."""
 
     async def append(cluster: Cluster) -> None:
         for batch in batches:
@@ -39,7 +39,7 @@ def put(bootstrap: str, topic: str, partition: int, *batches: bytes) -> None:
 
 
 def put_unacknowledged(bootstrap: str, topic: str, partition: int, batch: bytes) -> None:
-    """Appends a batch that the leader alone has to have."""
+    """Append a batch with acks=1."""
     with_cluster(bootstrap, lambda cluster: Batches(cluster).append(topic, partition, batch, acks=1), 30)
 
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Node:
-    """What the application sees of a node."""
+    """A node as the application sees it."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
@@ -45,7 +45,7 @@ class Node:
 
 @dataclass
 class Replica:
-    """A partition's log as this node has it."""
+    """A partition's log on this node."""
 
     log_start_offset: int = 0
     log_end_offset: int = 0

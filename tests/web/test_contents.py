@@ -1,4 +1,4 @@
-"""Bytes as JSON carries them."""
+"""Bytes in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/api/doctor of a real cluster; what the doctor finds out is tested beside it."""
+"""/api/doctor of a real cluster; the tests of the doctor itself are in tests/doctor."""
 
 from __future__ import annotations
 

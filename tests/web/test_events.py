@@ -25,7 +25,7 @@ class Events:
         self._response = response
 
     def next(self) -> tuple[str, Any] | None:
-        """The next event; None where the stream is over."""
+        """Return the next event, or None at the end of the stream."""
         name = ""
         while line := self._response.readline():
             if line.startswith(b"event: "):

@@ -1,4 +1,4 @@
-"""A leader whose HTTP cannot be reached is asked over the Kafka protocol, and gives the same."""
+"""If a leader's HTTP is unreachable, it is queried over the Kafka protocol, with the same result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chronik.testing.cluster import TestCluster
 
 @dataclasses.dataclass
 class Elsewhere:
-    """What a node knows of a partition that another one leads."""
+    """A node's view of a partition that another node leads."""
 
     topic: str
     leader: int
@@ -53,7 +53,7 @@ def test_a_leader_without_reachable_http_tells_the_same_over_kafka(chronik_clust
     async def work(node: Node, port: int) -> None:
         node.node_id = 9
         node.is_ready = True
-        # None at all, nobody there, and another node where the leader should be.
+        # No address, nothing listening there, and the address of a node that is not the leader.
         for http in ("", "127.0.0.1:1", str(other.http)):
             node.image = Elsewhere(topic, leader.id, kafka, http).image()
             answers: list[tuple[int, Any]] = [await get_json(port, question) for question in questions]

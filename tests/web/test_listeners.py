@@ -1,4 +1,4 @@
-"""Feeds run while somebody listens and not longer; who reads slowly costs nobody."""
+"""Feeds run only while there are listeners; a slow listener does not affect the other ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wanted: TypeAlias = dict[FeedKey, Callable[[], Feed]]
 
 
 class CountingNode(Node):
-    """Counts how often anybody looks."""
+    """Counts how often the metadata is read."""
 
     def __init__(self) -> None:
         super().__init__()

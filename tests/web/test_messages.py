@@ -76,7 +76,7 @@ def test_a_node_shows_its_own_copy_where_the_leader_does_not_answer(chronik_clus
     put(chronik_cluster.bootstrap, topic, 0, batch_of([b"kept"]))
     leader = chronik_cluster.leader(topic)
     other = next(node for node in chronik_cluster.nodes if node.id != leader)
-    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"second"]))  # tells the followers that the first is committed
+    put(chronik_cluster.bootstrap, topic, 0, batch_of([b"second"]))  # the followers learn that the first is committed
     chronik_cluster.pause(leader)
     status, page = get(other.http, f"/api/topics/{topic}/messages?partition=0&offset=0&limit=1")
     assert status == 200

@@ -1,4 +1,4 @@
-"""The description at /api/openapi.json, held to the routes and to what their handlers know."""
+"""The description at /api/openapi.json matches the routes and the parameters of their handlers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS: dict[str, Any] = DESCRIBED["paths"]
 
 
 def routes() -> list[Route]:
-    # Nothing of the node is looked at before a request comes.
+    # The app does not use the node before the first request.
     return [route for route in create_app(cast(NodeView, None)).routes if isinstance(route, Route)]
 
 

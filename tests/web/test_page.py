@@ -1,4 +1,4 @@
-"""The page in a real browser, with a real cluster behind it."""
+"""The page in a real browser, with a real cluster."""
 
 from __future__ import annotations
 

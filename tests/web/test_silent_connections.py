@@ -1,4 +1,4 @@
-"""Silent and slow HTTP connections cost themselves: health checks are answered all the time, everything else again."""
+"""Silent and slow HTTP connections hurt only themselves: health checks always succeed, other requests soon again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 400
 REQUESTS_MAX = 200
 ROUNDS = 40
 ROUND_S = 0.2
-"""Together longer than a connection may be silent."""
+"""All rounds together take longer than a connection may be silent."""
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-Slow: " + b"x" * 1000
 
 
@@ -46,7 +46,7 @@ def connect(node: Node) -> socket.socket:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the node has not ended it."""
+    """Return whether the node has not closed the connection."""
     connection.setblocking(False)
     try:
         return connection.recv(1 << 16) != b""
@@ -58,7 +58,7 @@ def is_open(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def held() -> Iterator[list[socket.socket]]:
-    """Connections that are closed in the end."""
+    """A list of connections that are closed at the end."""
     connections: list[socket.socket] = []
     try:
         yield connections
@@ -79,7 +79,7 @@ def sockets_of(node: Node) -> int:
 def test_health_checks_are_answered_beside_silent_and_slow_connections(node: Node) -> None:
     with held() as silent, held() as slow:
         for number in range(ROUNDS):
-            # Whatever the node ended comes back at once.
+            # Reopen at once every connection that the node closed.
             for connections, wanted in ((silent, SILENT), (slow, SLOW)):
                 for ended in [each for each in connections if not is_open(each)]:
                     ended.close()
@@ -106,7 +106,7 @@ def test_a_connection_without_a_next_request_is_closed(node: Node, sent: bytes) 
         def ended() -> bool:
             with contextlib.suppress(OSError):
                 if sent and not sent.endswith(b"\r\n\r\n"):
-                    connections[0].send(b"x")  # one byte after the other does not keep it
+                    connections[0].send(b"x")  # sending single bytes does not keep it open
             return not is_open(connections[0])
 
         eventually(ended, 20, "the node closes it")
@@ -128,7 +128,7 @@ def test_health_checks_have_room_beside_as_many_requests_as_are_answered_at_a_ti
         with held() as connections:
             for _ in range(REQUESTS_MAX):
                 connections.append(await asked(port, "/hold"))
-            # One more is refused; it may come before the last of those above.
+            # One request more is rejected; retry, because it may arrive before the last request above.
             async with asyncio.timeout(10):
                 while await first_line(port, "/hold?at-once") != b"HTTP/1.1 503 Service Unavailable":
                     await asyncio.sleep(0.01)
@@ -149,7 +149,7 @@ def test_a_peer_that_does_not_read_its_answer_is_given_up(monkeypatch: pytest.Mo
         with held() as connections:
             before = len(os.listdir("/proc/self/fd"))
             connections.append(await asked(port, "/large"))
-            # Both ends are in this process: the server's end comes, and goes.
+            # Both ends are in this process: the server's end appears, and disappears.
             for open_ends in (2, 1):
                 async with asyncio.timeout(10):
                     while len(os.listdir("/proc/self/fd")) != before + open_ends:
@@ -159,7 +159,7 @@ def test_a_peer_that_does_not_read_its_answer_is_given_up(monkeypatch: pytest.Mo
 
 
 async def asked(port: int, path: str) -> socket.socket:
-    """A connection that has sent a request, and does not read."""
+    """Send a request, and return the connection without reading from it."""
     loop = asyncio.get_running_loop()
     client = socket.socket()
     client.setblocking(False)
@@ -175,7 +175,7 @@ async def first_line(port: int, path: str) -> bytes:
 
 
 async def served(play: Callable[[int, asyncio.Event], Awaitable[None]]) -> None:
-    """Plays with a server in this process, whose requests are held until they are released."""
+    """Run `play` with a server in this process, which holds its requests until they are released."""
     release = asyncio.Event()
 
     async def hold(request: Request) -> Response:

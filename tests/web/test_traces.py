@@ -1,4 +1,4 @@
-"""/api/traces and the feed of all nodes' traces, of a real cluster."""
+"""/api/traces and the feed of all nodes' traces, on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aiokafka. Each call runs in an event loop of its own."""
+"""aiokafka. Each call runs in its own event loop."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Aiokafka:
 
 
 class AiokafkaMember(PollingMember):
-    """Its loop runs in the member's thread, and all the time, since aiokafka's heartbeats live there."""
+    """The event loop runs all the time in the member's thread, because aiokafka's heartbeats run on it."""
 
     def __init__(self, bootstrap: str, topic: str, group: str, assignor: str) -> None:
         super().__init__(f"aiokafka member of {group}")
@@ -138,7 +138,7 @@ class AiokafkaMember(PollingMember):
 
 
 class AiokafkaAdmin:
-    """The admin client in a loop that a thread keeps running between the calls."""
+    """The admin client, on an event loop that a thread keeps running between the calls."""
 
     def __init__(self, bootstrap: str) -> None:
         self._loop = asyncio.new_event_loop()

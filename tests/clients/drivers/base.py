@@ -1,4 +1,4 @@
-"""What every client can be asked to do, in one vocabulary, so that one test body runs with each of them."""
+"""One interface for all clients, so that one test body runs with each of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FETCH_WAIT_MS = 20
 HEARTBEAT_INTERVAL_MS = 250
 SESSION_TIMEOUT_MS = 15_000
 READ_TIMEOUT_S = 20.0
-# Of today: what is older than a topic's retention.ms is deleted by the next check, which a long test run lives to see.
+# Recent: records older than a topic's retention.ms are deleted by the next check, which happens within a long test run.
 FIRST_TIMESTAMP_MS = int(time.time()) * 1000 - 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A record as it is handed to a producer."""
+    """A record as passed to a producer."""
 
     value: bytes | None
     key: bytes | None = None
@@ -40,7 +40,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A record as a consumer saw it."""
+    """A record as a consumer received it."""
 
     partition: int
     offset: int
@@ -51,7 +51,7 @@ class Received:
 
 
 class ClientError(Exception):
-    """What a client reported, with Kafka's error code where it names one."""
+    """An error that a client reported, with Kafka's error code if the client names one."""
 
     def __init__(self, code: int | None, text: str) -> None:
         super().__init__(f"{text} (error code {code})")
@@ -61,8 +61,8 @@ class ClientError(Exception):
 class Member(Protocol):
     """A consumer in a group that reads and commits by itself until it leaves.
 
-    `done` holds the records whose commit succeeded; what a rebalance took away before that does not count, since
-    the next owner reads it again. `partitions` is what the member owns now.
+    `done` holds the records whose commit succeeded. Records revoked by a rebalance before their commit are not in it,
+    because the next owner reads them again. `partitions` is the member's current assignment.
     """
 
     @property
@@ -85,13 +85,13 @@ class Client(Protocol):
     ) -> None: ...
 
     def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
-        """The first `count` records of the partitions together, by assign; fewer only after the read's deadline."""
+        """Read the first `count` records of the partitions together, by assign; return fewer only at the deadline."""
         ...
 
     def join(self, bootstrap: str, topic: str, group: str, *, assignor: str = "range") -> Member: ...
 
     def offset_at(self, bootstrap: str, topic: str, timestamp_ms: int) -> int | None:
-        """The first offset of partition 0 whose timestamp is that or later."""
+        """Return the first offset of partition 0 with this timestamp or a later one."""
         ...
 
 
@@ -108,7 +108,7 @@ class Admin(Protocol):
     def delete_records(self, topic: str, before_offset: int) -> int: ...
     def groups(self) -> list[str]: ...
     def describe_group(self, group: str) -> tuple[str, int]:
-        """State and number of members."""
+        """Return the state and the number of members."""
         ...
 
     def committed(self, group: str, topic: str) -> dict[int, int]: ...
@@ -116,19 +116,19 @@ class Admin(Protocol):
 
 
 class GroupAdmin(Admin, Protocol):
-    """What aiokafka's admin lacks."""
+    """The calls that aiokafka's admin client lacks."""
 
     def delete_group(self, group: str) -> None: ...
 
     def list_offset(self, topic: str, spec: str) -> int:
-        """Partition 0's offset for `spec`: earliest, latest or max-timestamp."""
+        """Return partition 0's offset for `spec`: earliest, latest or max-timestamp."""
         ...
 
 
 class PollingMember(threading.Thread):
-    """A member that polls in a thread of its own, which is the only one to touch its consumer.
+    """A member that polls in its own thread, which is the only one to touch its consumer.
 
-    A subclass opens its consumer in `open` and steps it in `step`, which returns what was read and committed.
+    A subclass opens its consumer in `open` and polls it in `step`, which returns the records read and committed.
     """
 
     def __init__(self, name: str) -> None:
@@ -177,7 +177,7 @@ class PollingMember(threading.Thread):
 
     @abstractmethod
     def step(self) -> tuple[list[Received], frozenset[int]]:
-        """One short poll and the commit of what it gave: the committed records and what is owned now."""
+        """Poll once briefly and commit; return the committed records and the current assignment."""
 
     @abstractmethod
     def close(self) -> None: ...

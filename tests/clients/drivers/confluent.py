@@ -1,4 +1,4 @@
-"""confluent-kafka, which is librdkafka."""
+"""confluent-kafka, which wraps librdkafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.clients.drivers.base import (
 )
 from tests.support.eventually import eventually
 
-# Its admin package is typed, but names no exports.
+# Its admin package is typed, but declares no exports.
 cka: Any = confluent_kafka.admin
 
 ADMIN_TIMEOUT_S = 10.0
@@ -191,7 +191,7 @@ class ConfluentAdmin:
 
 
 def _result(futures: Mapping[Any, Any]) -> Any:
-    """The result of the one future in `futures`."""
+    """Return the result of the only future in `futures`."""
     (future,) = futures.values()
     with _errors():
         return future.result(ADMIN_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Java's kafka-clients, through the driver in ../java: one JVM for each version of the client.
 
-`Jvm` runs any driver that speaks the same lines: the tests of Apache Kafka's tools have one too.
+`Jvm` runs any driver that uses the same line protocol, such as the one for Apache Kafka's tools.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Field = str | bytes | int | None
 
 
 class Jvm:
-    """The driver's process. Any thread may call it: calls are lines with an id, a reader hands out the answers.
+    """The driver's process. Any thread may call it: calls are lines with an id, a reader thread dispatches answers.
 
-    `jars` is a folder of .tools, `source` the driver, `folder` what it is compiled into.
+    `jars` is a folder of .tools, `source` the driver, `folder` the target of its compilation.
     """
 
     def __init__(self, jars: str, source: Path, folder: Path) -> None:
@@ -274,7 +274,7 @@ class JavaAdmin:
         return self._call("list-offset", topic, spec).number()
 
     def close(self) -> None:
-        """The JVM keeps one admin for each address until it ends."""
+        """Keep the admin client open: the JVM keeps one for each address until it ends."""
 
 
 def _encode(field: Field) -> str:

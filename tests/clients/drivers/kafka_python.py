@@ -201,7 +201,7 @@ def _raise_code(code: int) -> None:
 
 
 def _raise_named(result: str) -> None:
-    """Some admin calls return a text in place of a code: OK, or one that holds the error class's name."""
+    """Some admin calls return text instead of a code: OK, or text that contains the name of the error class."""
     if result == "OK":
         return
     found = re.search(r"\w+Error", result)

@@ -1,7 +1,7 @@
-"""kcat, the command-line client, which carries an older librdkafka.
+"""kcat, the command-line client, which includes an older librdkafka.
 
-It cannot set timestamps, and takes an empty key or value for null (`-Z`), so records for it have none that are empty.
-Its output format names lengths for keys and values but not for headers, so header values for it are plain words.
+It cannot set timestamps, and treats an empty key or value as null (`-Z`), so its records have no empty ones. Its output
+format has lengths for keys and values but not for headers, so its header values are plain words.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kcat:
             self.run(bootstrap, flags, b"\n".join(lines) + b"\n")
 
     def read(self, bootstrap: str, topic: str, count: int, *, partitions: Sequence[int] = (0,)) -> list[Received]:
-        """One run for each partition: kcat reads all partitions or one. Each is read to its end."""
+        """Run kcat for each partition, to its end: kcat reads either all partitions or one."""
         got: list[Received] = []
         for partition in partitions:
             flags = ["-C", "-q", "-e", "-t", topic, "-p", str(partition), "-o", "beginning", "-f", FORMAT]
@@ -86,7 +86,7 @@ class Kcat:
 
 
 class KcatMember:
-    """A kcat in a group. It commits what it printed by itself, at the latest when it leaves."""
+    """kcat in a group. It commits printed records by itself, at the latest when it leaves."""
 
     def __init__(self, path: str, bootstrap: str, topic: str, group: str, assignor: str) -> None:
         settings = {
@@ -151,7 +151,7 @@ class KcatMember:
 
 
 class _Bytes:
-    """Enough of a stream to read records out of what one run printed."""
+    """A minimal stream to read records from the output of one run."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
