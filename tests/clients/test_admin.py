@@ -41,7 +41,7 @@ def test_creating_a_topic_twice_is_refused(admin: Admin, topic: str) -> None:
 
 
 @each_admin
-def test_bad_names_counts_and_configs_are_refused(admin: Admin, topic: str) -> None:
+def test_invalid_topic_names_and_configs_are_refused(admin: Admin, topic: str) -> None:
     with pytest.raises(ClientError) as bad_name:
         admin.create_topic("no/such name", 1)
     assert bad_name.value.code == INVALID_TOPIC_EXCEPTION
@@ -59,7 +59,7 @@ def test_deleting_an_unknown_topic_is_refused(admin: Admin, topic: str) -> None:
 
 
 @each_admin
-def test_partitions_are_added_and_never_taken_away(admin: Admin, topic: str) -> None:
+def test_partitions_can_be_added_but_not_removed(admin: Admin, topic: str) -> None:
     admin.create_topic(topic, 1)
     admin.create_partitions(topic, 4)
     eventually(lambda: admin.partition_count(topic) == 4, what=f"{topic} has 4 partitions")
@@ -69,7 +69,7 @@ def test_partitions_are_added_and_never_taken_away(admin: Admin, topic: str) -> 
 
 
 @each_admin
-def test_config_is_changed_and_described(admin: Admin, topic: str) -> None:
+def test_config_is_altered_and_described(admin: Admin, topic: str) -> None:
     admin.create_topic(topic, 1)
     assert admin.configs(topic)["cleanup.policy"] == "delete"
     admin.set_config(topic, "cleanup.policy", "compact")
@@ -80,7 +80,7 @@ def test_config_is_changed_and_described(admin: Admin, topic: str) -> None:
 
 
 @each_admin
-def test_deleted_records_move_the_log_start(
+def test_deleting_records_advances_the_log_start_offset(
     admin: Admin, topic: str, get_client: GetClient, bootstrap: str, create_topic: CreateTopic
 ) -> None:
     create_topic(topic, 1)
@@ -114,7 +114,7 @@ def test_group_is_listed_and_described_with_its_offsets(
 
 
 @each_group_admin
-def test_only_an_empty_group_is_deleted(
+def test_only_an_empty_group_can_be_deleted(
     admin: GroupAdmin, topic: str, new_name: NewName, get_client: GetClient, bootstrap: str, create_topic: CreateTopic
 ) -> None:
     create_topic(topic, 1)
@@ -134,7 +134,7 @@ def test_only_an_empty_group_is_deleted(
 
 
 @each_group_admin
-def test_offsets_are_listed_by_place_and_by_greatest_timestamp(
+def test_list_offsets_returns_earliest_latest_and_max_timestamp_offsets(
     admin: GroupAdmin, topic: str, get_client: GetClient, bootstrap: str, create_topic: CreateTopic
 ) -> None:
     create_topic(topic, 1)

@@ -129,7 +129,7 @@ def test_members_of_different_clients_share_one_group(get_client: GetClient, sto
     story.nothing_was_read_twice()
 
 
-def test_static_member_comes_back_without_a_rebalance(story: Story, get_client: GetClient) -> None:
+def test_static_member_rejoins_without_a_rebalance(story: Story, get_client: GetClient) -> None:
     def joins(instance_id: str) -> ConfluentMember:
         member = ConfluentMember(story.bootstrap, story.topic, story.group, "range", instance_id)
         story.members.append(member)

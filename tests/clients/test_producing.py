@@ -28,7 +28,7 @@ def test_idempotent_producer_writes_each_record_once_and_in_order(
 
 
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)
-def test_large_records_come_back_whole(
+def test_large_records_are_read_back_unchanged(
     client: Client, bootstrap: str, topic: str, create_topic: Callable[[str, int], None]
 ) -> None:
     create_topic(topic, 1)
@@ -39,7 +39,7 @@ def test_large_records_come_back_whole(
 
 
 @pytest.mark.parametrize("client", ADMINS, indirect=True)
-def test_record_larger_than_the_topic_allows_is_refused(
+def test_record_larger_than_max_message_bytes_is_refused(
     client: Client, bootstrap: str, topic: str, create_topic: Callable[..., None]
 ) -> None:
     create_topic(topic, 1, {"max.message.bytes": "50000"})
@@ -63,7 +63,7 @@ def strict_node(start_shared_node: StartNode) -> Node:
 
 @pytest.mark.skipif(OUTSIDE_BOOTSTRAP is not None, reason="needs a node of its own, with auto-create off")
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)
-def test_producing_to_a_missing_topic_fails_where_topics_are_not_created(
+def test_producing_to_a_missing_topic_fails_if_auto_creation_is_off(
     client: Client, strict_node: Node, new_name: NewName
 ) -> None:
     with pytest.raises(ClientError):

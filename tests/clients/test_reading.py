@@ -11,7 +11,7 @@ from tests.clients.drivers.kcat import Kcat
 
 
 @pytest.mark.parametrize("client", CLIENTS, indirect=True)
-def test_offset_for_a_time_is_the_first_record_at_or_after_it(
+def test_offset_for_a_timestamp_is_the_first_record_at_or_after_it(
     client: Client,
     get_client: GetClient,
     bootstrap: str,

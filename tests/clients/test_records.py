@@ -54,7 +54,7 @@ def write(get_client: GetClient, bootstrap: str, new_name: NewName, create_topic
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", CLIENTS)
-def test_what_one_client_writes_another_reads_unchanged(
+def test_every_client_reads_the_records_of_every_other_client_unchanged(
     writer: str, codec: str, reader: str, write: Write, get_client: GetClient, bootstrap: str
 ) -> None:
     reading = get_client(reader)

@@ -73,7 +73,7 @@ def producing(node: Node, topic: str) -> Iterator[SteadyProducer]:
 
 
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
-def test_every_acknowledged_record_survives_kill_9_once_and_in_order(
+def test_every_acknowledged_record_survives_kill_9_exactly_once_and_in_order(
     durability: str, start_node: StartNode, topic: str, get_client: GetClient
 ) -> None:
     node = start_node(durability=durability, num_partitions=PARTITIONS)
@@ -115,7 +115,7 @@ def test_topics_records_and_committed_offsets_survive_a_clean_restart(
 # Not kafka-python: it leaves the sockets of refused connections to the garbage collector, and the resulting warnings
 # fail whichever test runs then.
 @pytest.mark.parametrize("client", ["confluent-kafka", "java-4.3"], indirect=True)
-def test_member_of_a_group_reads_on_when_its_node_comes_back(client: Client, start_node: StartNode, topic: str) -> None:
+def test_group_member_resumes_when_its_node_restarts(client: Client, start_node: StartNode, topic: str) -> None:
     node = start_node()
     client.produce(node.bootstrap, topic, [Sent(b"before")])
     member = client.join(node.bootstrap, topic, "readers")

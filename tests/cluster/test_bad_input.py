@@ -82,7 +82,7 @@ def filled(nodes: Nodes) -> Filled:
 
 
 @pytest.mark.timeout(180)
-def test_a_peer_of_another_cluster_is_refused_by_both_sides(nodes: Nodes, filled: Filled, tmp_path: Path) -> None:
+def test_nodes_of_different_clusters_refuse_each_other(nodes: Nodes, filled: Filled, tmp_path: Path) -> None:
     own_id = nodes.node(1).config.cluster_id
     line = refused(tmp_path, stranger(nodes, tmp_path, node_id=9, cluster_id="another-cluster-entirely"))
     assert str(own_id) in line
@@ -96,7 +96,7 @@ def test_a_peer_of_another_cluster_is_refused_by_both_sides(nodes: Nodes, filled
 
 
 @pytest.mark.timeout(180)
-def test_a_node_id_that_is_used_twice_is_refused_and_its_owner_goes_on(
+def test_a_second_node_with_the_same_id_is_refused_and_the_first_keeps_running(
     nodes: Nodes, filled: Filled, tmp_path: Path
 ) -> None:
     cluster_id = nodes.node(1).config.cluster_id
@@ -110,7 +110,9 @@ def test_a_node_id_that_is_used_twice_is_refused_and_its_owner_goes_on(
 
 
 @pytest.mark.timeout(180)
-def test_the_data_folder_of_another_node_is_refused(nodes: Nodes, filled: Filled, tmp_path: Path) -> None:
+def test_a_node_refuses_to_start_on_the_data_folder_of_another_node(
+    nodes: Nodes, filled: Filled, tmp_path: Path
+) -> None:
     nodes.stop(3)
     copy = tmp_path / "data"
     shutil.copytree(nodes.node(3).folder, copy)
@@ -122,7 +124,7 @@ def test_the_data_folder_of_another_node_is_refused(nodes: Nodes, filled: Filled
 
 
 @pytest.mark.timeout(180)
-def test_a_node_of_a_cluster_without_peers_in_its_config_is_refused(
+def test_a_cluster_node_refuses_to_start_without_peers_in_its_config(
     nodes: Nodes, filled: Filled, tmp_path: Path
 ) -> None:
     nodes.stop(3)
@@ -142,7 +144,7 @@ def test_a_node_of_a_cluster_without_peers_in_its_config_is_refused(
     ],
     ids=["one id twice", "no address", "unknown key"],
 )
-def test_peers_that_make_no_quorum_are_refused_at_once(tmp_path: Path, peers: list[dict[str, Any]]) -> None:
+def test_a_node_refuses_to_start_with_invalid_peers(tmp_path: Path, peers: list[dict[str, Any]]) -> None:
     kafka, http, internal = free_ports(3)
     listen = {name: f"127.0.0.1:{port}" for name, port in (("kafka", kafka), ("http", http), ("internal", internal))}
     line = refused(tmp_path, {"node_id": 1, "data_dir": str(tmp_path / "data"), "listen": listen, "peers": peers})
@@ -150,7 +152,7 @@ def test_peers_that_make_no_quorum_are_refused_at_once(tmp_path: Path, peers: li
 
 
 @pytest.mark.timeout(180)
-def test_a_lost_majority_is_named_and_loses_nothing(nodes: Nodes, filled: Filled) -> None:
+def test_a_node_without_a_majority_logs_the_missing_nodes_and_loses_nothing(nodes: Nodes, filled: Filled) -> None:
     nodes.kill(1)
     nodes.kill(2)
 
@@ -171,7 +173,7 @@ def test_a_lost_majority_is_named_and_loses_nothing(nodes: Nodes, filled: Filled
 
 
 @pytest.mark.timeout(180)
-def test_a_node_without_a_majority_is_alive_and_not_ready(nodes: Nodes) -> None:
+def test_a_node_without_a_majority_is_healthy_but_not_ready(nodes: Nodes) -> None:
     nodes.kill(1)
     nodes.kill(2)
     eventually(lambda: nodes.node(3).get("/readyz")[0] == 503, 30, "/readyz says that it serves nobody")

@@ -153,7 +153,7 @@ def other_claims(client: WireClient, member: Member) -> dict[str, ErrorCode]:
 
 
 @pytest.mark.timeout(180)
-def test_a_coordinator_that_is_cut_off_refuses_what_another_coordinator_answers_by_now(start_nodes: StartNodes) -> None:
+def test_an_isolated_coordinator_refuses_group_requests_after_a_failover(start_nodes: StartNodes) -> None:
     nodes = start_nodes(cuttable=True)
     topic, group = nodes.new_topic(1), unique("group")
     old = coordinator(nodes, nodes.ids[0], group, nodes.ids)
@@ -189,7 +189,7 @@ def test_a_coordinator_that_is_cut_off_refuses_what_another_coordinator_answers_
 
 
 @pytest.mark.timeout(180)
-def test_what_waits_at_a_coordinator_when_it_is_cut_off_is_answered_with_an_error(start_nodes: StartNodes) -> None:
+def test_an_isolated_coordinator_fails_its_pending_group_requests(start_nodes: StartNodes) -> None:
     nodes = start_nodes(cuttable=True, offsets_topic_partitions=1)
     topic, group, other = nodes.new_topic(1), unique("group"), unique("group")
     old = coordinator(nodes, nodes.ids[0], group, nodes.ids)

@@ -34,7 +34,7 @@ def scraped(nodes: Nodes) -> tuple[set[str], dict[str, set[str]]]:
     return families, samples
 
 
-def test_every_query_of_the_dashboard_finds_its_metrics_and_labels_on_running_nodes(shared_nodes: Nodes) -> None:
+def test_running_nodes_export_every_metric_and_label_that_the_dashboard_queries(shared_nodes: Nodes) -> None:
     topic, group = shared_nodes.new_topic(1), unique("watched")
     leader = shared_nodes.leader(topic)
     with shared_nodes.connect(leader) as client:

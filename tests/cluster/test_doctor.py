@@ -140,7 +140,7 @@ def read(consumer: Consumer) -> None:
 # -- all nodes run -----------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_cluster_under_load_is_healthy(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer, running(lambda: read(consumer)):
         told = ask(topic)
@@ -149,7 +149,7 @@ def test_a_healthy_cluster_under_load_is_healthy(ward: Ward, ask: Ask) -> None:
     assert all(partition["fetch_ms"] is not None for partition in told["partitions"])
 
 
-def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, min_insync_replicas="3")
     leader = ward.leader(topic)
     paused = next(node for node in ward.ids if node not in (leader, ward.controller()))
@@ -168,7 +168,7 @@ def test_a_watermark_that_waits_for_a_paused_follower_is_named(ward: Ward, ask: 
     ward.wait_in_sync()
 
 
-def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     with ward.connect(leader) as client:
@@ -186,7 +186,7 @@ def test_fetches_that_hang_on_a_slow_disk_are_named(ward: Ward, ask: Ask) -> Non
     assert evidence["numbers"]["longest_ms"] >= 1500
 
 
-def test_a_client_that_keeps_asking_the_wrong_node_is_named(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     wrong = next(node for node in ward.ids if node != leader)
@@ -202,7 +202,7 @@ def test_a_client_that_keeps_asking_the_wrong_node_is_named(ward: Ward, ask: Ask
     assert (evidence["node"], evidence["partition"], evidence["client"]) == (wrong, 0, "stale")
 
 
-def test_a_member_that_does_not_poll_is_named(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_group_member_that_does_not_poll(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic):
         told = ask(topic, f"group-of-{topic}")
@@ -212,7 +212,7 @@ def test_a_member_that_does_not_poll_is_named(ward: Ward, ask: Ask) -> None:
     assert evidence["numbers"]["lag"] > 0
 
 
-def test_a_partition_that_stands_while_others_move_is_named(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer:
         consumer.pause([TopicPartition(topic, 1)])
@@ -226,7 +226,7 @@ def test_a_partition_that_stands_while_others_move_is_named(ward: Ward, ask: Ask
 # -- traces in a terminal, and bad input -------------------------------------------------------------------------------
 
 
-def test_unknown_topics_and_groups_are_one_line_and_exit_2(ward: Ward) -> None:
+def test_an_unknown_topic_or_group_prints_one_line_and_exits_with_2(ward: Ward) -> None:
     topic = ward.new_topic(1)
     for arguments in (("doctor", "missing"), ("doctor", topic, "--group", "missing"), ("trace", "tail", "missing")):
         outcome = chronik(*arguments, "-b", ward.bootstrap)
@@ -244,7 +244,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None:
+def test_trace_tail_shows_live_traces_of_all_nodes(ward: Ward) -> None:
     topic = ward.new_topic(PARTITIONS)
     assert chronik("trace", "on", topic, "-b", ward.bootstrap).code == 0
     command = [str(CHRONIK), "trace", "tail", topic, "-b", ward.bootstrap]
@@ -272,7 +272,7 @@ def test_traces_are_switched_on_and_seen_live_from_all_nodes(ward: Ward) -> None
 # -- nodes stop, and stay down -----------------------------------------------------------------------------------------
 
 
-def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_stop_it(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     command = [str(CHRONIK), "doctor", topic, "--json", "-b", ward.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doctor:
@@ -290,7 +290,7 @@ def test_a_dead_node_is_named_and_one_that_dies_while_the_doctor_looks_does_not_
     assert [(evidence["partition"], evidence["node"]) for evidence in told["evidence"]] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_two_dead_nodes_leave_no_leader_whatever_the_frozen_metadata_says(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_no_leader_when_two_of_three_nodes_are_dead(ward: Ward, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     ward.kill(2)
     told = ask(topic)
@@ -301,7 +301,7 @@ def test_two_dead_nodes_leave_no_leader_whatever_the_frozen_metadata_says(ward: 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_there_is_no_false_alarm_in_20_runs(start_nodes: Any) -> None:
+def test_doctor_raises_no_false_alarm_in_20_runs(start_nodes: Any) -> None:
     nodes: Nodes = start_nodes()
     topic = nodes.new_topic(PARTITIONS)
     with produced(nodes, topic), consumer_of(nodes, topic) as consumer, running(lambda: read(consumer)):

@@ -22,7 +22,7 @@ PARTITIONS = 2
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nothing_is_lost_doubled_or_reordered_through(fault: str, start_nodes: StartNodes, tmp_path: Path) -> None:
+def test_no_record_is_lost_duplicated_or_reordered_during(fault: str, start_nodes: StartNodes, tmp_path: Path) -> None:
     nodes = start_nodes(cuttable=fault in NEEDS_LINKS)
     topic = nodes.new_topic(PARTITIONS)
     chance = random.Random(fault)

@@ -46,7 +46,7 @@ def group_goes_on(workload: Workload, members: list[str]) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_group_keeps_consuming_through_the_end_of_its_coordinator(nodes: Nodes, end: str, tmp_path: Path) -> None:
+def test_a_group_keeps_consuming_when_its_coordinator_stops(nodes: Nodes, end: str, tmp_path: Path) -> None:
     with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS) as workload:
         names = [member.name for member in workload.members]
         workload.proceed(PROGRESS)
@@ -88,7 +88,7 @@ def starts_where_the_group_stopped(workload: Workload) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_committed_offsets_survive_the_death_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
+def test_committed_offsets_survive_a_crash_of_all_nodes(nodes: Nodes, tmp_path: Path) -> None:
     with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS) as workload:
         workload.proceed(PROGRESS)
         workload.finish(tmp_path / "history.jsonl")
@@ -98,7 +98,7 @@ def test_committed_offsets_survive_the_death_of_all_nodes(nodes: Nodes, tmp_path
 
 
 @pytest.mark.timeout(240)
-def test_members_that_come_and_go_share_the_partitions_without_skipping(nodes: Nodes, tmp_path: Path) -> None:
+def test_members_that_join_and_leave_share_the_partitions_and_skip_no_record(nodes: Nodes, tmp_path: Path) -> None:
     with Workload(nodes, nodes.new_topic(PARTITIONS), PARTITIONS, members=1) as workload:
         workload.proceed(PROGRESS)
         guest = workload.new_member("guest")
@@ -111,7 +111,7 @@ def test_members_that_come_and_go_share_the_partitions_without_skipping(nodes: N
         workload.finish(tmp_path / "history.jsonl")
 
 
-def test_the_checks_of_commits_can_fail() -> None:
+def test_the_commit_checks_detect_repeated_and_skipped_records() -> None:
     commits = Commits()
     commits.asked({"t-0": 10})
     commits.acknowledged({"t-0": 10})

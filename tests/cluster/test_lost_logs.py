@@ -29,7 +29,7 @@ RECORDS = 2_000
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("hurt", [remove, cut_at_a_batch])
-def test_a_log_that_lost_records_does_not_lead(
+def test_a_replica_that_lost_records_does_not_lead(
     start_nodes: StartNodes, hurt: Callable[[Path], object], is_first: bool
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
@@ -67,7 +67,7 @@ def have_hurt_replica_return_first(nodes: Nodes, topic: str, hurt: Callable[[int
 
 
 @pytest.mark.parametrize("hurt", [remove, cut_at_a_batch, damage_a_batch])
-def test_a_log_that_lost_records_does_not_lead_while_the_last_leader_is_away(
+def test_a_replica_that_lost_records_does_not_lead_while_the_last_leader_is_down(
     start_nodes: StartNodes, hurt: Callable[[Path], object]
 ) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
@@ -80,7 +80,7 @@ def test_a_log_that_lost_records_does_not_lead_while_the_last_leader_is_away(
     check_whole_again(nodes, topic, RECORDS)
 
 
-def test_an_old_copy_of_a_folder_does_not_lead_while_the_last_leader_is_away(nodes: Nodes) -> None:
+def test_a_node_on_an_old_copy_does_not_lead_while_the_last_leader_is_down(nodes: Nodes) -> None:
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
     nodes.wait_in_sync()
@@ -100,7 +100,7 @@ def test_an_old_copy_of_a_folder_does_not_lead_while_the_last_leader_is_away(nod
     check_whole_again(nodes, topic, 2 * RECORDS)
 
 
-def test_a_log_that_is_removed_seconds_after_its_first_record_does_not_lead(start_nodes: StartNodes) -> None:
+def test_a_replica_that_loses_its_log_seconds_after_its_first_record_does_not_lead(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=600_000)
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
@@ -111,7 +111,7 @@ def test_a_log_that_is_removed_seconds_after_its_first_record_does_not_lead(star
     check_whole_again(nodes, topic, RECORDS)
 
 
-def test_a_damaged_replica_that_returns_first_does_not_hold_its_partition_hostage(start_nodes: StartNodes) -> None:
+def test_a_damaged_replica_that_returns_first_does_not_block_its_partition(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
@@ -130,7 +130,7 @@ def test_a_damaged_replica_that_returns_first_does_not_hold_its_partition_hostag
     produce(nodes, topic, RECORDS, 100)
 
 
-def test_a_node_on_an_old_copy_of_its_folder_does_not_lead(nodes: Nodes) -> None:
+def test_a_node_on_an_old_copy_of_its_data_folder_does_not_lead(nodes: Nodes) -> None:
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
     nodes.wait_in_sync()
@@ -149,7 +149,7 @@ def test_a_node_on_an_old_copy_of_its_folder_does_not_lead(nodes: Nodes) -> None
     check_whole_again(nodes, topic, 2 * RECORDS)
 
 
-def test_an_eligible_replica_whose_log_is_gone_is_not_elected(nodes: Nodes) -> None:
+def test_an_eligible_replica_without_its_log_is_not_elected(nodes: Nodes) -> None:
     topic = nodes.new_topic(1, min_insync_replicas="3")
     produce(nodes, topic, 0, RECORDS)
     nodes.wait_in_sync()
@@ -164,7 +164,7 @@ def test_an_eligible_replica_whose_log_is_gone_is_not_elected(nodes: Nodes) -> N
     check_whole_again(nodes, topic, RECORDS)
 
 
-def test_an_old_copy_of_metadata_is_refused_and_without_it_the_node_joins_again(nodes: Nodes) -> None:
+def test_a_node_refuses_an_old_copy_of_its_metadata_and_rejoins_without_it(nodes: Nodes) -> None:
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
     victim = nodes.partitions(topic)[0].replicas[0]
@@ -202,7 +202,7 @@ def test_a_cluster_without_metadata_deletes_no_log(nodes: Nodes) -> None:
     assert before == {node_id: sorted(log_of(nodes, node_id, topic).glob("*.log")) for node_id in nodes.ids}
 
 
-def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
+def test_a_node_refuses_to_start_on_metadata_that_lost_its_last_writes(nodes: Nodes) -> None:
     """SQLite silently drops the end of a damaged write-ahead log: the node must not vote with the remaining state."""
     nodes.new_topic(1)
     lagging, victim, whole = nodes.ids
@@ -226,7 +226,9 @@ def test_metadata_that_lost_its_last_writes_is_refused(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("hurt", [cut_the_last_batch, flip_in_the_last_batch])
-def test_a_log_that_lost_its_last_batch_does_not_lead(start_nodes: StartNodes, hurt: Callable[[Path], object]) -> None:
+def test_a_replica_that_lost_its_last_batch_does_not_lead(
+    start_nodes: StartNodes, hurt: Callable[[Path], object]
+) -> None:
     """Within the seconds before a recovery point covers the batch."""
     nodes = start_nodes(recovery_point_interval_ms=3_600_000)
     topic = nodes.new_topic(1)

@@ -47,7 +47,7 @@ def metric(node: LocalNode, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
-def test_every_node_names_all_brokers_and_leadership_is_spread_over_them(shared_nodes: Nodes) -> None:
+def test_every_node_lists_all_brokers_and_all_brokers_lead_an_equal_share(shared_nodes: Nodes) -> None:
     topic = shared_nodes.new_topic(9)
     assert is_spread(shared_nodes, topic, 9)
     for node_id in shared_nodes.ids:
@@ -60,7 +60,7 @@ def test_every_node_names_all_brokers_and_leadership_is_spread_over_them(shared_
 
 
 @pytest.mark.timeout(180)
-def test_leadership_is_spread_again_after_a_node_was_away(nodes: Nodes) -> None:
+def test_a_restarted_node_leads_its_share_of_partitions_again(nodes: Nodes) -> None:
     topic = nodes.new_topic(6)
     assert is_spread(nodes, topic, 6)
     assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]
@@ -76,7 +76,7 @@ def test_leadership_is_spread_again_after_a_node_was_away(nodes: Nodes) -> None:
     assert [offline_replicas(nodes, topic, node_id) for node_id in nodes.ids] == [{()}, {()}, {()}]
 
 
-def test_any_node_takes_admin_requests_and_shows_what_it_was_told_at_once(shared_nodes: Nodes) -> None:
+def test_any_node_accepts_admin_requests_and_shows_their_effect_immediately(shared_nodes: Nodes) -> None:
     for node_id in shared_nodes.ids:
         name = unique("topic")
         with shared_nodes.connect(node_id) as client:
@@ -97,7 +97,7 @@ def test_any_node_takes_admin_requests_and_shows_what_it_was_told_at_once(shared
             assert client.metadata(name).topics[0].error_code is ErrorCode.unknown_topic_or_partition
 
 
-def test_a_record_produced_at_any_node_reaches_the_leader_and_is_counted(shared_nodes: Nodes) -> None:
+def test_any_node_forwards_a_produced_record_to_the_leader_and_counts_it(shared_nodes: Nodes) -> None:
     topic = shared_nodes.new_topic(1)
     leader = shared_nodes.leader(topic)
     others = [node for node in shared_nodes.running if node.id != leader]
@@ -129,11 +129,11 @@ def test_a_thousand_new_partitions_do_not_disturb_a_running_producer(nodes: Node
     nodes.no_surprises()
 
 
-def test_followers_know_what_is_committed_without_being_asked_again(shared_nodes: Nodes) -> None:
+def test_followers_learn_the_high_watermark_without_further_requests(shared_nodes: Nodes) -> None:
     seconds_until_followers_know(shared_nodes, shared_nodes.new_topic(1), records=20)
 
 
-def test_three_hundred_partitions_fit_into_little_memory(nodes: Nodes) -> None:
+def test_a_node_with_three_hundred_partitions_stays_below_its_memory_limit(nodes: Nodes) -> None:
     nodes.new_topic(300)
     nodes.wait_in_sync()
     for node_id in nodes.ids:

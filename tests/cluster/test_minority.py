@@ -113,7 +113,7 @@ def without_the_others_frozen(nodes: Nodes, leader: int) -> Callable[[], None]:
     [without_the_others_dead, without_the_others_cut_off, without_the_others_frozen],
     ids=lambda isolate: str(isolate.__name__),
 )
-def test_a_leader_that_lost_the_majority_answers_acks_all_with_an_error(
+def test_a_leader_without_a_majority_returns_an_error_for_acks_all(
     start_nodes: StartNodes, isolate: Callable[[Nodes, int], Callable[[], None]]
 ) -> None:
     nodes = start_nodes(cuttable=isolate is without_the_others_cut_off)
@@ -130,7 +130,7 @@ def test_a_leader_that_lost_the_majority_answers_acks_all_with_an_error(
 
 
 @pytest.mark.timeout(180)
-def test_the_majority_goes_on_without_a_leader_that_is_cut_off_and_what_it_held_alone_is_not_served(
+def test_the_majority_replaces_an_isolated_leader_and_drops_its_uncommitted_record(
     start_nodes: StartNodes,
 ) -> None:
     nodes = start_nodes(cuttable=True)

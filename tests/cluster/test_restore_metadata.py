@@ -62,9 +62,7 @@ def commit(nodes: Nodes, topic: str, offset: int | None = None) -> int:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_cluster_without_metadata_returns_with_all_records_offsets_and_producers(
-    nodes: Nodes, is_clean: bool
-) -> None:
+def test_restore_metadata_keeps_all_records_committed_offsets_and_producer_ids(nodes: Nodes, is_clean: bool) -> None:
     topic, wide = nodes.new_topic(1), nodes.new_topic(5)
     failed: list[object] = []
 
@@ -122,7 +120,7 @@ def test_a_cluster_without_metadata_returns_with_all_records_offsets_and_produce
     check_whole_again(nodes, topic, RECORDS + 500)
 
 
-def test_nodes_that_gave_up_without_metadata_are_restored_from_the_longest_logs(start_nodes: StartNodes) -> None:
+def test_restore_metadata_uses_the_longest_logs_after_nodes_failed_to_start(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)
@@ -152,7 +150,7 @@ def test_nodes_that_gave_up_without_metadata_are_restored_from_the_longest_logs(
     nodes.no_surprises()
 
 
-def test_a_partition_whose_logs_are_gone_with_the_metadata_waits_for_an_operator(start_nodes: StartNodes) -> None:
+def test_a_partition_without_metadata_and_logs_stays_offline_until_recovered(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic, whole = nodes.new_topic(1), nodes.new_topic(1)
     produce(nodes, topic, 0, RECORDS)

@@ -95,7 +95,7 @@ def wait_until_healed(nodes: Nodes, node_id: int, partition: int) -> dict[str, A
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("damage", [flip_a_bit, delete, cut_at_a_batch_border])
-def test_a_leaders_and_a_followers_replica_are_healed_while_records_flow(
+def test_damaged_replicas_of_a_leader_and_a_follower_are_healed_under_load(
     damage: Callable[[Path], None], start_nodes: StartNodes, tmp_path: Path
 ) -> None:
     nodes = start_nodes(scrub_interval_ms=SCRUB_INTERVAL_MS)
@@ -141,7 +141,7 @@ def test_a_leaders_and_a_followers_replica_are_healed_while_records_flow(
 @pytest.mark.parametrize(
     ("damage", "how"), [(delete, "recovery"), (cut_at_a_batch_border, "recovery"), (flip_a_bit, "read")]
 )
-def test_without_a_scrubber_a_start_or_a_reader_finds_it(
+def test_without_the_scrubber_recovery_or_a_read_finds_the_damage(
     damage: Callable[[Path], None], how: str, start_nodes: StartNodes, tmp_path: Path
 ) -> None:
     nodes = start_nodes(scrub_interval_ms=0)
@@ -166,7 +166,7 @@ def test_without_a_scrubber_a_start_or_a_reader_finds_it(
 
 
 @pytest.mark.timeout(180)
-def test_the_doctor_and_the_page_show_what_was_healed(
+def test_the_doctor_and_the_web_page_show_healed_damage(
     start_nodes: StartNodes, open_page: OpenPage, expect: Expect
 ) -> None:
     nodes = start_nodes(scrub_interval_ms=SCRUB_INTERVAL_MS)
@@ -193,7 +193,7 @@ def test_the_doctor_and_the_page_show_what_was_healed(
 
 
 @pytest.mark.timeout(180)
-def test_a_node_alone_keeps_a_damaged_log_and_serves_what_there_is(start_nodes: StartNodes) -> None:
+def test_a_single_node_keeps_a_damaged_log_and_continues_to_serve_it(start_nodes: StartNodes) -> None:
     nodes = start_nodes(1, scrub_interval_ms=SCRUB_INTERVAL_MS)
     topic = nodes.new_topic(1, segment_bytes=SEGMENT_BYTES)
     with Workload(nodes, topic, 1) as workload:

@@ -63,7 +63,7 @@ def alive(nodes: SickNodes, node_id: int) -> list[int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
 @pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
-def test_the_cluster_goes_on_while_a_disk_is_sick(
+def test_the_cluster_keeps_working_while_a_disk_is_faulty(
     sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, tmp_path: Path
 ) -> None:
     topic = nodes.new_topic(PARTITIONS)
@@ -83,7 +83,7 @@ def test_the_cluster_goes_on_while_a_disk_is_sick(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
-def test_leaders_do_not_wait_for_a_follower_whose_disk_is_sick(
+def test_a_leader_does_not_wait_for_a_follower_with_a_faulty_disk(
     sicken: Sicken, nodes: SickNodes, tmp_path: Path
 ) -> None:
     topic = nodes.new_topic(1)
@@ -106,9 +106,7 @@ def test_leaders_do_not_wait_for_a_follower_whose_disk_is_sick(
 
 
 @pytest.mark.timeout(300)
-def test_a_node_whose_disk_hangs_ends_when_it_is_told_to_and_recovers_at_its_next_start(
-    nodes: SickNodes, tmp_path: Path
-) -> None:
+def test_a_node_with_a_hanging_disk_exits_on_sigterm_and_recovers_at_restart(nodes: SickNodes, tmp_path: Path) -> None:
     topic = nodes.new_topic(PARTITIONS)
     with Workload(nodes, topic, PARTITIONS) as workload:
         workload.proceed(PROGRESS)
@@ -143,7 +141,7 @@ def results(request: pytest.FixtureRequest) -> Iterator[SoakResults]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sicken", SICKNESSES, ids=lambda sicken: str(sicken.__name__))
 @pytest.mark.parametrize("chosen", [controller, leader], ids=lambda chosen: str(chosen.__name__))
-def test_how_long_nothing_is_acknowledged(
+def test_soak_measures_the_time_without_acknowledgements_while_a_disk_is_faulty(
     sicken: Sicken, chosen: Callable[[SickNodes, str], int], nodes: SickNodes, results: SoakResults, tmp_path: Path
 ) -> None:
     topic = nodes.new_topic(2 * PARTITIONS)

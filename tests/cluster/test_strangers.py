@@ -67,7 +67,7 @@ def values(node: Node, topic: str) -> list[bytes | None]:
 
 
 @pytest.mark.timeout(180)
-def test_two_strangers_cannot_take_the_majority_of_a_standalone_node(node: Node, start_stray: StartStray) -> None:
+def test_two_foreign_nodes_cannot_outvote_a_standalone_node(node: Node, start_stray: StartStray) -> None:
     topic = unique("topic")
     produce(node, topic, b"before")
     peers = [{"id": 1, "internal": f"127.0.0.1:{node.internal_port}"}]
@@ -97,7 +97,7 @@ def test_two_strangers_cannot_take_the_majority_of_a_standalone_node(node: Node,
 
 
 @pytest.mark.timeout(60)
-def test_a_node_with_peers_and_no_secret_says_what_it_needs(node: Node, start_stray: StartStray) -> None:
+def test_a_node_with_peers_but_no_secret_exits_and_explains_how_to_get_one(node: Node, start_stray: StartStray) -> None:
     peers = [{"id": 1, "internal": f"127.0.0.1:{node.internal_port}"}]
     started = start_stray({"node_id": 2, "peers": peers})
     eventually(lambda: started.has_ended, OUTCOME_TIMEOUT_S, "it gives up")
@@ -113,7 +113,7 @@ def test_a_node_with_peers_and_no_secret_says_what_it_needs(node: Node, start_st
     assert node._is_ready()
 
 
-def test_a_raw_client_gets_nothing_without_a_proof(node: Node) -> None:
+def test_an_unauthenticated_connection_to_the_internal_port_gets_no_response(node: Node) -> None:
     keys = [*KAFKA_APIS, *(key for key in InternalKey if key not in UNPROVEN_APIS)]
 
     async def ask() -> None:
@@ -131,7 +131,7 @@ def test_a_raw_client_gets_nothing_without_a_proof(node: Node) -> None:
     assert node._is_ready()
 
 
-def test_a_standalone_node_keeps_its_secret_to_itself(node: Node, start_stray: StartStray) -> None:
+def test_a_standalone_node_never_exposes_its_secret(node: Node, start_stray: StartStray) -> None:
     path = node.data_dir / SECRET_NAME
     secret = path.read_text().strip()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -154,7 +154,7 @@ def test_a_standalone_node_keeps_its_secret_to_itself(node: Node, start_stray: S
 
 
 @pytest.mark.timeout(60)
-def test_a_node_alone_that_is_opened_to_clients_is_not_opened_to_nodes(start_stray: StartStray) -> None:
+def test_a_standalone_node_open_to_clients_keeps_its_internal_port_on_loopback(start_stray: StartStray) -> None:
     kafka = free_port(1)
     listen = {"kafka": f"0.0.0.0:{kafka}"}
     started = start_stray({"listen": listen, "advertise": {"kafka": f"127.0.0.1:{kafka}"}})
@@ -167,7 +167,7 @@ def test_a_node_alone_that_is_opened_to_clients_is_not_opened_to_nodes(start_str
 
 
 @pytest.mark.timeout(180)
-def test_a_node_of_a_cluster_with_the_wrong_secret_is_refused_by_both_sides(nodes: Nodes) -> None:
+def test_nodes_with_different_secrets_refuse_each_other(nodes: Nodes) -> None:
     nodes.stop(3)
     path = Path(nodes.node(3).folder) / SECRET_NAME
     right = path.read_text()
@@ -187,7 +187,7 @@ def test_a_node_of_a_cluster_with_the_wrong_secret_is_refused_by_both_sides(node
 
 
 @pytest.mark.timeout(180)
-def test_a_node_that_speaks_for_another_is_refused(nodes: Nodes) -> None:
+def test_the_controller_refuses_a_call_in_the_name_of_another_node(nodes: Nodes) -> None:
     """A node that knows the secret, and has proven that it is node 9."""
     controller = nodes.node(nodes.controller())
     other = next(node_id for node_id in nodes.ids if node_id != controller.id)
@@ -212,7 +212,7 @@ def test_a_node_that_speaks_for_another_is_refused(nodes: Nodes) -> None:
     nodes.wait_in_sync()
 
 
-def test_nodes_of_a_local_cluster_share_a_secret_and_none_of_them_shows_it(shared_nodes: Nodes) -> None:
+def test_nodes_of_a_local_cluster_share_a_secret_and_never_expose_it(shared_nodes: Nodes) -> None:
     found = {(Path(node.folder) / SECRET_NAME).read_text() for node in shared_nodes.local.nodes}
     (secret,) = found
     for node in shared_nodes.local.nodes:
@@ -225,7 +225,7 @@ def test_nodes_of_a_local_cluster_share_a_secret_and_none_of_them_shows_it(share
 
 
 @pytest.mark.timeout(300)
-def test_the_secret_is_changed_without_downtime_as_the_documentation_says(nodes: Nodes) -> None:
+def test_the_documented_secret_rotation_works_without_downtime(nodes: Nodes) -> None:
     topic = nodes.new_topic(1)
     sent = [append(nodes, topic, "before")]
     old, new = secret_text(nodes, 1), secrets.token_urlsafe(32)

@@ -24,7 +24,7 @@ def echo_server() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_a_cut_link_passes_nothing_and_delivers_late_when_healed() -> None:
+def test_a_cut_link_delivers_nothing_until_it_is_healed() -> None:
     links = Links()
     with echo_server() as server:
         host, _, port = links.add(1, 2, server.getsockname()[1]).partition(":")
@@ -49,7 +49,7 @@ def test_a_cut_link_passes_nothing_and_delivers_late_when_healed() -> None:
     links.close()
 
 
-def test_a_link_to_nobody_resets_its_connections() -> None:
+def test_a_link_to_a_closed_port_resets_its_connections() -> None:
     links = Links()
     with echo_server() as server:
         port_of_nobody = server.getsockname()[1]
@@ -60,7 +60,7 @@ def test_a_link_to_nobody_resets_its_connections() -> None:
     links.close()
 
 
-def test_nodes_start_on_other_ports_where_somebody_has_taken_theirs(tmp_path: Path) -> None:
+def test_nodes_start_on_other_ports_if_theirs_are_taken(tmp_path: Path) -> None:
     with Nodes(tmp_path, 1) as nodes:
         taken = nodes.node(1).http.port
         with socket.create_server(("127.0.0.1", taken)):
@@ -80,7 +80,7 @@ def stored(folder: Path, *batches: tuple[int, bytes]) -> None:
     (log / f"{0:020d}.log").write_bytes(data + bytes(1000))
 
 
-def test_replicas_are_compared_below_the_watermark_only(tmp_path: Path) -> None:
+def test_replicas_are_compared_only_below_the_watermark(tmp_path: Path) -> None:
     folders = {node_id: tmp_path / str(node_id) for node_id in (1, 2)}
     stored(folders[1], (0, b"a"), (1, b"b"), (2, b"c"))
     stored(folders[2], (0, b"a"), (1, b"b"))
@@ -99,13 +99,13 @@ def test_replicas_that_differ_in_a_byte_do_not_agree(tmp_path: Path) -> None:
         replicas_agree(folders, "t-0", 1)
 
 
-def test_a_record_whose_content_was_changed_has_no_known_value() -> None:
+def test_a_record_with_changed_content_has_no_known_value() -> None:
     assert value_of(content("p/0/123")) == "p/0/123"
     assert value_of(content("p/0/123")[:-1]) != "p/0/123"
     assert value_of(None) == "b''"
 
 
-def test_soak_figures_of_a_test_are_kept_beside_those_of_others(tmp_path: Path) -> None:
+def test_soak_results_of_one_test_keep_the_results_of_other_tests(tmp_path: Path) -> None:
     path = tmp_path / "results" / "soak.json"
     first = SoakResults("first")
     first.history(check([Polled(1.0, 0.5, "c", (("t-0", 0, "nobody's"),))]))

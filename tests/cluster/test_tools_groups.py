@@ -84,7 +84,7 @@ def lag_of_the_metrics(nodes: Nodes, group: str) -> Lags:
     return lags
 
 
-def test_every_tool_tells_the_same_lag_and_the_same_members(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_every_tool_reports_the_same_lag_and_members(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
     topic, group = filled_topic(shared_nodes), unique("lagging")
     at = ("--bootstrap-server", shared_nodes.bootstrap, "--group", group)
     with members(shared_nodes, topic, group) as held:
@@ -134,7 +134,7 @@ def partitions_in(assignment: str, topic: str) -> set[int]:
     return {int(number) for number in (found[1] or found[2]).split(",")}
 
 
-def test_kafka_consumer_groups_moves_and_deletes_the_offsets_of_a_group_that_rests(
+def test_kafka_consumer_groups_resets_and_deletes_the_offsets_of_an_empty_group(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
     topic, group = filled_topic(shared_nodes), unique("resting")
@@ -174,7 +174,7 @@ def test_kafka_consumer_groups_moves_and_deletes_the_offsets_of_a_group_that_res
     assert group not in kafka_tools.ok("kafka-consumer-groups", *at[:2], "--list").split()
 
 
-def test_burrow_finds_the_topics_the_groups_and_their_lag(shared_nodes: Nodes, tmp_path: Path) -> None:
+def test_burrow_reports_topics_groups_and_lag(shared_nodes: Nodes, tmp_path: Path) -> None:
     if reason := burrow_is_missing():
         pytest.skip(reason)
     topic, group = filled_topic(shared_nodes), unique("burrowed")
@@ -212,7 +212,7 @@ def test_burrow_finds_the_topics_the_groups_and_their_lag(shared_nodes: Nodes, t
         assert group in burrow.ask("/consumer")["consumers"]
 
 
-def test_kadm_tells_the_same_lag_offsets_members_and_replicas(shared_nodes: Nodes) -> None:
+def test_kadm_reports_the_same_lag_offsets_members_and_replicas(shared_nodes: Nodes) -> None:
     if reason := kadm.missing():
         pytest.skip(reason)
     topic, group = filled_topic(shared_nodes), unique("kadm")

@@ -19,7 +19,7 @@ RECORDS = 30
 SEGMENT_BYTES = 1024 * 1024
 
 
-def test_kafka_get_offsets_knows_start_end_time_and_what_is_not_there(
+def test_kafka_get_offsets_returns_offsets_by_time_and_omits_missing_ones(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
     topic = shared_nodes.new_topic(2, retention_ms="-1")
@@ -45,7 +45,7 @@ def test_kafka_get_offsets_knows_start_end_time_and_what_is_not_there(
     assert offsets(str(TIMESTAMP_MS + 999)) == [f"{first}:{RECORDS}"]
 
 
-def test_kafka_log_dirs_shows_for_every_node_what_its_disk_holds(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_kafka_log_dirs_reports_the_size_on_disk_of_every_replica(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
     topic = shared_nodes.new_topic(3, retention_ms="-1")
     with shared_nodes.connect(1) as client:
         for index in range(3):
@@ -84,7 +84,7 @@ def batch_bytes(nodes: Nodes, node_id: int, partition: str) -> int:
     return total
 
 
-def test_the_sizes_of_all_partitions_of_a_node_add_up_to_what_is_on_its_disk(shared_nodes: Nodes) -> None:
+def test_describe_log_dirs_reports_the_size_on_disk_of_all_partitions_of_a_node(shared_nodes: Nodes) -> None:
     shared_nodes.new_topic(2)
 
     def add_up(node_id: int) -> bool:
@@ -109,7 +109,7 @@ def test_the_sizes_of_all_partitions_of_a_node_add_up_to_what_is_on_its_disk(sha
         eventually(partial(add_up, node_id), 20, f"node {node_id} tells what it holds")
 
 
-def test_kafka_dump_log_reads_the_segments_of_leader_and_followers(
+def test_kafka_dump_log_reads_the_segments_of_the_leader_and_followers(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
     topic = shared_nodes.new_topic(1, retention_ms="-1", segment_bytes=str(SEGMENT_BYTES))
@@ -135,7 +135,9 @@ def test_kafka_dump_log_reads_the_segments_of_leader_and_followers(
         eventually(dumped, 20, f"node {node_id} has all ten records")
 
 
-def test_kafkas_load_generators_get_back_what_they_sent(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_kafka_perf_and_verifiable_clients_consume_what_they_produced(
+    shared_nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
     at = ("--bootstrap-server", shared_nodes.bootstrap)
     topic, count = shared_nodes.new_topic(3), 3_000
     size = ("--num-records", str(count), "--record-size", "100", "--throughput", "-1")

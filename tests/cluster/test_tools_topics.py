@@ -47,7 +47,9 @@ def numbers(cell: str) -> tuple[int, ...]:
     return tuple(int(number) for number in cell.split(",") if number)
 
 
-def test_kafka_topics_makes_describes_grows_and_deletes_a_topic(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_kafka_topics_creates_describes_alters_and_deletes_a_topic(
+    shared_nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), unique("tools")
     create = ("--create", "--topic", name, "--partitions", "3", "--replication-factor", "3", *FOREVER)
     assert f"Created topic {name}." in kafka_tools.ok("kafka-topics", *at, *create)
@@ -81,7 +83,9 @@ def test_kafka_topics_makes_describes_grows_and_deletes_a_topic(shared_nodes: No
     assert f"Topic '{name}' does not exist" in gone.out
 
 
-def test_tools_show_the_replicas_of_a_dead_node_as_missing(nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_kafka_topics_shows_the_partitions_that_miss_the_replica_of_a_dead_node(
+    nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
     alone = {"name": "alone", "assignments": [{"partition_index": 0, "broker_ids": [3]}]}
     with nodes.connect(1) as client:
         wanted = {**alone, "num_partitions": -1, "replication_factor": -1}
@@ -114,7 +118,7 @@ def test_tools_show_the_replicas_of_a_dead_node_as_missing(nodes: Nodes, kafka_t
     assert [partitions_with(flag) for flag in flags] == [set(), set(), set()]
 
 
-def test_kafka_configs_shows_and_changes_configs_of_topics_and_brokers(
+def test_kafka_configs_describes_and_alters_configs_of_topics_and_brokers(
     shared_nodes: Nodes, kafka_tools: KafkaTools
 ) -> None:
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), shared_nodes.new_topic(1)
@@ -144,7 +148,7 @@ def test_kafka_configs_shows_and_changes_configs_of_topics_and_brokers(
     assert configs("brokers", ("--entity-default",)) == {}
 
 
-def test_kafka_reassign_partitions_moves_replicas_and_says_when_they_have_arrived(
+def test_kafka_reassign_partitions_moves_replicas_and_reports_completion(
     shared_nodes: Nodes, kafka_tools: KafkaTools, write_json: WriteJson
 ) -> None:
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), unique("moved")
@@ -183,7 +187,7 @@ def replicas_in(plan: dict[str, Any]) -> dict[int, list[int]]:
     return {entry["partition"]: entry["replicas"] for entry in plan["partitions"]}
 
 
-def test_kafka_leader_election_gives_a_partition_back_to_its_preferred_leader(
+def test_kafka_leader_election_elects_the_preferred_leader(
     shared_nodes: Nodes, kafka_tools: KafkaTools, write_json: WriteJson
 ) -> None:
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), unique("elected")
@@ -200,7 +204,7 @@ def test_kafka_leader_election_gives_a_partition_back_to_its_preferred_leader(
     assert shared_nodes.partitions(name)[0].leader == 2
 
 
-def test_kafka_delete_records_moves_the_start_of_a_log(
+def test_kafka_delete_records_advances_the_log_start_offset(
     shared_nodes: Nodes, kafka_tools: KafkaTools, write_json: WriteJson
 ) -> None:
     at, name = ("--bootstrap-server", shared_nodes.bootstrap), shared_nodes.new_topic(2, retention_ms="-1")
@@ -219,7 +223,9 @@ def test_kafka_delete_records_moves_the_start_of_a_log(
     assert sorted(starts.split()) == [f"{name}:0:7", f"{name}:1:20"]
 
 
-def test_kafka_cluster_and_api_versions_name_every_node(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_kafka_cluster_and_kafka_broker_api_versions_list_every_node(
+    shared_nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
     at = ("--bootstrap-server", shared_nodes.bootstrap)
     with shared_nodes.connect(1) as client:
         cluster_id = client.metadata().cluster_id
@@ -235,7 +241,9 @@ def test_kafka_cluster_and_api_versions_name_every_node(shared_nodes: Nodes, kaf
     assert "no longer registered" not in unknown.out
 
 
-def test_a_tool_for_what_is_not_offered_fails_and_says_so(shared_nodes: Nodes, kafka_tools: KafkaTools) -> None:
+def test_a_tool_for_an_unsupported_api_fails_with_unsupported_version(
+    shared_nodes: Nodes, kafka_tools: KafkaTools
+) -> None:
     ran = kafka_tools.run("kafka-metadata-quorum", "--bootstrap-server", shared_nodes.bootstrap, "describe", "--status")
     assert ran.status == 1
     assert "UnsupportedVersionException" in ran.out + ran.err

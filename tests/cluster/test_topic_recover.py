@@ -63,7 +63,7 @@ def lose_all_but_one(start_nodes: StartNodes) -> tuple[Nodes, str, int, int]:
     return nodes, topic, kept, end
 
 
-def test_a_partition_whose_replicas_all_lost_records_returns_with_what_the_chosen_one_has(
+def test_topic_recover_restores_a_partition_from_the_chosen_replica(
     start_nodes: StartNodes,
 ) -> None:
     nodes, topic, kept, end = lose_all_but_one(start_nodes)
@@ -93,7 +93,7 @@ def test_a_partition_whose_replicas_all_lost_records_returns_with_what_the_chose
     assert json.loads(again.out)["recovered"] is False
 
 
-def test_on_a_terminal_it_asks_and_nodes_that_are_down_are_shown_as_such(start_nodes: StartNodes) -> None:
+def test_topic_recover_asks_for_confirmation_and_shows_which_nodes_are_down(start_nodes: StartNodes) -> None:
     nodes, topic, kept, end = lose_all_but_one(start_nodes)
     down = next(node_id for node_id in nodes.ids if node_id != kept)
     nodes.stop(down)
@@ -130,7 +130,7 @@ def shorten_unnoticed(nodes: Nodes, node_id: int, topic: str) -> int:
     return end
 
 
-def test_a_replica_that_refuses_to_follow_a_shorter_leader_leads_once_that_is_stopped(start_nodes: StartNodes) -> None:
+def test_topic_recover_elects_a_longer_replica_after_the_shorter_leader_stops(start_nodes: StartNodes) -> None:
     nodes = start_nodes(recovery_point_interval_ms=200)
     topic = "two-replicas"
     made = chronik("topic", "create", topic, "--partitions", "1", "--replication-factor", "2", "-b", nodes.bootstrap)

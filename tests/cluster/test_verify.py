@@ -51,7 +51,7 @@ def is_complete(found: dict[str, Any], acks: str, messages: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 @pytest.mark.parametrize("client", ["kafka-python", "confluent"])
-def test_every_record_of_five_thousand_comes_back(shared_nodes: Nodes, client: str, acks: str) -> None:
+def test_verify_reads_back_all_five_thousand_records(shared_nodes: Nodes, client: str, acks: str) -> None:
     found = verify(shared_nodes, client, acks, RECORDS)
     is_complete(found, acks, RECORDS)
     assert sorted(partition["leader"] for partition in found["partitions"]) == shared_nodes.ids

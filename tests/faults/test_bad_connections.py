@@ -44,7 +44,7 @@ def refusals(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("claimed", [1000, 200 * 1024, 90 * MB], ids=["1 KB", "200 KB", "90 MB"])
-def test_frames_that_never_complete_cost_what_was_sent_and_not_what_was_claimed(crowded: Node, claimed: int) -> None:
+def test_incomplete_frames_use_memory_for_received_bytes_only(crowded: Node, claimed: int) -> None:
     sent = struct.pack(">i", claimed) + b"\x00" * 100
     with HealthyClient(crowded), ExitStack() as stack:
         before = forget_peak(crowded)
@@ -56,7 +56,7 @@ def test_frames_that_never_complete_cost_what_was_sent_and_not_what_was_claimed(
     eventually(lambda: connections(crowded) == 0, what="all are gone when their peers are")
 
 
-def test_large_frames_that_arrive_together_stay_within_the_nodes_budget(start_node: StartNode) -> None:
+def test_concurrent_large_frames_stay_within_the_memory_budget_of_the_node(start_node: StartNode) -> None:
     node = start_node(in_flight_bytes_max=32 * MB, topic_defaults={"max.message.bytes": 16 * MB})
     large = batch(bytes(8 * MB))
     with HealthyClient(node), ExitStack() as stack, ThreadPoolExecutor(20) as threads:
@@ -69,7 +69,7 @@ def test_large_frames_that_arrive_together_stay_within_the_nodes_budget(start_no
         assert peak < 150 * MB, f"{peak / MB:.0f} MB at the peak for 20 frames of 8 MB, 32 MB allowed"
 
 
-def test_a_thousand_idle_connections_leave_a_healthy_client_alone(crowded: Node) -> None:
+def test_a_thousand_idle_connections_do_not_slow_down_an_active_client(crowded: Node) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * IDLE_CONNECTIONS:
         pytest.skip(f"only {hard} open files are allowed here")
@@ -88,7 +88,7 @@ def test_a_thousand_idle_connections_leave_a_healthy_client_alone(crowded: Node)
     eventually(lambda: connections(crowded) == 0, what="all are gone")
 
 
-def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(crowded: Node) -> None:
+def test_a_consumer_that_does_not_read_its_responses_uses_bounded_memory(crowded: Node) -> None:
     with HealthyClient(crowded, slowest_s_max=5.0), connect(crowded) as producer:
         topic = producer.new_topic()
         for _ in range(40):
@@ -109,7 +109,7 @@ def test_a_reader_that_never_reads_holds_a_bounded_part_of_memory(crowded: Node)
         no_surprises(crowded)
 
 
-def test_many_readers_that_never_read_share_the_nodes_budget(start_node: StartNode) -> None:
+def test_consumers_that_do_not_read_their_responses_share_one_memory_budget(start_node: StartNode) -> None:
     node = start_node(in_flight_bytes_max=64 * MB)
     with HealthyClient(node, slowest_s_max=5.0), connect(node) as producer, ExitStack() as stack:
         topic = producer.new_topic()
@@ -126,7 +126,7 @@ def test_many_readers_that_never_read_share_the_nodes_budget(start_node: StartNo
         assert peak < 250 * MB, f"{peak / MB:.0f} MB for 50 readers that do not read, 64 MB allowed"
 
 
-def test_a_reader_that_never_reads_is_ended_when_it_was_idle_too_long(start_node: StartNode) -> None:
+def test_a_consumer_that_does_not_read_its_responses_is_closed_when_idle_too_long(start_node: StartNode) -> None:
     node = start_node(connection_idle_ms_max=1000)
     with connect(node) as producer:
         topic = producer.new_topic()
@@ -138,7 +138,7 @@ def test_a_reader_that_never_reads_is_ended_when_it_was_idle_too_long(start_node
         eventually(lambda: connections(node) == 0, timeout_s=30, what="the node lets go of it")
 
 
-def test_beyond_the_limit_a_connection_is_refused_clearly_and_the_others_go_on(start_node: StartNode) -> None:
+def test_a_connection_beyond_the_limit_is_refused_and_open_connections_keep_working(start_node: StartNode) -> None:
     node = start_node(connections_max=20)
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(node)) for _ in range(20)]
@@ -164,7 +164,7 @@ def test_beyond_the_limit_a_connection_is_refused_clearly_and_the_others_go_on(s
     no_surprises(node)
 
 
-def test_an_oversized_frame_is_refused_by_its_header_alone(start_node: StartNode) -> None:
+def test_an_oversized_frame_is_refused_as_soon_as_its_size_is_read(start_node: StartNode) -> None:
     node = start_node(frame_bytes_max=1 * MB)
     with HealthyClient(node):
         with WireClient(node.kafka_port) as client:
@@ -176,7 +176,7 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(start_node: StartNode
     assert any("allowed are" in reason for reason in refusals(node))
 
 
-def test_connections_that_come_and_go_leave_nothing_behind(crowded: Node) -> None:
+def test_closed_connections_leak_no_memory(crowded: Node) -> None:
     with HealthyClient(crowded):
         for _ in range(300):
             connect(crowded).socket.close()

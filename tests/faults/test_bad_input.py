@@ -124,7 +124,7 @@ def run_fuzzer(node: Node, corpus: list[Sample], count: int) -> None:
     no_surprises(node)
 
 
-def test_every_valid_request_of_the_fuzzers_corpus_is_answered(fuzzed: Node, corpus: list[Sample]) -> None:
+def test_the_node_answers_every_valid_request_of_the_corpus(fuzzed: Node, corpus: list[Sample]) -> None:
     assert len({sample.key for sample in corpus}) > 25
     for sample in corpus:
         assert check_answer(sample.frame, exchange(fuzzed, sample.frame)) == "answered", str(sample)
@@ -137,11 +137,13 @@ def test_mutated_requests_get_an_error_or_a_closed_connection(fuzzed: Node, corp
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_mutated_requests(fuzzed: Node, corpus: list[Sample]) -> None:
+def test_a_hundred_thousand_mutated_requests_get_an_error_or_a_closed_connection(
+    fuzzed: Node, corpus: list[Sample]
+) -> None:
     run_fuzzer(fuzzed, corpus, FULL_RUN)
 
 
-def test_an_absurd_array_count_at_any_place_of_any_cold_request_is_refused(fuzzed: Node, corpus: list[Sample]) -> None:
+def test_a_huge_array_count_anywhere_in_a_request_does_not_exhaust_memory(fuzzed: Node, corpus: list[Sample]) -> None:
     """Put the largest count at every position of the newest flexible and the newest plain version of each API."""
     newest = {(sample.key, is_flexible(sample.key, sample.version)): sample for sample in corpus}
     before = memory_bytes(fuzzed)
@@ -168,21 +170,21 @@ def test_text_that_is_not_utf_8_is_refused(fuzzed: Node, corpus: list[Sample]) -
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, -1, -(2**31), 2**31 - 1, 100 * MB + 1], ids=lambda size: f"{size} bytes")
-def test_a_lying_frame_length_ends_the_connection_at_once(fuzzed: Node, size: int) -> None:
+def test_an_invalid_frame_length_closes_the_connection_immediately(fuzzed: Node, size: int) -> None:
     with HealthyClient(fuzzed), connect(fuzzed) as client:
         # The connection is not even half-closed: the four size bytes alone must suffice.
         client.send_bytes(struct.pack(">i", size) + b"\x00" * 8)
         assert client.ended_without_a_byte()
 
 
-def test_a_frame_that_is_shorter_than_its_request_does_not_borrow_from_the_next(fuzzed: Node) -> None:
+def test_a_frame_shorter_than_its_request_does_not_use_bytes_of_the_next_frame(fuzzed: Node) -> None:
     body = messages.write_request(ApiKey.METADATA, 1, {"topics": [{"name": FUZZED_TOPIC}]})
     whole = frames.write_request(ApiKey.METADATA, 1, CORRELATION_ID, "fuzz", body)
     cut = struct.pack(">i", len(whole) - 4 - 3) + whole[4:]
     assert exchange(fuzzed, cut + whole) == b""
 
 
-def test_bytes_behind_a_request_are_passed_over_as_kafka_does(fuzzed: Node, corpus: list[Sample]) -> None:
+def test_trailing_bytes_after_a_request_are_ignored_as_in_kafka(fuzzed: Node, corpus: list[Sample]) -> None:
     for sample in {(sample.key, sample.version): sample for sample in corpus}.values():
         longer = sample.frame[4:] + b"\x00"
         frame = struct.pack(">i", len(longer)) + longer
@@ -190,7 +192,7 @@ def test_bytes_behind_a_request_are_passed_over_as_kafka_does(fuzzed: Node, corp
         assert outcome == "answered" or sample.key in (ApiKey.PRODUCE, ApiKey.FETCH), str(sample)
 
 
-def test_something_that_is_not_kafka_at_all_is_refused(fuzzed: Node) -> None:
+def test_a_client_of_another_protocol_is_disconnected(fuzzed: Node) -> None:
     for greeting in (
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),

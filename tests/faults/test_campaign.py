@@ -22,7 +22,7 @@ SECONDS_MAX = 40.0
 
 
 @pytest.mark.timeout(300)
-def test_a_few_faults_and_mixes_of_them_leave_every_record_in_its_place(tmp_path: Path) -> None:
+def test_a_short_campaign_of_single_and_combined_faults_loses_no_record(tmp_path: Path) -> None:
     seed = fresh_seed()
     print(f"seed {seed}")
     results = SoakResults("campaign")
@@ -32,7 +32,7 @@ def test_a_few_faults_and_mixes_of_them_leave_every_record_in_its_place(tmp_path
     assert results.faults.total() >= 1
 
 
-def test_a_programme_has_every_act_alone_and_mixes_only_what_may_be_mixed() -> None:
+def test_a_programme_plays_every_act_alone_and_combines_only_compatible_acts() -> None:
     kinds = (list(HARD), list(SOFT), list(ALONE))
     played = list(islice(programme(random.Random(1), *kinds), 2 * len(ACTS)))
     assert {names[0] for names in played if len(names) == 1} == ACTS.keys()

@@ -55,7 +55,7 @@ def write_and_crash(node: Node, rounds: int) -> None:
     no_surprises(node)
 
 
-def test_every_acknowledged_record_survives_kill_9_round_after_round(start_node: StartNode) -> None:
+def test_every_acknowledged_record_survives_repeated_kill_9(start_node: StartNode) -> None:
     write_and_crash(start_node(durability="synced"), ROUNDS)
 
 
@@ -65,7 +65,7 @@ def test_every_acknowledged_record_survives_forty_kills(start_node: StartNode) -
     write_and_crash(start_node(durability="synced", recovery_point_interval_ms=200), SOAK_ROUNDS)
 
 
-def test_an_idempotent_librdkafka_producer_delivers_once_and_in_order_through_two_kills(node: Node) -> None:
+def test_an_idempotent_producer_delivers_each_record_once_in_order_despite_two_kills(node: Node) -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
     with connect(node) as client:
         topic = client.new_topic(partitions=2)
@@ -178,7 +178,7 @@ def coordinated(client: WireClient, group: str) -> None:
     )
 
 
-def test_a_topic_whose_creation_was_answered_survives_kill_9(node: Node) -> None:
+def test_a_created_topic_survives_kill_9(node: Node) -> None:
     for number in range(2):
         with connect(node) as client:
             name = f"created-{number}"
@@ -193,7 +193,7 @@ def test_a_topic_whose_creation_was_answered_survives_kill_9(node: Node) -> None
             assert [client.append(name, b"x", partition=partition) for partition in range(3)] == [0, 0, 0]
 
 
-def test_changes_to_topics_that_were_answered_survive_kill_9(node: Node) -> None:
+def test_acknowledged_topic_changes_survive_kill_9(node: Node) -> None:
     with connect(node) as client:
         kept, gone = client.new_topic(), client.new_topic()
         client.append(gone, b"old")
@@ -216,9 +216,7 @@ def test_changes_to_topics_that_were_answered_survive_kill_9(node: Node) -> None
         assert client.records(gone) == []
 
 
-def test_a_folder_left_over_from_a_deleted_topic_is_not_taken_for_the_new_one_of_that_name(
-    node: Node, tmp_path: Path
-) -> None:
+def test_a_new_topic_does_not_reuse_the_leftover_log_of_a_deleted_topic(node: Node, tmp_path: Path) -> None:
     logs = node.data_dir / "logs"
     with connect(node) as client:
         topic = client.new_topic()
@@ -248,7 +246,7 @@ def config(client: WireClient, topic: str, name: str) -> str:
     return value
 
 
-def test_a_torn_tail_is_cut_off_and_the_log_goes_on(node: Node) -> None:
+def test_recovery_truncates_a_torn_batch_and_the_log_accepts_writes(node: Node) -> None:
     with connect(node) as client:
         topic = client.new_topic()
         for number in range(10):

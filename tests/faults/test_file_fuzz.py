@@ -32,7 +32,7 @@ def fuzz(count: int) -> Counter[str]:
         pytest.fail(str(broken))
 
 
-def test_spoilt_files_are_mended_refused_or_given_away() -> None:
+def test_damaged_files_are_repaired_refused_or_reported() -> None:
     outcomes = fuzz(SHORT_RUN)
     for outcome in ("whole", "damaged, and says so", "damage met by readers", "refused", "as it once was"):
         assert outcomes[outcome] > 0, outcomes
@@ -40,7 +40,7 @@ def test_spoilt_files_are_mended_refused_or_given_away() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_many_spoilt_files() -> None:
+def test_many_damaged_files_are_repaired_refused_or_reported() -> None:
     fuzz(FULL_RUN)
 
 
@@ -109,11 +109,11 @@ def run_nodes(folder: Path, count: int) -> None:
     assert outcomes["whole"] > 0, outcomes
 
 
-def test_a_node_on_spoilt_files_serves_what_is_whole_or_refuses_in_one_line(tmp_path: Path) -> None:
+def test_a_node_on_damaged_files_serves_intact_records_or_exits_with_one_line(tmp_path: Path) -> None:
     run_nodes(tmp_path, NODES_SHORT)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_many_nodes_on_spoilt_files(tmp_path: Path) -> None:
+def test_many_nodes_on_damaged_files_serve_intact_records_or_exit_with_one_line(tmp_path: Path) -> None:
     run_nodes(tmp_path, NODES_FULL)

@@ -51,9 +51,7 @@ def writes_again(client: WireClient, topic: str) -> int:
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
-def test_a_log_that_reached_the_file_size_limit_refuses_writes_and_recovers_without_a_restart(
-    node: Node, acks: int
-) -> None:
+def test_a_log_at_the_file_size_limit_refuses_writes_and_recovers_without_a_restart(node: Node, acks: int) -> None:
     with connect(node) as client:
         topic, other = client.new_topic(), client.new_topic()
         limit_files(node, FILE_BYTES_MAX)
@@ -89,7 +87,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_refuses_writes_and_recovers_without_a_restart(small_disk: Path, start_node: StartNode) -> None:
+def test_a_node_on_a_full_disk_refuses_writes_and_recovers_without_a_restart(
+    small_disk: Path, start_node: StartNode
+) -> None:
     ballast = small_disk / "ballast"
     node = start_node(data_dir=str(small_disk / "data"))
     with connect(node) as client:
@@ -114,7 +114,7 @@ def test_a_full_disk_refuses_writes_and_recovers_without_a_restart(small_disk: P
         assert client.append(topic, b"after") > 0
 
 
-def test_a_node_on_a_full_disk_stops_cleanly_and_starts_when_there_is_room(
+def test_a_node_on_a_full_disk_stops_cleanly_and_starts_after_space_is_freed(
     small_disk: Path, start_node: StartNode
 ) -> None:
     ballast = small_disk / "ballast"

@@ -91,17 +91,17 @@ def run(node: Node, folder: Path, config: str, *options: str) -> dict[str, Any]:
     return report
 
 
-def test_any_question_gets_an_answer_that_is_described(served: Node, tmp_path: Path) -> None:
+def test_every_http_response_matches_the_openapi_schema(served: Node, tmp_path: Path) -> None:
     run(served, tmp_path, EXCLUSIVE, "--seed=1", "--max-examples=8", f"--exclude-path={DOCTOR}")
 
 
-def test_questions_about_what_is_there_are_answered_as_described(served: Node, tmp_path: Path) -> None:
+def test_http_responses_for_an_existing_name_match_the_openapi_schema(served: Node, tmp_path: Path) -> None:
     run(served, tmp_path, KNOWN_NAME + EXCLUSIVE, "--seed=1", "--max-examples=8", f"--exclude-path={DOCTOR}")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("config", [EXCLUSIVE, KNOWN_NAME + EXCLUSIVE], ids=["any name", "names that are there"])
-def test_many_questions(served: Node, tmp_path: Path, config: str) -> None:
+def test_thousands_of_http_responses_match_the_openapi_schema(served: Node, tmp_path: Path, config: str) -> None:
     run(served, tmp_path, config, "--seed=2", "--max-examples=2000", f"--exclude-path={DOCTOR}")
     run(served, tmp_path, config, "--seed=3", "--max-examples=10", f"--include-path={DOCTOR}")

@@ -33,7 +33,7 @@ def run(inputs: int, folder: Path) -> Result:
     return result
 
 
-def test_a_short_run_of_the_fuzzer_breaks_no_promise_and_sends_every_kind_of_request(tmp_path: Path) -> None:
+def test_a_short_fuzzer_run_sends_every_request_type_and_finds_no_violation(tmp_path: Path) -> None:
     result = run(SHORT_RUN, tmp_path)
     fuzzer = Fuzzer(SEED)
     assert {(key, version) for key, version, _ in result.kinds} >= {
@@ -49,18 +49,18 @@ def test_a_short_run_of_the_fuzzer_breaks_no_promise_and_sends_every_kind_of_req
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_million_inputs_break_no_promise(tmp_path: Path) -> None:
+def test_a_million_fuzzer_inputs_find_no_violation(tmp_path: Path) -> None:
     run(FULL_RUN, tmp_path)
 
 
 @pytest.mark.parametrize("path", FINDINGS, ids=lambda path: path.stem)
-def test_what_was_found_stays_mended(path: Path) -> None:
+def test_past_findings_stay_fixed(path: Path) -> None:
     found = Finding.read(path)
     assert found.inputs
     assert replay(found.seed, found.inputs) is None
 
 
-def test_a_finding_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_finding_is_read_back_unchanged_from_its_file(tmp_path: Path) -> None:
     found = Finding("a line\nand another", 7, (b"\x00abc", b""))
     found.write(tmp_path / "finding.txt")
     assert Finding.read(tmp_path / "finding.txt") == found
@@ -88,7 +88,7 @@ def found_with(*keys: ApiKey) -> str | None:
     return None if found is None else found.broken
 
 
-def test_an_exception_in_a_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_finds_an_exception_in_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> Any:
         raise ZeroDivisionError
 
@@ -104,7 +104,7 @@ def test_an_exception_in_a_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "ZeroDivisionError" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
-def test_an_answer_that_does_not_parse_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_finds_a_response_that_does_not_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_cold = server.answer_cold
 
     async def cut(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
@@ -115,7 +115,7 @@ def test_an_answer_that_does_not_parse_is_found(monkeypatch: pytest.MonkeyPatch)
     assert "does not parse" in (found_with(ApiKey.METADATA) or "")
 
 
-def test_a_request_that_is_never_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_finds_a_request_without_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     run_cold = server.Server._run_cold
 
     async def silent(self: server.Server, handler: Handler, request: Any, reply: Any, body: bytes) -> None:
@@ -126,7 +126,7 @@ def test_a_request_that_is_never_answered_is_found(monkeypatch: pytest.MonkeyPat
     assert "no answer to API 12" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
-def test_a_connection_that_is_closed_without_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_finds_a_connection_that_is_closed_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     run_request = server.Server.run_request
 
     def abort(self: server.Server, connection: Any, frame: memoryview) -> None:
@@ -139,7 +139,7 @@ def test_a_connection_that_is_closed_without_a_word_is_found(monkeypatch: pytest
     assert "without a word" in (found_with(ApiKey.HEARTBEAT) or "")
 
 
-def test_a_record_that_does_not_survive_the_crash_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_finds_an_acknowledged_record_that_a_crash_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     # Acknowledged without a sync: the crash at the end of a session loses these records.
     class NoSync:
         def __init__(self, job: Any) -> None:

@@ -58,9 +58,7 @@ def say(near: socket.socket, timeout_s: float = 10.0) -> float:
     return time.monotonic() - began_s
 
 
-def test_packets_are_lost_and_late_in_one_direction_or_both_and_connections_live_through_it(
-    room: Room, echo: str
-) -> None:
+def test_connections_survive_packet_loss_and_delay_in_one_or_both_directions(room: Room, echo: str) -> None:
     with socket.create_connection((echo, 7777), 10) as near:
         say(near)
         room.put([(HOST, 1, Way(delay_ms=60.0)), (1, HOST, Way(delay_ms=60.0))])
@@ -80,7 +78,7 @@ def test_packets_are_lost_and_late_in_one_direction_or_both_and_connections_live
         say(near)
 
 
-def test_namespaces_devices_and_disks_go_with_the_process_that_asked_for_them(tmp_path: Path, room: Room) -> None:
+def test_namespaces_devices_and_disks_are_removed_when_their_process_dies(tmp_path: Path, room: Room) -> None:
     """`room` is a parameter only to skip the test if namespaces are unavailable."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -110,7 +108,7 @@ def links() -> str:
     return subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_disk_of_the_room_is_full_when_it_is(tmp_path: Path, room: Room) -> None:
+def test_a_write_beyond_the_size_of_a_test_disk_fails(tmp_path: Path, room: Room) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     room.disk(disk, 1 << 20)

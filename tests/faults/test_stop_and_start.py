@@ -33,7 +33,7 @@ def events(node: Node) -> list[str]:
     return [json.loads(line)["event"] for line in node.log_text().splitlines() if line.startswith("{")]
 
 
-def test_sigterm_under_load_exits_0_and_loses_nothing_that_was_acknowledged(node: Node) -> None:
+def test_sigterm_under_load_exits_with_0_and_loses_no_acknowledged_record(node: Node) -> None:
     with connect(node) as client:
         topic = client.new_topic(partitions=2)
     running = [
@@ -75,7 +75,7 @@ def test_sigterm_does_not_wait_for_long_polls_and_rebalances(node: Node) -> None
     node.start()
 
 
-def test_a_second_sigterm_stops_at_once(node: Node) -> None:
+def test_a_second_sigterm_stops_the_node_and_loses_no_acknowledged_record(node: Node) -> None:
     assert node.process is not None
     with connect(node) as client:
         topic = client.new_topic()
@@ -121,7 +121,7 @@ def listen_flags(kafka: int | None = None, http: int | None = None) -> list[str]
     ]
 
 
-def test_a_second_node_on_one_data_folder_is_refused_and_the_first_goes_on(node: Node, tmp_path: Path) -> None:
+def test_a_second_node_on_one_data_folder_is_refused_and_the_first_keeps_running(node: Node, tmp_path: Path) -> None:
     with connect(node) as client:
         topic = client.new_topic()
         line = refused("--data-dir", str(node.data_dir), *listen_flags(), cwd=tmp_path)
@@ -132,7 +132,7 @@ def test_a_second_node_on_one_data_folder_is_refused_and_the_first_goes_on(node:
 
 
 @pytest.mark.parametrize("which", ["kafka", "http"])
-def test_a_port_that_is_taken_is_named(tmp_path: Path, which: str) -> None:
+def test_the_error_names_a_port_that_is_taken(tmp_path: Path, which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused("--data-dir", str(tmp_path / "data"), *listen_flags(**{which: port}), cwd=tmp_path)
@@ -140,13 +140,13 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, which: str) -> None:
     assert "taken" in line
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     line = refused("--data-dir", str(tmp_path / "file" / "data"), *listen_flags(), cwd=tmp_path)
     assert str(tmp_path / "file") in line
 
 
-def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unwritable_folder(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     folder = tmp_path / "read-only"
@@ -155,12 +155,12 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     assert "read-only" in line
 
 
-def test_a_folder_on_a_read_only_file_system_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_on_a_read_only_file_system(tmp_path: Path) -> None:
     line = refused("--data-dir", "/proc/chronik-data", *listen_flags(), cwd=tmp_path)
     assert "/proc/chronik-data" in line
 
 
-def test_an_unknown_config_key_is_named_with_a_close_match(tmp_path: Path) -> None:
+def test_the_error_names_an_unknown_config_key_and_suggests_a_similar_one(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text('durabillity = "synced"\n')
     line = refused("--config", str(config), *listen_flags(), cwd=tmp_path)
@@ -185,7 +185,7 @@ def test_a_wildcard_bind_without_an_advertised_address_is_refused(tmp_path: Path
     ],
     ids=lambda arguments: " ".join(arguments),
 )
-def test_flags_that_make_no_sense_are_refused(tmp_path: Path, arguments: list[str]) -> None:
+def test_invalid_flags_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     refused(*arguments, cwd=tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_a_data_folder_of_another_node_or_of_a_newer_format_is_refused(node: Nod
     node.start()
 
 
-def test_a_topic_default_that_no_topic_could_have_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_topic_default_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "node.toml"
     config.write_text('[topic_defaults]\n"retention.mss" = 5\n')
     line = refused("--config", str(config), "--data-dir", str(tmp_path / "data"), *listen_flags(), cwd=tmp_path)
