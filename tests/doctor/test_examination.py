@@ -29,7 +29,7 @@ def bootstrap(nodes: LocalNodes) -> list[tuple[str, int]]:
     return [("127.0.0.1", broker.server.port) for broker in nodes.brokers.values()]
 
 
-def test_a_healthy_topic_is_healthy_and_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
+def test_a_healthy_topic_is_healthy_and_a_note_states_the_missing_sources(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
@@ -61,7 +61,7 @@ def test_unknown_topics_groups_and_brokers_are_errors(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_missing_node_is_seen_and_waited_for_by_nobody(tmp_path: Path) -> None:
+def test_examination_reports_a_killed_node_without_waiting_for_it(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
@@ -80,7 +80,7 @@ def test_a_missing_node_is_seen_and_waited_for_by_nobody(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_when_all_brokers_go_while_it_looks_it_does_not_say_that_all_is_well(tmp_path: Path) -> None:
+def test_examination_reports_no_leader_if_all_brokers_stop_while_it_runs(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")

@@ -44,7 +44,7 @@ def asked(answer: bytes | None, ask: Callable[[str], Awaitable[T]]) -> tuple[T |
     return asyncio.run(run()), requests
 
 
-def test_an_answer_comes_with_the_nodes_clock() -> None:
+def test_a_response_includes_the_nodes_clock() -> None:
     body = b'{"a": 1}'
     answer, requests = asked(
         f"HTTP/1.1 200 OK\r\n{DATE}\r\n".encode() + body, lambda a: get(a, "/api/x y", after=3, topic=None, limit=5)
@@ -65,20 +65,20 @@ def test_an_answer_comes_with_the_nodes_clock() -> None:
         (None, "did not answer within 0.2 s"),
     ],
 )
-def test_anything_else_is_an_error_of_one_line(answer: bytes | None, reason: str) -> None:
+def test_an_invalid_response_is_a_one_line_error(answer: bytes | None, reason: str) -> None:
     outcome, _ = asked(answer, lambda address: get_json(address, "/", 0.2))
     assert isinstance(outcome, HttpError)
     assert reason in str(outcome)
     assert "\n" not in str(outcome)
 
 
-def test_nobody_there_and_no_address_are_errors_too() -> None:
+def test_an_unreachable_or_invalid_address_is_an_error() -> None:
     for address in ("127.0.0.1:1", "nowhere", ""):
         with pytest.raises(HttpError):
             asyncio.run(get(address, "/"))
 
 
-def test_pages_go_on_behind_the_last_and_tell_when_a_node_goes_and_comes_back() -> None:
+def test_trace_pages_resume_after_the_last_event_and_report_node_availability() -> None:
     event = '{"kind":"no-data","n":7,"time_ms":1.0,"node":1,"topic":"t","partition":0,"fetch":2}'
     page = f'HTTP/1.1 200 OK\r\n{DATE}\r\n{{"node":1,"next":7,"dropped":0,"events":[{event}]}}'.encode()
 

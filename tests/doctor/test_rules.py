@@ -60,7 +60,7 @@ def consumed(seen: Observations, times_s: Sequence[float], positions: Callable[[
 # -- healthy -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loaded_topic_with_a_group_that_follows_is_healthy() -> None:
+def test_a_topic_under_load_with_a_group_that_keeps_up_is_healthy() -> None:
     seen = healthy()
     consumed(seen, TIMES_S, lambda partition, at_s: int(at_s * 100))
     diagnosis = judge(seen)
@@ -69,7 +69,7 @@ def test_a_loaded_topic_with_a_group_that_follows_is_healthy() -> None:
     assert diagnosis.partitions[0].groups["g"] == {"committed": 500, "lag": 95}
 
 
-def test_a_topic_in_which_nothing_happens_is_healthy() -> None:
+def test_an_idle_topic_is_healthy() -> None:
     seen = healthy()
     for partition in seen.partitions:
         change(seen, partition, high_watermark=10, log_end_offset=10)
@@ -81,7 +81,7 @@ def test_a_topic_in_which_nothing_happens_is_healthy() -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_replicas_are_evidence_and_no_verdict_of_their_own() -> None:
+def test_damaged_replicas_add_evidence_but_do_not_change_the_verdict() -> None:
     seen = healthy()
     seen.damages = [
         DamageSeen(2, 0, 50, "scrub", "segment 50: its file is missing", "healed"),
@@ -103,7 +103,7 @@ def test_damaged_replicas_are_evidence_and_no_verdict_of_their_own() -> None:
 # -- no leader ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_without_a_leader_in_the_metadata_is_named() -> None:
+def test_a_partition_without_a_leader_in_the_metadata_is_reported() -> None:
     seen = healthy()
     change(seen, 1, leader=-1, high_watermark=None, log_end_offset=None, error="no leader is named", isr=(2,))
     seen.silent_nodes = {2: "refused"}
@@ -113,7 +113,7 @@ def test_a_partition_without_a_leader_in_the_metadata_is_named() -> None:
     assert "node 2" in diagnosis.next_step
 
 
-def test_where_the_metadata_is_frozen_who_answers_decides() -> None:
+def test_a_leader_that_is_silent_or_denies_leadership_is_a_missing_leader() -> None:
     seen = healthy()
     for partition in seen.partitions:
         unknown = {"log_start_offset": None, "high_watermark": None, "log_end_offset": None}
@@ -127,7 +127,7 @@ def test_where_the_metadata_is_frozen_who_answers_decides() -> None:
     assert "is silent" in diagnosis.evidence[1].text
 
 
-def test_a_leader_that_is_replaced_meanwhile_is_no_missing_leader() -> None:
+def test_a_short_leader_failover_is_not_reported() -> None:
     seen = healthy()
     samples = seen.partitions[0]
     for at in (2, 3):
@@ -140,7 +140,7 @@ def test_a_leader_that_is_replaced_meanwhile_is_no_missing_leader() -> None:
 # -- watermarks --------------------------------------------------------------------------------------------------------
 
 
-def test_a_watermark_that_stands_while_records_wait_is_named_with_whom_it_waits_for() -> None:
+def test_a_stalled_watermark_is_reported_with_the_replica_that_blocks_it() -> None:
     seen = healthy()
     seen.min_insync_replicas = 3
     seen.watermark_age_s = {0: 42.0}
@@ -153,7 +153,7 @@ def test_a_watermark_that_stands_while_records_wait_is_named_with_whom_it_waits_
     assert "min.insync.replicas=3 needs 1 more" in item.text
 
 
-def test_a_watermark_that_began_to_stand_in_the_middle_counts_from_there() -> None:
+def test_the_duration_of_a_stall_starts_at_the_watermarks_last_progress() -> None:
     seen = healthy()
     samples = seen.partitions[0]
     for at in range(2, 6):
@@ -163,7 +163,7 @@ def test_a_watermark_that_began_to_stand_in_the_middle_counts_from_there() -> No
     assert judge(seen).verdict == "healthy", "two seconds are too short to say so"
 
 
-def test_a_follower_in_sync_that_is_behind_or_silent_is_named() -> None:
+def test_a_lagging_or_silent_in_sync_follower_is_reported() -> None:
     seen = healthy()
     change(seen, 0, high_watermark=50)
     seen.replica_ends = {0: {1: 600, 2: 600, 3: 50}}
@@ -174,7 +174,7 @@ def test_a_follower_in_sync_that_is_behind_or_silent_is_named() -> None:
     assert judge(seen).evidence[0].node == 2
 
 
-def test_a_leader_that_does_not_tell_its_watermark_has_one_that_stands() -> None:
+def test_a_watermark_that_the_leader_does_not_report_is_not_advancing() -> None:
     seen = healthy()
     change(seen, 0, high_watermark=None, error="OFFSET_NOT_AVAILABLE")
     diagnosis = judge(seen)
@@ -182,7 +182,7 @@ def test_a_leader_that_does_not_tell_its_watermark_has_one_that_stands() -> None
     assert "not told" in diagnosis.evidence[0].text
 
 
-def test_records_that_no_producer_finished_before_are_no_standing_watermark() -> None:
+def test_records_appended_just_before_the_last_sample_are_no_stalled_watermark() -> None:
     seen = healthy()
     change(seen, 0, high_watermark=100, log_end_offset=100)
     seen.partitions[0][-1] = replace(seen.partitions[0][-1], log_end_offset=150)
@@ -192,7 +192,7 @@ def test_records_that_no_producer_finished_before_are_no_standing_watermark() ->
 # -- fetches -----------------------------------------------------------------------------------------------------------
 
 
-def test_fetches_that_take_seconds_although_records_are_there_hang() -> None:
+def test_fetches_that_take_seconds_with_records_available_hang() -> None:
     seen = healthy()
     seen.fetches = [
         FetchProbe(0, 2, 3, 17, 2_500.0),
@@ -207,7 +207,7 @@ def test_fetches_that_take_seconds_although_records_are_there_hang() -> None:
     assert diagnosis.partitions[2].fetch_ms == 2500.0
 
 
-def test_one_slow_fetch_or_a_machine_that_is_slow_altogether_is_no_hang() -> None:
+def test_a_single_slow_fetch_or_a_slow_machine_is_no_hang() -> None:
     seen = healthy()
     seen.fetches = [FetchProbe(0, 2, 3, 17, 2_500.0), FetchProbe(1, 2, 3, 17, 90.0)]
     assert judge(seen).verdict == "healthy"
@@ -221,7 +221,7 @@ def traced(node: int = 3) -> tuple[TraceRing, list[float]]:
     return TraceRing(node, 1000, lambda: clock_ms[0], SimpleNamespace(traces_dropped=0)), clock_ms
 
 
-def test_consumers_fetches_that_hang_are_found_in_the_traces_and_long_polls_are_not() -> None:
+def test_traces_show_hanging_consumer_fetches_but_not_long_polls() -> None:
     ring, clock_ms = traced()
     trace = PartitionTrace(ring, "orders", 2)
     for fetch in (1, 2):
@@ -253,7 +253,7 @@ def rejected(seen: Observations, *counts: int) -> None:
     ]
 
 
-def test_rejections_that_go_on_are_named_with_node_client_and_the_real_leader() -> None:
+def test_continuing_rejections_are_reported_with_node_client_and_current_leader() -> None:
     seen = healthy()
     rejected(seen, 3, 9, 15)
     ring, _ = traced(node=2)
@@ -268,7 +268,7 @@ def test_rejections_that_go_on_are_named_with_node_client_and_the_real_leader() 
 
 
 @pytest.mark.parametrize("counts", [(3, 3, 3), (3, 20, 20), (3, 3, 20), (3, 4, 5)])
-def test_rejections_that_are_few_or_over_are_a_leader_that_moved(counts: tuple[int, int, int]) -> None:
+def test_few_or_past_rejections_are_not_reported(counts: tuple[int, int, int]) -> None:
     seen = healthy()
     rejected(seen, *counts)
     assert judge(seen).verdict == "healthy"
@@ -277,7 +277,7 @@ def test_rejections_that_are_few_or_over_are_a_leader_that_moved(counts: tuple[i
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_holds_its_partitions_and_commits_nothing_has_stopped() -> None:
+def test_a_member_that_owns_partitions_and_commits_nothing_has_stopped() -> None:
     seen = healthy(LONG_S)
     consumed(seen, LONG_S, lambda partition, at_s: 40)
     diagnosis = judge(seen)
@@ -288,7 +288,7 @@ def test_a_member_that_holds_its_partitions_and_commits_nothing_has_stopped() ->
     assert "reader" in diagnosis.next_step
 
 
-def test_nothing_is_said_of_a_group_before_it_had_the_time_to_commit_twice() -> None:
+def test_a_group_is_not_reported_before_it_has_time_to_commit_twice() -> None:
     seen = healthy()
     consumed(seen, TIMES_S, lambda partition, at_s: 40)
     assert judge(seen).verdict == "healthy"
@@ -299,7 +299,7 @@ def test_nothing_is_said_of_a_group_before_it_had_the_time_to_commit_twice() -> 
     assert LONG_S[-1] > COMMITS_S
 
 
-def test_one_of_two_members_that_stands_has_stopped_though_the_other_moves() -> None:
+def test_a_stuck_member_has_stopped_even_if_another_member_makes_progress() -> None:
     seen = healthy(LONG_S)
     members = (Member("m-1", "stuck", "h", (0, 1)), Member("m-2", "fine", "h", (2,)))
     seen.groups["g"] = [GroupSample(at_s, "Stable", members, {0: 40, 1: 40, 2: int(at_s * 100)}) for at_s in LONG_S]
@@ -308,7 +308,7 @@ def test_one_of_two_members_that_stands_has_stopped_though_the_other_moves() -> 
     assert [item.client for item in diagnosis.evidence] == ["stuck"]
 
 
-def test_a_group_that_has_ended_is_no_alarm_unless_it_is_asked_for() -> None:
+def test_an_empty_group_is_reported_only_if_it_is_requested() -> None:
     seen = healthy(LONG_S)
     seen.groups["g"] = [GroupSample(at_s, "Empty", (), {0: 40}) for at_s in LONG_S]
     assert judge(seen).verdict == "healthy"
@@ -319,7 +319,7 @@ def test_a_group_that_has_ended_is_no_alarm_unless_it_is_asked_for() -> None:
     assert "Start its consumers" in diagnosis.next_step
 
 
-def test_a_partition_that_stands_alone_is_an_imbalance() -> None:
+def test_a_single_stuck_partition_is_an_imbalance() -> None:
     seen = healthy(LONG_S)
     consumed(seen, LONG_S, lambda partition, at_s: 40 if partition == 1 else int(at_s * 100))
     diagnosis = judge(seen)
@@ -329,7 +329,7 @@ def test_a_partition_that_stands_alone_is_an_imbalance() -> None:
     assert "partition 0, 2 moved" in item.text
 
 
-def test_a_partition_that_nobody_holds_is_an_imbalance_too() -> None:
+def test_a_partition_that_no_member_owns_is_an_imbalance() -> None:
     seen = healthy(LONG_S)
     consumed(seen, LONG_S, lambda partition, at_s: 40 if partition == 1 else int(at_s * 100))
     seen.groups["g"] = [replace(sample, members=(Member("m", "reader", "h", (0, 2)),)) for sample in seen.groups["g"]]
@@ -341,7 +341,7 @@ def test_a_partition_that_nobody_holds_is_an_imbalance_too() -> None:
 # -- replicas, and the order of verdicts -------------------------------------------------------------------------------
 
 
-def test_a_missing_replica_is_named_with_what_is_known_of_it() -> None:
+def test_an_out_of_sync_replica_is_reported_with_its_connection_error() -> None:
     seen = healthy()
     change(seen, 0, isr=(1, 2))
     seen.silent_nodes = {3: "Connection refused"}
@@ -378,7 +378,7 @@ CURES: dict[Verdict, Callable[[Observations], object]] = {
 }
 
 
-def test_the_order_of_precedence_is_that_of_the_interface() -> None:
+def test_verdicts_follow_the_documented_order_of_precedence() -> None:
     order: list[Verdict] = [rule.verdict for rule in PRECEDENCE]
     assert order == list(CURES)
     seen = everything()
@@ -389,7 +389,7 @@ def test_the_order_of_precedence_is_that_of_the_interface() -> None:
         assert judge(seen).verdict == after
 
 
-def test_the_json_has_what_the_interface_promises() -> None:
+def test_the_json_contains_the_documented_fields() -> None:
     told = judge(everything()).to_json()
     assert told["verdict"] == "no-leader"
     assert told["also"][0] == "watermark-not-advancing"

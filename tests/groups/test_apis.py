@@ -68,7 +68,7 @@ async def stable_member(broker: FakeBroker) -> str:
 
 
 @pytest.mark.parametrize("version", versions(find_coordinator))
-def test_coordinator_is_found(version: int) -> None:
+def test_find_coordinator_returns_the_coordinator(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
         found = answer.coordinators[0] if version >= 4 else answer
@@ -80,7 +80,7 @@ def test_coordinator_is_found(version: int) -> None:
     with_broker(play)
 
 
-def test_coordinator_of_a_name_that_no_group_can_have_is_refused() -> None:
+def test_find_coordinator_refuses_an_invalid_group_id() -> None:
     """Hashing a name takes time, and an untrusted client could send names of many megabytes."""
 
     async def play(broker: FakeBroker) -> None:
@@ -92,7 +92,7 @@ def test_coordinator_of_a_name_that_no_group_can_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_transaction_coordinator_is_refused_with_words(version: int) -> None:
+def test_find_coordinator_refuses_transactions_with_a_message(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         values = {"key": "txn", "key_type": 1, "coordinator_keys": ["txn"]}
         answer = await broker.ask(find_coordinator.API, version, values)
@@ -104,7 +104,7 @@ def test_transaction_coordinator_is_refused_with_words(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(join_group))
-def test_member_joins_and_is_given_its_id_first_where_the_version_knows_that(version: int) -> None:
+def test_join_requires_a_member_id_from_version_4_on(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         answer = await join(broker, version)
         if version >= 4:
@@ -134,7 +134,7 @@ def test_static_member_joins_in_one_step(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(sync_group))
-def test_assignment_comes_back(version: int) -> None:
+def test_sync_returns_the_assignment(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         member = (await join(broker, 3)).member_id
         values = {
@@ -157,7 +157,7 @@ def test_assignment_comes_back(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(heartbeat))
-def test_heartbeat_is_answered(version: int) -> None:
+def test_heartbeat_succeeds_only_for_known_members(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         member = await stable_member(broker)
         values = {"group_id": GROUP, "generation_id": 1, "member_id": member}
@@ -169,7 +169,7 @@ def test_heartbeat_is_answered(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(leave_group))
-def test_members_leave(version: int) -> None:
+def test_leave_group_removes_only_known_members(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         member = await stable_member(broker)
 
@@ -190,7 +190,7 @@ def test_members_leave(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(describe_groups))
-def test_groups_are_described(version: int) -> None:
+def test_describe_groups_returns_known_and_unknown_groups(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         member = await stable_member(broker)
         answer = await broker.ask(describe_groups.API, version, {"groups": [GROUP, "nobody"]})
@@ -210,7 +210,7 @@ def test_groups_are_described(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(list_groups))
-def test_groups_are_listed_by_state_and_type(version: int) -> None:
+def test_list_groups_filters_by_state_and_type(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         await stable_member(broker)
 
@@ -231,7 +231,7 @@ def test_groups_are_listed_by_state_and_type(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(delete_groups))
-def test_empty_groups_are_deleted(version: int) -> None:
+def test_delete_groups_deletes_only_empty_groups(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         member = await stable_member(broker)
 
@@ -268,7 +268,7 @@ def fetch_values(version: int, topics: list[dict[str, Any]] | None, group_id: st
 
 
 @pytest.mark.parametrize("version", versions(offset_commit))
-def test_offsets_are_committed_and_each_partition_has_its_own_error(version: int) -> None:
+def test_offset_commit_returns_an_error_code_for_each_partition(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         topic_id = await broker.create_topic("t")
         partitions = [
@@ -300,7 +300,7 @@ def test_offsets_are_committed_and_each_partition_has_its_own_error(version: int
 
 
 @pytest.mark.parametrize("version", versions(offset_fetch))
-def test_offsets_are_fetched_and_missing_ones_are_minus_one_without_an_error(version: int) -> None:
+def test_offset_fetch_returns_minus_one_for_missing_offsets_without_an_error(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         topic_id = await broker.create_topic("t", 2)
         partition = {
@@ -328,7 +328,7 @@ def test_offsets_are_fetched_and_missing_ones_are_minus_one_without_an_error(ver
 
 
 @pytest.mark.parametrize("version", versions(offset_fetch))
-def test_coordinator_that_moved_is_the_error_where_the_version_has_it(version: int) -> None:
+def test_offset_fetch_reports_not_coordinator_in_every_version(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         topic_id = await broker.create_topic("t")
         await broker.groups.ensure_topic()
@@ -345,7 +345,7 @@ def test_coordinator_that_moved_is_the_error_where_the_version_has_it(version: i
     with_broker(play)
 
 
-def test_offsets_are_deleted() -> None:
+def test_offset_delete_returns_an_error_code_for_each_partition() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t", 2)
         partition = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
@@ -365,7 +365,7 @@ def test_offsets_are_deleted() -> None:
 @pytest.mark.parametrize(
     ("module", "version"), [(module, version) for module in MODULES for version in versions(module)]
 )
-def test_stopped_node_refuses_in_every_version_instead_of_failing(module: Any, version: int) -> None:
+def test_stopped_node_answers_every_version_of_every_group_api(module: Any, version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.groups.stop()
         commit = {"topics": [{"partitions": [{"partition_index": 0, "committed_offset": 1}]}]}

@@ -20,7 +20,7 @@ def expire(play: Play) -> None:
     play.run(play.coordinator.expire_offsets(play.at))
 
 
-def test_commit_of_a_member_can_be_read_back(play: Play) -> None:
+def test_committed_offset_of_a_member_is_readable(play: Play) -> None:
     (member,) = play.stable_group(1)
     token = play.commit(7, generation=1, member_id=member, metadata="why")
     assert play.commit_error(token) is ErrorCode.none
@@ -28,7 +28,7 @@ def test_commit_of_a_member_can_be_read_back(play: Play) -> None:
     assert committed == (7, 1, "why", play.wall_ms)
 
 
-def test_commit_is_answered_and_visible_only_when_the_log_has_it(play: Play) -> None:
+def test_commit_is_acknowledged_and_visible_only_after_its_append(play: Play) -> None:
     play.holds_appends = True
     token = play.commit(7)
     assert token not in play.answers
@@ -38,7 +38,7 @@ def test_commit_is_answered_and_visible_only_when_the_log_has_it(play: Play) -> 
     assert play.offset() == 7
 
 
-def test_commits_take_effect_in_the_order_of_the_log(play: Play) -> None:
+def test_commits_take_effect_in_log_order(play: Play) -> None:
     play.holds_appends = True
     play.commit(7)
     play.commit(3)
@@ -60,7 +60,7 @@ def test_commits_take_effect_in_the_order_of_the_log(play: Play) -> None:
         (ErrorCode.unknown_server_error, ErrorCode.unknown_server_error),
     ],
 )
-def test_commit_that_could_not_be_written_is_an_error_and_changes_nothing(
+def test_failed_commit_returns_an_error_and_keeps_the_previous_offset(
     play: Play, error: ErrorCode, answer: ErrorCode
 ) -> None:
     play.commit(7)
@@ -81,14 +81,14 @@ def test_commit_of_another_generation_is_refused(play: Play) -> None:
     assert play.commit_error(play.commit(generation=2, member_id=member)) is ErrorCode.illegal_generation
 
 
-def test_commit_of_a_stranger_is_refused(play: Play) -> None:
+def test_commit_of_an_unknown_member_is_refused(play: Play) -> None:
     play.stable_group(1)
     assert play.commit_error(play.commit(generation=1, member_id="ghost")) is ErrorCode.unknown_member_id
     assert play.commit_error(play.commit(generation=-1)) is ErrorCode.unknown_member_id
     assert play.commit_error(play.commit(generation=-1, member_id="ghost")) is ErrorCode.unknown_member_id
 
 
-def test_commit_with_a_generation_to_a_group_that_does_not_exist_is_refused(play: Play) -> None:
+def test_commit_with_a_generation_to_an_unknown_group_is_refused(play: Play) -> None:
     assert play.commit_error(play.commit(generation=1, member_id="m")) is ErrorCode.illegal_generation
 
 
@@ -101,7 +101,7 @@ def test_simple_consumer_commits_to_a_group_without_members(play: Play) -> None:
     assert play.offset() == 5
 
 
-def test_member_may_commit_while_a_rebalance_is_prepared_but_not_before_it_knows_its_share(play: Play) -> None:
+def test_member_may_commit_in_preparing_rebalance_but_not_in_completing_rebalance(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.join()
     assert play.commit_error(play.commit(generation=1, member_id=member)) is ErrorCode.none
@@ -116,13 +116,13 @@ def test_commit_keeps_the_session_alive(play: Play) -> None:
         assert play.commit_error(play.commit(generation=1, member_id=member)) is ErrorCode.none
 
 
-def test_metadata_that_is_too_large_is_refused_for_its_partition_alone(play: Play) -> None:
+def test_commit_with_too_large_metadata_is_refused(play: Play) -> None:
     assert play.commit_error(play.commit(metadata="x" * 4_096)) is ErrorCode.none
     assert play.commit_error(play.commit(metadata="x" * 4_097)) is ErrorCode.offset_metadata_too_large
     assert play.commit_error(play.commit(metadata="ä" * 2_049)) is ErrorCode.offset_metadata_too_large
 
 
-def test_offsets_may_be_committed_under_the_empty_group_name(play: Play) -> None:
+def test_offsets_may_be_committed_with_an_empty_group_id(play: Play) -> None:
     assert play.commit_error(play.commit(group_id="")) is ErrorCode.none
     assert play.offset(group_id="") == 5
 
@@ -135,7 +135,7 @@ def test_unknown_group_has_no_offsets_and_no_error(play: Play) -> None:
     assert play.coordinator.committed("nobody", None) == (ErrorCode.none, {})
 
 
-def test_partition_without_an_offset_reads_as_none(play: Play) -> None:
+def test_partition_without_a_committed_offset_reads_as_none(play: Play) -> None:
     play.commit(4)
     error, committed = play.coordinator.committed(GROUP, [("t", 1), ("t", 0)])
     assert error is ErrorCode.none
@@ -151,11 +151,11 @@ def test_group_with_members_is_not_deleted(play: Play) -> None:
     assert play.error(play.delete_group()) is ErrorCode.non_empty_group
 
 
-def test_group_that_does_not_exist_is_not_deleted(play: Play) -> None:
+def test_deletion_of_an_unknown_group_is_refused(play: Play) -> None:
     assert play.error(play.delete_group()) is ErrorCode.group_id_not_found
 
 
-def test_deleted_group_is_gone_with_its_offsets_for_good(play: Play) -> None:
+def test_deleted_group_and_its_offsets_stay_deleted_after_a_restart(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.commit(generation=1, member_id=member)
     play.leave((member, None))
@@ -167,7 +167,7 @@ def test_deleted_group_is_gone_with_its_offsets_for_good(play: Play) -> None:
     assert play.offsets() == {}
 
 
-def test_deletion_covers_a_commit_that_is_still_on_its_way(play: Play) -> None:
+def test_group_deletion_removes_the_offsets_of_pending_commits(play: Play) -> None:
     play.commit(4)
     play.holds_appends = True
     commit = play.commit(5, partition=("t", 1))
@@ -179,7 +179,7 @@ def test_deletion_covers_a_commit_that_is_still_on_its_way(play: Play) -> None:
     assert play.offsets() == {}
 
 
-def test_group_takes_no_changes_while_it_is_being_deleted(play: Play) -> None:
+def test_group_refuses_changes_while_it_is_being_deleted(play: Play) -> None:
     play.commit(4)
     play.holds_appends = True
     delete = play.delete_group()
@@ -192,7 +192,7 @@ def test_group_takes_no_changes_while_it_is_being_deleted(play: Play) -> None:
     assert play.error(delete) is ErrorCode.none
 
 
-def test_group_whose_deletion_failed_stays(play: Play) -> None:
+def test_group_remains_if_its_deletion_fails(play: Play) -> None:
     play.commit(4)
     play.append_error = ErrorCode.not_enough_replicas
     assert play.error(play.delete_group()) is ErrorCode.coordinator_not_available
@@ -219,16 +219,16 @@ def test_offsets_of_topics_that_members_subscribe_to_are_not_deleted(play: Play)
     assert list(play.offsets()) == [("t", 0)]
 
 
-def test_offsets_of_a_group_of_another_kind_are_not_deleted_while_it_has_members(play: Play) -> None:
+def test_offsets_of_a_connect_group_with_members_are_not_deleted(play: Play) -> None:
     play.stable_group(1, protocol_type="connect", protocols=(("default", b""),))
     assert play.delete_offsets(("t", 0))["error_code"] is ErrorCode.non_empty_group
 
 
-def test_offsets_of_a_group_that_does_not_exist_are_not_deleted(play: Play) -> None:
+def test_offset_deletion_for_an_unknown_group_is_refused(play: Play) -> None:
     assert play.delete_offsets(("t", 0))["error_code"] is ErrorCode.group_id_not_found
 
 
-def test_offsets_of_a_deleted_topic_go_for_every_group(play: Play) -> None:
+def test_topic_deletion_removes_its_offsets_from_every_group(play: Play) -> None:
     play.commit(4)
     play.commit(4, group_id="other")
     play.commit(4, group_id="other", partition=("u", 0))
@@ -249,7 +249,7 @@ def test_offsets_of_a_group_with_members_do_not_expire(play: Play) -> None:
     assert play.offset() == 5
 
 
-def test_offsets_of_an_idle_group_expire_when_it_has_been_empty_for_the_retention_time(play: Play) -> None:
+def test_offsets_expire_after_their_group_is_empty_for_the_retention_time(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.commit(generation=1, member_id=member)
     play.wall_ms += 2 * RETENTION_MS
@@ -263,7 +263,7 @@ def test_offsets_of_an_idle_group_expire_when_it_has_been_empty_for_the_retentio
     assert play.coordinator.groups() == []
 
 
-def test_retention_time_goes_on_counting_over_a_restart(play: Play) -> None:
+def test_retention_time_continues_across_a_restart(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.commit(generation=1, member_id=member)
     play.leave((member, None))
@@ -276,7 +276,7 @@ def test_retention_time_goes_on_counting_over_a_restart(play: Play) -> None:
     assert play.offsets() == {}
 
 
-def test_offsets_of_a_simple_group_expire_by_their_commit(play: Play) -> None:
+def test_offsets_of_a_simple_group_expire_by_commit_time(play: Play) -> None:
     play.commit(4)
     play.wall_ms += RETENTION_MS // 2
     play.commit(4, partition=("t", 1))
@@ -285,7 +285,7 @@ def test_offsets_of_a_simple_group_expire_by_their_commit(play: Play) -> None:
     assert list(play.offsets()) == [("t", 1)]
 
 
-def test_offset_that_was_set_in_an_idle_group_stays_the_full_time(play: Play) -> None:
+def test_offset_committed_to_an_empty_group_is_retained_for_the_full_time(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.leave((member, None))
     play.wall_ms += RETENTION_MS - 1
@@ -295,7 +295,7 @@ def test_offset_that_was_set_in_an_idle_group_stays_the_full_time(play: Play) ->
     assert play.offset() == 9
 
 
-def test_topics_that_no_member_subscribes_to_any_more_expire_by_their_commit(play: Play) -> None:
+def test_offsets_of_unsubscribed_topics_expire_by_commit_time(play: Play) -> None:
     (member,) = play.stable_group(1, protocols=(("range", subscription("u")),))
     play.commit(generation=1, member_id=member)
     play.commit(generation=1, member_id=member, partition=("u", 0))
@@ -304,7 +304,7 @@ def test_topics_that_no_member_subscribes_to_any_more_expire_by_their_commit(pla
     assert list(play.offsets()) == [("u", 0)]
 
 
-def test_commit_on_its_way_saves_an_offset_from_expiry(play: Play) -> None:
+def test_pending_commit_prevents_offset_expiry(play: Play) -> None:
     play.commit(4)
     play.wall_ms += RETENTION_MS
     play.holds_appends = True
@@ -314,7 +314,7 @@ def test_commit_on_its_way_saves_an_offset_from_expiry(play: Play) -> None:
     assert play.offset() == 5
 
 
-def test_empty_group_without_offsets_goes_at_the_next_check(play: Play) -> None:
+def test_expiry_removes_an_empty_group_without_offsets(play: Play) -> None:
     (member,) = play.stable_group(1)
     play.leave((member, None))
     expire(play)

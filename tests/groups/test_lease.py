@@ -99,7 +99,7 @@ async def committed_group(broker: FakeBroker) -> str:
 
 
 @pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
-def test_without_a_lease_a_group_request_is_refused_and_changes_nothing(
+def test_coordinator_without_a_lease_refuses_requests_and_changes_nothing(
     module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
 ) -> None:
     async def play(broker: FakeBroker) -> None:
@@ -116,7 +116,7 @@ def test_without_a_lease_a_group_request_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
-def test_coordinator_that_hands_its_partition_over_answers_for_no_group_of_it(
+def test_coordinator_refuses_requests_while_it_hands_its_partition_over(
     module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
 ) -> None:
     async def play(broker: FakeBroker) -> None:
@@ -127,7 +127,7 @@ def test_coordinator_that_hands_its_partition_over_answers_for_no_group_of_it(
     with_broker(play)
 
 
-def test_without_a_lease_no_group_is_listed_and_no_lag_is_told() -> None:
+def test_coordinator_without_a_lease_lists_no_groups_and_reports_no_lag() -> None:
     async def play(broker: FakeBroker) -> None:
         await committed_group(broker)
         assert len((await broker.ask(list_groups.API, 5, {})).groups) == 1
@@ -141,7 +141,7 @@ def test_without_a_lease_no_group_is_listed_and_no_lag_is_told() -> None:
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_without_a_lease_no_coordinator_is_named(version: int) -> None:
+def test_coordinator_is_not_available_without_a_lease(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         await committed_group(broker)
         broker.has_lease = False
@@ -152,7 +152,7 @@ def test_without_a_lease_no_coordinator_is_named(version: int) -> None:
     with_broker(play)
 
 
-def test_join_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
+def test_waiting_join_gets_not_coordinator_when_the_lease_expires() -> None:
     async def play(broker: FakeBroker) -> None:
         await committed_group(broker)
         waiting = asyncio.ensure_future(join(broker, 3))
@@ -163,7 +163,7 @@ def test_join_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
     with_broker(play)
 
 
-def test_sync_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
+def test_waiting_sync_gets_not_coordinator_when_the_lease_expires() -> None:
     async def play(broker: FakeBroker) -> None:
         first = asyncio.ensure_future(join(broker, 3))
         second = asyncio.ensure_future(join(broker, 3))
@@ -178,7 +178,7 @@ def test_sync_that_waits_when_the_lease_ends_is_sent_elsewhere() -> None:
     with_broker(play, group_initial_rebalance_delay_ms=50)
 
 
-def test_commit_that_becomes_durable_after_the_lease_ended_is_not_answered_with_success() -> None:
+def test_commit_that_becomes_durable_after_the_lease_expires_is_not_acknowledged() -> None:
     async def play(broker: FakeBroker) -> None:
         await committed_group(broker)
         broker.appends_allowed.clear()
@@ -194,7 +194,7 @@ def test_commit_that_becomes_durable_after_the_lease_ended_is_not_answered_with_
     with_broker(play)
 
 
-def test_time_without_a_lease_does_not_end_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_do_not_expire_while_the_coordinator_has_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_service, "LEASE_CHECK_S", 0.01)
 
     async def play(broker: FakeBroker) -> None:
@@ -213,7 +213,7 @@ def test_time_without_a_lease_does_not_end_sessions(monkeypatch: pytest.MonkeyPa
     with_broker(play, group_min_session_timeout_ms=1)
 
 
-def test_node_that_leads_again_in_a_later_epoch_reads_its_groups_again() -> None:
+def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch() -> None:
     async def play(broker: FakeBroker) -> None:
         member = await committed_group(broker)
         index = group_partition(GROUP, broker.config.offsets_topic_partitions)
@@ -240,7 +240,7 @@ def test_node_that_leads_again_in_a_later_epoch_reads_its_groups_again() -> None
     with_broker(play)
 
 
-def test_commit_whose_batch_is_never_committed_is_answered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_times_out_if_its_batch_is_never_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_appender, "APPEND_TIMEOUT_S", 0.05)
 
     async def play(broker: FakeBroker) -> None:
@@ -263,7 +263,7 @@ def test_commit_whose_batch_is_never_committed_is_answered_within_a_bound(monkey
 # The state machine
 
 
-def test_member_that_was_refused_while_it_waited_may_ask_again_in_the_same_rebalance() -> None:
+def test_member_whose_waiting_join_is_refused_may_rejoin_the_same_rebalance() -> None:
     play = Play()
     (first,) = play.stable_group(1)
     newcomer = play.join()
@@ -278,7 +278,7 @@ def test_member_that_was_refused_while_it_waited_may_ask_again_in_the_same_rebal
     assert play.joined(again)[1] == play.joined(rejoin)[1] == 2
 
 
-def test_member_that_does_not_ask_again_holds_up_nobody() -> None:
+def test_refused_member_that_does_not_rejoin_expires_with_its_session() -> None:
     play = Play()
     (first,) = play.stable_group(1)
     newcomer = play.join()

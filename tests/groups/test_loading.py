@@ -8,7 +8,7 @@ from chronik.groups.records import group_partition, write_group_key
 from chronik.wire.errors import ErrorCode
 
 
-def test_group_goes_on_after_a_restart_of_its_coordinator() -> None:
+def test_group_continues_after_its_coordinator_restarts() -> None:
     play = Play()
     leader, follower = play.stable_group(2)
     play.commit(7, generation=2, member_id=leader)
@@ -21,7 +21,7 @@ def test_group_goes_on_after_a_restart_of_its_coordinator() -> None:
     assert play.commit_error(play.commit(8, generation=2, member_id=leader)) is ErrorCode.none
 
 
-def test_members_have_a_fresh_session_after_a_restart() -> None:
+def test_coordinator_restart_renews_member_sessions() -> None:
     play = Play()
     (member,) = play.stable_group(1)
     play.wait(SESSION_MS - 1)
@@ -33,7 +33,7 @@ def test_members_have_a_fresh_session_after_a_restart() -> None:
     assert play.state == "Empty"
 
 
-def test_generation_rises_over_a_restart() -> None:
+def test_generation_increases_across_a_restart() -> None:
     play = Play()
     (member,) = play.stable_group(1)
     play.leave((member, None))
@@ -42,7 +42,7 @@ def test_generation_rises_over_a_restart() -> None:
     assert play.joined(play.join())[1] == 3
 
 
-def test_requests_are_told_to_come_back_while_the_groups_are_loaded() -> None:
+def test_requests_return_coordinator_load_in_progress_while_groups_load() -> None:
     play = Play(load=False)
     play.coordinator.start_loading(PARTITION)
     loading = ErrorCode.coordinator_load_in_progress
@@ -59,7 +59,7 @@ def test_requests_are_told_to_come_back_while_the_groups_are_loaded() -> None:
     assert play.joined(play.join())[1] == 1
 
 
-def test_requests_are_sent_away_from_a_partition_that_is_not_led_here() -> None:
+def test_requests_return_not_coordinator_if_another_node_leads_the_partition() -> None:
     play = Play(load=False)
     elsewhere = ErrorCode.not_coordinator
     assert play.error(play.join()) is elsewhere
@@ -73,13 +73,13 @@ def test_requests_are_sent_away_from_a_partition_that_is_not_led_here() -> None:
     assert play.error(token) is elsewhere
 
 
-def test_without_an_offsets_topic_there_is_no_coordinator() -> None:
+def test_join_returns_coordinator_not_available_without_an_offsets_topic() -> None:
     play = Play(load=False)
     play.coordinator.partition_count = 0
     assert play.error(play.join()) is ErrorCode.coordinator_not_available
 
 
-def test_everybody_who_waits_is_sent_away_when_a_partition_is_given_up() -> None:
+def test_unloading_a_partition_answers_waiting_joins_with_not_coordinator() -> None:
     play = Play()
     (member,) = play.stable_group(1)
     joining = play.join()
@@ -91,7 +91,7 @@ def test_everybody_who_waits_is_sent_away_when_a_partition_is_given_up() -> None
     assert play.coordinator.next_deadline_ms() is None
 
 
-def test_writes_on_their_way_are_answered_when_a_partition_is_given_up() -> None:
+def test_unloading_a_partition_answers_pending_writes_with_not_coordinator() -> None:
     play = Play()
     play.commit(1, group_id="gone")
     member, _ = play.joined(play.join())
@@ -110,7 +110,7 @@ def test_writes_on_their_way_are_answered_when_a_partition_is_given_up() -> None
     assert play.offset(group_id="simple") is None
 
 
-def test_groups_of_other_partitions_stay_when_one_is_given_up() -> None:
+def test_unloading_a_partition_keeps_the_groups_of_other_partitions() -> None:
     play = Play()
     play.coordinator.partition_count = 2
     play.coordinator.load(1, [], play.at)
@@ -126,7 +126,7 @@ def test_groups_of_other_partitions_stay_when_one_is_given_up() -> None:
     assert left == [name for name in names if group_partition(name, 2) == 0]
 
 
-def test_records_that_cannot_be_read_do_not_keep_the_others_from_loading() -> None:
+def test_loading_skips_unreadable_records() -> None:
     play = Play()
     play.commit(7)
     strange = [(b"\x00\x09other kinds of state", b"x"), (b"\x00\x01", b"cut"), (None, b"no key")]

@@ -19,7 +19,7 @@ def play() -> Play:
     return Play()
 
 
-def test_first_member_leads_generation_one_and_is_told_of_itself(play: Play) -> None:
+def test_first_member_leads_generation_one_and_receives_the_member_list(play: Play) -> None:
     token = play.join()
     answer = play.answers[token]
     member, generation = play.joined(token)
@@ -31,7 +31,7 @@ def test_first_member_leads_generation_one_and_is_told_of_itself(play: Play) -> 
     assert member.startswith("app-")
 
 
-def test_member_id_is_required_first_and_then_accepted(play: Play) -> None:
+def test_coordinator_assigns_a_member_id_and_accepts_it_on_rejoin(play: Play) -> None:
     first = play.join(member_id_required=True)
     assert play.error(first) is ErrorCode.member_id_required
     member = play.answers[first]["member_id"]
@@ -40,7 +40,7 @@ def test_member_id_is_required_first_and_then_accepted(play: Play) -> None:
     assert play.joined(again) == (member, 1)
 
 
-def test_pending_member_that_never_comes_back_is_forgotten(play: Play) -> None:
+def test_pending_member_expires_if_it_does_not_join(play: Play) -> None:
     token = play.join(member_id_required=True)
     play.wait(SESSION_MS)
     again = play.join(play.answers[token]["member_id"], member_id_required=True)
@@ -57,7 +57,7 @@ def test_rebalance_waits_for_a_pending_member_until_its_session_ends(play: Play)
     assert play.joined(rejoin) == (alone, 2)
 
 
-def test_only_the_leader_learns_the_members(play: Play) -> None:
+def test_only_the_leader_receives_the_member_list(play: Play) -> None:
     leader, follower = play.stable_group(2)
     tokens = {member: play.join(member, protocols=TWO_PROTOCOLS[1:]) for member in (leader, follower)}
     answers = {member: play.answers[token] for member, token in tokens.items()}
@@ -66,7 +66,7 @@ def test_only_the_leader_learns_the_members(play: Play) -> None:
     assert answers[follower]["members"] == []
 
 
-def test_new_member_makes_the_others_join_again(play: Play) -> None:
+def test_new_member_makes_existing_members_rejoin(play: Play) -> None:
     (alone,) = play.stable_group(1)
     token = play.join()
     assert token not in play.answers
@@ -77,7 +77,7 @@ def test_new_member_makes_the_others_join_again(play: Play) -> None:
     assert play.joined(token)[1] == 2
 
 
-def test_members_that_do_not_join_again_within_the_rebalance_timeout_are_removed(play: Play) -> None:
+def test_rebalance_timeout_removes_members_that_do_not_rejoin(play: Play) -> None:
     (alone,) = play.stable_group(1)
     token = play.join()
     for _ in range(REBALANCE_MS // 5_000):
@@ -89,7 +89,7 @@ def test_members_that_do_not_join_again_within_the_rebalance_timeout_are_removed
     assert play.heartbeat(alone, 1) is ErrorCode.unknown_member_id
 
 
-def test_session_timeout_removes_a_member_and_the_others_rebalance(play: Play) -> None:
+def test_session_timeout_removes_a_member_and_starts_a_rebalance(play: Play) -> None:
     leader, follower = play.stable_group(2)
     play.wait(SESSION_MS - 1)
     assert play.heartbeat(follower, 2) is ErrorCode.none
@@ -101,7 +101,7 @@ def test_session_timeout_removes_a_member_and_the_others_rebalance(play: Play) -
     assert play.answers[token]["leader"] == follower
 
 
-def test_member_that_waits_for_a_rebalance_does_not_expire(play: Play) -> None:
+def test_member_does_not_expire_while_its_join_waits(play: Play) -> None:
     (alone,) = play.stable_group(1)
     play.join(member_id_required=True, session_timeout_ms=60_000)
     rejoin = play.join(alone)
@@ -110,7 +110,7 @@ def test_member_that_waits_for_a_rebalance_does_not_expire(play: Play) -> None:
     assert len(play.described()["members"]) == 1
 
 
-def test_new_member_that_waits_too_long_is_given_up(play: Play) -> None:
+def test_new_member_is_removed_if_its_join_waits_too_long(play: Play) -> None:
     (alone,) = play.stable_group(1, session_timeout_ms=1_800_000, rebalance_timeout_ms=1_800_000)
     token = play.join(rebalance_timeout_ms=1_800_000)
     play.wait(NEW_MEMBER_JOIN_TIMEOUT_MS)
@@ -126,14 +126,14 @@ def test_unchanged_follower_gets_the_current_generation_without_a_rebalance(play
     assert play.state == "Stable"
 
 
-def test_follower_with_other_metadata_starts_a_rebalance(play: Play) -> None:
+def test_follower_that_rejoins_with_new_metadata_starts_a_rebalance(play: Play) -> None:
     _, follower = play.stable_group(2)
     token = play.join(follower, protocols=(("range", subscription("t", "u")),))
     assert token not in play.answers
     assert play.state == "PreparingRebalance"
 
 
-def test_leader_that_joins_again_starts_a_rebalance(play: Play) -> None:
+def test_leader_that_rejoins_starts_a_rebalance(play: Play) -> None:
     leader, _ = play.stable_group(2)
     token = play.join(leader)
     assert token not in play.answers
@@ -147,7 +147,7 @@ def test_repeated_join_in_completing_rebalance_gets_the_same_answer(play: Play) 
     assert play.answers[again] == play.answers[first]
 
 
-def test_repeated_join_while_waiting_lets_the_older_request_go(play: Play) -> None:
+def test_repeated_join_fails_the_older_waiting_request(play: Play) -> None:
     play.stable_group(1)
     token = play.join(member_id_required=True)
     older = play.join(play.answers[token]["member_id"])
@@ -156,7 +156,7 @@ def test_repeated_join_while_waiting_lets_the_older_request_go(play: Play) -> No
     assert newer not in play.answers
 
 
-def test_protocol_that_all_know_and_most_prefer_is_chosen(play: Play) -> None:
+def test_coordinator_selects_the_protocol_that_all_support_and_most_prefer(play: Play) -> None:
     (first,) = play.stable_group(1, protocols=TWO_PROTOCOLS)
     second = play.join(protocols=(("range", b"r"), ("other", b"o")))
     play.join(first, protocols=TWO_PROTOCOLS)
@@ -171,7 +171,7 @@ def test_member_without_a_common_protocol_is_refused(play: Play) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"protocols": ()}, {"protocol_type": ""}])
-def test_first_member_must_bring_a_protocol(play: Play, changes: dict[str, Any]) -> None:
+def test_first_member_must_provide_a_protocol(play: Play, changes: dict[str, Any]) -> None:
     assert play.error(play.join(**changes)) is ErrorCode.inconsistent_group_protocol
     assert play.coordinator.groups() == []
 
@@ -203,7 +203,7 @@ def test_unknown_member_id_is_refused(play: Play) -> None:
     assert play.leave(("ghost", None)) == [ErrorCode.unknown_member_id]
 
 
-def test_group_takes_no_more_members_than_allowed() -> None:
+def test_full_group_refuses_new_members() -> None:
     play = Play(GroupSettings(initial_rebalance_delay_ms=0, members_max=2))
     play.stable_group(2)
     assert play.error(play.join()) is ErrorCode.group_max_size_reached
@@ -211,7 +211,7 @@ def test_group_takes_no_more_members_than_allowed() -> None:
     assert play.state == "Stable"
 
 
-def test_ids_given_out_count_towards_the_size_of_a_group() -> None:
+def test_pending_members_count_towards_the_group_size_limit() -> None:
     play = Play(GroupSettings(initial_rebalance_delay_ms=0, members_max=2))
     errors = [play.error(play.join(member_id_required=True)) for _ in range(3)]
     assert errors == [*[ErrorCode.member_id_required] * 2, ErrorCode.group_max_size_reached]
@@ -231,7 +231,7 @@ def test_members_started_together_join_the_same_first_generation() -> None:
     assert play.joined(first)[1] == play.joined(second)[1] == 1
 
 
-def test_first_rebalance_of_one_member_waits_only_the_initial_delay() -> None:
+def test_first_rebalance_with_one_member_takes_only_the_initial_delay() -> None:
     play = Play(GroupSettings(initial_rebalance_delay_ms=100))
     token = play.join()
     play.wait(99)
@@ -240,7 +240,7 @@ def test_first_rebalance_of_one_member_waits_only_the_initial_delay() -> None:
     assert play.joined(token)[1] == 1
 
 
-def test_steady_stream_of_joiners_cannot_hold_back_the_first_generation_for_long() -> None:
+def test_steady_joins_delay_the_first_generation_only_for_a_bounded_time() -> None:
     play = Play(GroupSettings(initial_rebalance_delay_ms=100))
     first = play.join()
     for _ in range(60):
@@ -269,7 +269,7 @@ def test_followers_wait_for_the_leaders_assignment(play: Play) -> None:
     assert play.answers[leads]["protocol_name"] == "range"
 
 
-def test_assignment_is_in_the_log_before_anyone_is_told(play: Play) -> None:
+def test_assignment_is_written_to_the_log_before_members_receive_it(play: Play) -> None:
     member, _ = play.joined(play.join())
     play.holds_appends = True
     token = play.sync(member, 1, {member: b"A"})
@@ -284,7 +284,7 @@ def test_assignment_is_in_the_log_before_anyone_is_told(play: Play) -> None:
     assert (stored.generation, stored.leader_id, stored.protocol_name) == (1, member, "range")
 
 
-def test_assignment_that_cannot_be_written_sends_the_members_to_join_again(play: Play) -> None:
+def test_failed_assignment_write_makes_members_rejoin(play: Play) -> None:
     member, _ = play.joined(play.join())
     play.append_error = ErrorCode.not_leader_or_follower
     token = play.sync(member, 1, {member: b"A"})
@@ -294,7 +294,7 @@ def test_assignment_that_cannot_be_written_sends_the_members_to_join_again(play:
     assert play.joined(play.join(member)) == (member, 2)
 
 
-def test_leader_that_repeats_its_sync_is_written_once(play: Play) -> None:
+def test_repeated_sync_of_the_leader_writes_the_assignment_once(play: Play) -> None:
     member, _ = play.joined(play.join())
     play.holds_appends = True
     older = play.sync(member, 1, {member: b"A"})
@@ -305,7 +305,7 @@ def test_leader_that_repeats_its_sync_is_written_once(play: Play) -> None:
     assert play.answers[newer]["assignment"] == b"A"
 
 
-def test_assignment_of_a_generation_that_has_passed_changes_nothing(play: Play) -> None:
+def test_late_assignment_of_an_earlier_generation_has_no_effect(play: Play) -> None:
     leader, _ = play.joined(play.join())
     play.holds_appends = True
     late = play.sync(leader, 1, {leader: b"old"})
@@ -331,20 +331,20 @@ def test_stable_group_answers_a_sync_at_once(play: Play) -> None:
         ({"protocol_name": "sticky"}, ErrorCode.inconsistent_group_protocol),
     ],
 )
-def test_sync_that_does_not_fit_the_generation_is_refused(
+def test_sync_with_a_wrong_generation_or_protocol_is_refused(
     play: Play, changes: dict[str, Any], error: ErrorCode
 ) -> None:
     member, _ = play.joined(play.join())
     assert play.error(play.sync(member, **{"generation": 1, **changes})) is error
 
 
-def test_sync_during_a_rebalance_is_told_to_join_again(play: Play) -> None:
+def test_sync_during_a_rebalance_returns_rebalance_in_progress(play: Play) -> None:
     (alone,) = play.stable_group(1)
     play.join()
     assert play.error(play.sync(alone, 1)) is ErrorCode.rebalance_in_progress
 
 
-def test_member_that_joins_and_never_syncs_is_removed_after_the_rebalance_timeout(play: Play) -> None:
+def test_rebalance_timeout_removes_a_member_that_never_syncs(play: Play) -> None:
     leader, _ = play.joined(play.join(session_timeout_ms=1_800_000))
     newcomer = play.join(session_timeout_ms=1_800_000)
     play.join(leader, session_timeout_ms=1_800_000)
@@ -364,7 +364,7 @@ def test_heartbeat_of_another_generation_is_refused(play: Play) -> None:
 # LeaveGroup
 
 
-def test_last_member_that_leaves_makes_the_group_empty(play: Play) -> None:
+def test_group_is_empty_after_its_last_member_leaves(play: Play) -> None:
     (alone,) = play.stable_group(1)
     assert play.leave((alone, None)) == [ErrorCode.none]
     assert play.state == "Empty"
@@ -373,19 +373,19 @@ def test_last_member_that_leaves_makes_the_group_empty(play: Play) -> None:
     assert read_group_value(value).members == ()
 
 
-def test_members_can_leave_together(play: Play) -> None:
+def test_one_request_removes_several_members(play: Play) -> None:
     members = play.stable_group(3)
     errors = play.leave(*((member, None) for member in members[:2]), ("ghost", None))
     assert errors == [ErrorCode.none, ErrorCode.none, ErrorCode.unknown_member_id]
     assert play.joined(play.join(members[2])) == (members[2], 4)
 
 
-def test_leaving_without_members_is_fine(play: Play) -> None:
+def test_leave_request_without_members_succeeds(play: Play) -> None:
     play.stable_group(1)
     assert play.leave() == []
 
 
-def test_member_that_leaves_while_it_waits_is_answered(play: Play) -> None:
+def test_member_that_leaves_gets_an_error_for_its_waiting_join(play: Play) -> None:
     play.stable_group(1)
     pending = play.join(member_id_required=True)
     member = play.answers[pending]["member_id"]
@@ -399,7 +399,7 @@ def test_pending_member_may_leave(play: Play) -> None:
     assert play.leave((play.answers[pending]["member_id"], None)) == [ErrorCode.none]
 
 
-def test_leave_during_a_rebalance_completes_it(play: Play) -> None:
+def test_leave_completes_a_rebalance_that_waits_for_the_member(play: Play) -> None:
     leader, follower = play.stable_group(2)
     token = play.join(leader)
     assert token not in play.answers
@@ -410,7 +410,7 @@ def test_leave_during_a_rebalance_completes_it(play: Play) -> None:
 # DescribeGroups
 
 
-def test_stable_group_is_described_with_metadata_and_assignments(play: Play) -> None:
+def test_describe_returns_metadata_and_assignments_of_a_stable_group(play: Play) -> None:
     (alone,) = play.stable_group(1)
     described = play.described()
     assert described["protocol_data"] == "range"
@@ -426,14 +426,14 @@ def test_stable_group_is_described_with_metadata_and_assignments(play: Play) -> 
     ]
 
 
-def test_group_is_listed_with_its_state(play: Play) -> None:
+def test_list_returns_the_state_of_a_group(play: Play) -> None:
     play.stable_group(1)
     assert play.coordinator.groups() == [
         {"group_id": GROUP, "protocol_type": "consumer", "group_state": "Stable", "group_type": "classic"}
     ]
 
 
-def test_unknown_group_is_dead(play: Play) -> None:
+def test_describe_reports_an_unknown_group_as_dead(play: Play) -> None:
     assert play.described("nobody") == {
         "error_code": ErrorCode.none,
         "group_id": "nobody",
@@ -443,7 +443,7 @@ def test_unknown_group_is_dead(play: Play) -> None:
     }
 
 
-def test_each_generation_with_members_is_counted_once(play: Play) -> None:
+def test_rebalance_is_reported_once_for_each_generation_with_members(play: Play) -> None:
     (alone,) = play.stable_group(1)
     play.leave((alone, None))
     assert [(each.generation, each.member_count) for each in play.rebalances] == [(1, 1)]

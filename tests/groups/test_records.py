@@ -51,27 +51,27 @@ groups = st.builds(
 
 
 @given(names, names, int32s)
-def test_offset_key_reads_as_it_was_written(group: str, topic: str, partition: int) -> None:
+def test_offset_key_round_trips(group: str, topic: str, partition: int) -> None:
     assert read_key(write_offset_key(group, topic, partition)) == OffsetKey(group, topic, partition)
 
 
 @given(offsets)
-def test_offset_value_reads_as_it_was_written(committed: CommittedOffset) -> None:
+def test_offset_value_round_trips(committed: CommittedOffset) -> None:
     assert read_offset_value(write_offset_value(committed)) == committed
 
 
 @given(names)
-def test_group_key_reads_as_it_was_written(group: str) -> None:
+def test_group_key_round_trips(group: str) -> None:
     assert read_key(write_group_key(group)) == GroupKey(group)
 
 
 @given(groups)
-def test_group_value_reads_as_it_was_written(group: GroupMetadata) -> None:
+def test_group_value_round_trips(group: GroupMetadata) -> None:
     assert read_group_value(write_group_value(group)) == group
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     for read in (read_key, read_offset_value, read_group_value):
         try:
             read(data)
@@ -137,10 +137,10 @@ def test_older_group_values_are_read(data: str, state_since_ms: int, rebalance_t
     # Java: Math.abs("...".hashCode()) % 50, as Kafka assigns groups to its 50 partitions.
     [("", 0), ("test", 48), ("hello world", 2), ("my-group", 12), ("gruppe-ü-😀", 16), ("polygenelubricants", 0)],
 )
-def test_group_is_placed_where_every_kafka_tool_looks_for_it(group: str, partition: int) -> None:
+def test_group_maps_to_the_same_partition_as_in_kafka(group: str, partition: int) -> None:
     assert group_partition(group, 50) == partition
 
 
 @given(st.text(max_size=30), st.integers(1, 100))
-def test_every_group_has_a_partition(group: str, count: int) -> None:
+def test_group_partition_is_within_the_partition_count(group: str, count: int) -> None:
     assert 0 <= group_partition(group, count) < count

@@ -30,7 +30,7 @@ def offsets_log(broker: FakeBroker, group_id: str = GROUP) -> MemoryLog:
     return broker.logs[(OFFSETS_TOPIC, group_partition(group_id, broker.config.offsets_topic_partitions))]
 
 
-def test_offsets_topic_is_created_compacted_when_it_is_first_needed() -> None:
+def test_first_coordinator_lookup_creates_the_compacted_offsets_topic() -> None:
     async def play(broker: FakeBroker) -> None:
         assert broker.groups.groups() == []
         assert broker.image.topic(OFFSETS_TOPIC) is None
@@ -43,7 +43,7 @@ def test_offsets_topic_is_created_compacted_when_it_is_first_needed() -> None:
     with_broker(play)
 
 
-def test_first_requests_of_many_clients_create_one_offsets_topic() -> None:
+def test_concurrent_first_requests_create_one_offsets_topic() -> None:
     async def play(broker: FakeBroker) -> None:
         leaders = await asyncio.gather(*(broker.groups.coordinator_of(f"g{number}") for number in range(20)))
         assert {leader.id for leader in leaders} == {1}
@@ -51,7 +51,7 @@ def test_first_requests_of_many_clients_create_one_offsets_topic() -> None:
     with_broker(play)
 
 
-def test_commit_at_the_first_request_finds_its_coordinator() -> None:
+def test_first_commit_succeeds_before_the_offsets_topic_exists() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.none}
@@ -60,7 +60,7 @@ def test_commit_at_the_first_request_finds_its_coordinator() -> None:
     with_broker(play)
 
 
-def test_commits_that_wait_share_one_batch_and_keep_their_order() -> None:
+def test_pending_commits_share_one_batch_and_keep_their_order() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         await broker.groups.commit(commit(0))
@@ -79,7 +79,7 @@ def test_commits_that_wait_share_one_batch_and_keep_their_order() -> None:
     with_broker(play)
 
 
-def test_failed_append_fails_the_commits_in_it_and_later_ones_succeed() -> None:
+def test_failed_append_fails_its_commits_and_later_commits_succeed() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         broker.append_error = KafkaError(ErrorCode.kafka_storage_error, "full")
@@ -91,7 +91,7 @@ def test_failed_append_fails_the_commits_in_it_and_later_ones_succeed() -> None:
     with_broker(play)
 
 
-def test_groups_and_offsets_are_there_after_a_restart() -> None:
+def test_groups_and_offsets_survive_a_restart() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         joined = await broker.groups.join(join_request())
@@ -111,7 +111,7 @@ def test_groups_and_offsets_are_there_after_a_restart() -> None:
     with_broker(play)
 
 
-def test_damaged_batch_costs_only_its_own_records() -> None:
+def test_damaged_batch_loses_only_its_own_records() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         await broker.groups.commit(commit(7))
@@ -128,7 +128,7 @@ def test_damaged_batch_costs_only_its_own_records() -> None:
     with_broker(play)
 
 
-def test_offsets_of_a_deleted_topic_are_removed_from_the_log_as_well() -> None:
+def test_topic_deletion_writes_tombstones_for_its_committed_offsets() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         await broker.groups.commit(commit(7))
@@ -142,7 +142,7 @@ def test_offsets_of_a_deleted_topic_are_removed_from_the_log_as_well() -> None:
     with_broker(play)
 
 
-def test_offsets_of_a_topic_that_went_while_the_node_was_down_are_removed_on_load() -> None:
+def test_loading_removes_offsets_of_a_topic_that_was_deleted_while_the_node_was_down() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         await broker.groups.commit(commit(7))
@@ -159,7 +159,7 @@ def test_offsets_of_a_topic_that_went_while_the_node_was_down_are_removed_on_loa
     with_broker(play)
 
 
-def test_session_ends_by_the_loops_clock() -> None:
+def test_session_expires_by_the_loops_clock() -> None:
     async def play(broker: FakeBroker) -> None:
         joined = await broker.groups.join(join_request(session_timeout_ms=50))
         member = joined["member_id"]
@@ -179,7 +179,7 @@ def test_rebalances_are_counted() -> None:
     with_broker(play)
 
 
-def test_stop_sends_whoever_waits_to_another_coordinator() -> None:
+def test_stop_answers_waiting_requests_with_not_coordinator() -> None:
     async def play(broker: FakeBroker) -> None:
         joined = await broker.groups.join(join_request())
         waiting = asyncio.ensure_future(broker.groups.join(join_request()))
@@ -191,7 +191,7 @@ def test_stop_sends_whoever_waits_to_another_coordinator() -> None:
     with_broker(play)
 
 
-def test_wait_that_was_given_up_harms_nobody() -> None:
+def test_cancelled_join_does_not_block_the_group() -> None:
     async def play(broker: FakeBroker) -> None:
         first = await broker.groups.join(join_request())
         waiting = asyncio.ensure_future(broker.groups.join(join_request()))
@@ -205,7 +205,7 @@ def test_wait_that_was_given_up_harms_nobody() -> None:
     with_broker(play)
 
 
-def test_lag_is_the_distance_from_the_commit_to_the_end() -> None:
+def test_lag_is_the_distance_from_the_committed_offset_to_the_log_end() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t", 2)
         broker.logs[("t", 0)] = MemoryLog(log_end_offset=10)
@@ -217,7 +217,7 @@ def test_lag_is_the_distance_from_the_commit_to_the_end() -> None:
     with_broker(play)
 
 
-def test_group_is_a_stranger_again_when_its_partition_moves_away() -> None:
+def test_coordinator_forgets_groups_of_a_deleted_offsets_topic() -> None:
     async def play(broker: FakeBroker) -> None:
         await broker.create_topic("t")
         await broker.groups.commit(commit(7))

@@ -29,13 +29,13 @@ def static_group(play: Play, **changes: Any) -> tuple[str, str]:
     return leader, follower
 
 
-def test_static_member_is_added_without_the_two_steps(play: Play) -> None:
+def test_static_member_joins_in_one_step(play: Play) -> None:
     member, generation = play.joined(play.join(instance_id="a", member_id_required=False))
     assert generation == 1
     assert member.startswith("a-")
 
 
-def test_restarted_follower_takes_its_place_without_a_rebalance(play: Play) -> None:
+def test_restarted_follower_keeps_its_assignment_without_a_rebalance(play: Play) -> None:
     leader, follower = static_group(play)
     token = play.join(instance_id="b")
     restarted, generation = play.joined(token)
@@ -47,7 +47,7 @@ def test_restarted_follower_takes_its_place_without_a_rebalance(play: Play) -> N
     assert play.answers[play.sync(restarted, 2, instance_id="b")]["assignment"] == b"B"
 
 
-def test_new_id_of_a_static_member_is_in_the_log_before_it_is_told(play: Play) -> None:
+def test_new_member_id_of_a_static_member_is_logged_before_the_response(play: Play) -> None:
     static_group(play)
     play.holds_appends = True
     token = play.join(instance_id="b")
@@ -59,14 +59,14 @@ def test_new_id_of_a_static_member_is_in_the_log_before_it_is_told(play: Play) -
     assert [each.member_id for each in read_group_value(value).members][1] == restarted
 
 
-def test_new_id_of_a_static_member_that_cannot_be_written_is_an_error(play: Play) -> None:
+def test_join_of_a_static_member_fails_if_its_new_member_id_cannot_be_written(play: Play) -> None:
     static_group(play)
     play.append_error = ErrorCode.not_enough_replicas
     token = play.join(instance_id="b")
     assert play.error(token) is ErrorCode.coordinator_not_available
 
 
-def test_restarted_leader_of_an_old_client_is_not_told_that_it_leads(play: Play) -> None:
+def test_restarted_leader_without_skip_assignment_rejoins_as_a_follower(play: Play) -> None:
     leader, _ = static_group(play)
     token = play.join(instance_id="a")
     answer = play.answers[token]
@@ -75,7 +75,7 @@ def test_restarted_leader_of_an_old_client_is_not_told_that_it_leads(play: Play)
     assert not answer["skip_assignment"]
 
 
-def test_restarted_leader_of_a_new_client_is_told_to_skip_the_assignment(play: Play) -> None:
+def test_restarted_leader_with_skip_assignment_remains_leader(play: Play) -> None:
     _, follower = static_group(play)
     token = play.join(instance_id="a", can_skip_assignment=True)
     answer = play.answers[token]
@@ -88,7 +88,7 @@ def test_restarted_leader_of_a_new_client_is_told_to_skip_the_assignment(play: P
     assert play.answers[play.sync(restarted, 2, instance_id="a")]["assignment"] == b"A"
 
 
-def test_process_with_the_same_instance_id_fences_the_first(play: Play) -> None:
+def test_second_process_with_the_same_instance_id_fences_the_first(play: Play) -> None:
     leader, follower = static_group(play)
     play.join(instance_id="b")
     fenced = ErrorCode.fenced_instance_id
@@ -101,7 +101,7 @@ def test_process_with_the_same_instance_id_fences_the_first(play: Play) -> None:
     assert play.heartbeat(leader, 2, "a") is ErrorCode.none
 
 
-def test_waiting_request_of_a_fenced_member_is_answered(play: Play) -> None:
+def test_fencing_fails_the_waiting_join_of_the_older_process(play: Play) -> None:
     static_group(play)
     play.holds_appends = True
     older = play.join(instance_id="b")
@@ -111,13 +111,13 @@ def test_waiting_request_of_a_fenced_member_is_answered(play: Play) -> None:
     play.joined(newer)
 
 
-def test_owned_partitions_in_the_metadata_do_not_cost_a_rebalance(play: Play) -> None:
+def test_restart_with_other_owned_partitions_does_not_start_a_rebalance(play: Play) -> None:
     static_group(play, protocols=(("cooperative-sticky", subscription("t", user_data=b"owned")),))
     token = play.join(instance_id="b", protocols=(("cooperative-sticky", subscription("t")),))
     assert play.joined(token)[1] == 2
 
 
-def test_restart_with_other_topics_starts_a_rebalance(play: Play) -> None:
+def test_restart_with_a_new_subscription_starts_a_rebalance(play: Play) -> None:
     leader, _ = static_group(play)
     token = play.join(instance_id="b", protocols=(("range", subscription("t", "u")),))
     assert token not in play.answers
@@ -125,7 +125,7 @@ def test_restart_with_other_topics_starts_a_rebalance(play: Play) -> None:
     assert play.joined(token)[1] == 3
 
 
-def test_restart_during_a_rebalance_takes_part_in_it(play: Play) -> None:
+def test_member_that_restarts_during_a_rebalance_joins_it(play: Play) -> None:
     leader, follower = static_group(play)
     rejoin = play.join(follower, instance_id="b", protocols=(("range", b"other"),))
     restarted = play.join(instance_id="b")
@@ -134,7 +134,7 @@ def test_restart_during_a_rebalance_takes_part_in_it(play: Play) -> None:
     assert play.joined(restarted)[1] == 3
 
 
-def test_restart_while_members_wait_for_the_assignment_starts_over(play: Play) -> None:
+def test_restart_while_members_wait_for_the_assignment_starts_a_new_rebalance(play: Play) -> None:
     leader, _ = play.joined(play.join(instance_id="a"))
     newcomer = play.join(instance_id="b")
     play.join(leader, instance_id="a")
@@ -146,7 +146,7 @@ def test_restart_while_members_wait_for_the_assignment_starts_over(play: Play) -
     assert play.joined(token)[1] == 3
 
 
-def test_absent_static_member_keeps_its_place_until_its_session_ends(play: Play) -> None:
+def test_absent_static_member_remains_in_the_group_until_its_session_expires(play: Play) -> None:
     leader, follower = static_group(play)
     play.wait(SESSION_MS - 2)
     assert play.heartbeat(leader, 2, "a") is ErrorCode.none
@@ -157,7 +157,7 @@ def test_absent_static_member_keeps_its_place_until_its_session_ends(play: Play)
     assert play.joined(play.join(leader, instance_id="a"))[1] == 3
 
 
-def test_rebalance_does_not_remove_a_static_member_that_is_away(play: Play) -> None:
+def test_rebalance_timeout_does_not_remove_an_absent_static_member(play: Play) -> None:
     leader, follower = static_group(play, session_timeout_ms=1_800_000)
     token = play.join(leader, instance_id="a", session_timeout_ms=1_800_000)
     play.wait(REBALANCE_MS)
@@ -171,12 +171,12 @@ def test_administrator_removes_a_static_member_by_its_instance_id(play: Play) ->
     assert play.joined(play.join(leader, instance_id="a"))[1] == 3
 
 
-def test_unknown_instance_id_with_a_member_id_is_refused(play: Play) -> None:
+def test_member_id_with_an_unknown_instance_id_is_refused(play: Play) -> None:
     leader, _ = static_group(play)
     assert play.error(play.join(leader, instance_id="nobody")) is ErrorCode.unknown_member_id
 
 
-def test_only_member_may_come_back_with_another_assignor(play: Play) -> None:
+def test_only_member_may_rejoin_with_another_assignor(play: Play) -> None:
     member, _ = play.joined(play.join(instance_id="a"))
     play.sync(member, 1, instance_id="a")
     token = play.join(instance_id="a", protocols=(("sticky", subscription("t")),))
@@ -184,7 +184,7 @@ def test_only_member_may_come_back_with_another_assignor(play: Play) -> None:
     assert play.joined(token)[1] == 2
 
 
-def test_static_members_are_known_after_a_restart_of_the_coordinator(play: Play) -> None:
+def test_static_members_survive_a_coordinator_restart(play: Play) -> None:
     leader, follower = static_group(play)
     play.restart()
     assert play.heartbeat(leader, 2, "a") is ErrorCode.none

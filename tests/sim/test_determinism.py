@@ -24,7 +24,7 @@ for seed in range({SEEDS}):
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
-def test_a_seed_replays_to_the_same_trace_in_processes_with_other_hashes_and_heaps(scenario: str) -> None:
+def test_a_seed_replays_the_same_trace_whatever_the_hash_seed_and_heap_layout(scenario: str) -> None:
     running = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(number * 10_007), scenario],

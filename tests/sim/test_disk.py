@@ -32,7 +32,7 @@ def content(disk: Disk) -> bytes | None:
     return read_file(disk, "/f")
 
 
-def test_synced_bytes_survive_and_unsynced_ones_may_be_lost_torn_or_kept() -> None:
+def test_synced_bytes_survive_and_unsynced_bytes_may_be_lost_torn_or_kept() -> None:
     def work(disk: Disk) -> None:
         file = disk.open("/f", create=True)
         disk.sync_dir("/")
@@ -60,7 +60,7 @@ def test_pages_are_written_back_in_any_order() -> None:
     assert bytes(4096) + b"B" * 4096 in seen
 
 
-def test_a_name_may_be_lost_until_its_folder_is_synced() -> None:
+def test_a_new_file_may_be_lost_until_its_folder_is_synced() -> None:
     def work(disk: Disk) -> None:
         disk.open("/f", create=True).datasync()
 
@@ -72,7 +72,7 @@ def test_a_name_may_be_lost_until_its_folder_is_synced() -> None:
     assert {after_power_loss(seed, work_and_sync, content) for seed in SEEDS} == {b""}
 
 
-def test_a_file_moved_to_another_folder_is_in_one_of_the_two_and_after_both_syncs_in_the_new_one() -> None:
+def test_a_moved_file_survives_and_is_only_in_the_new_folder_after_both_syncs() -> None:
     def move(disk: Disk) -> None:
         write_file_atomic(disk, "/f", b"moved")
         disk.mkdir("/other")
@@ -91,7 +91,7 @@ def test_a_file_moved_to_another_folder_is_in_one_of_the_two_and_after_both_sync
     assert {after_power_loss(seed, move_and_sync, places) for seed in SEEDS} == {(None, b"moved")}
 
 
-def test_a_replaced_file_has_its_old_content_or_the_new_one() -> None:
+def test_a_replaced_file_has_its_old_or_new_content() -> None:
     def work(disk: Disk) -> None:
         write_file_atomic(disk, "/f", b"old")
         try:
@@ -103,7 +103,7 @@ def test_a_replaced_file_has_its_old_content_or_the_new_one() -> None:
     assert {after_power_loss(seed, work, content) for seed in SEEDS} == {b"old", b"new"}
 
 
-def test_a_folder_that_was_removed_may_come_back_with_what_was_in_it() -> None:
+def test_a_removed_folder_may_reappear_with_its_content() -> None:
     def work(disk: Disk) -> None:
         disk.mkdir("/folder")
         write_file_atomic(disk, "/folder/f", b"x")
@@ -117,14 +117,14 @@ def test_a_folder_that_was_removed_may_come_back_with_what_was_in_it() -> None:
     assert {0, b"x"} <= seen
 
 
-def test_a_killed_process_loses_nothing_of_what_it_wrote(machines: Machines) -> None:
+def test_a_killed_process_loses_none_of_its_writes(machines: Machines) -> None:
     machines.disk().open("/f", create=True).pwrite(b"cached", 0)
     machines.hosts[0].kill()
     machines.restart()
     assert content(machines.disk()) == b"cached"
 
 
-def test_a_full_disk_takes_a_part_and_says_so(machines: Machines) -> None:
+def test_a_full_disk_writes_a_part_and_raises_enospc(machines: Machines) -> None:
     disk = machines.disk()
     file = disk.open("/f", create=True)
     machines.hosts[0].disk.fill(3)
@@ -138,7 +138,7 @@ def test_a_full_disk_takes_a_part_and_says_so(machines: Machines) -> None:
     assert content(disk) == b"12345"
 
 
-def test_after_a_failed_sync_the_next_one_lies(machines: Machines) -> None:
+def test_a_sync_after_a_failed_sync_succeeds_without_writing_the_data(machines: Machines) -> None:
     disk = machines.disk()
     file = disk.open("/f", create=True)
     disk.sync_dir("/")
@@ -154,7 +154,7 @@ def test_after_a_failed_sync_the_next_one_lies(machines: Machines) -> None:
     assert content(machines.disk()) == b""
 
 
-def test_a_failing_device_refuses_every_write_and_reads_what_is_there(machines: Machines) -> None:
+def test_a_failing_device_refuses_every_write_and_still_serves_reads(machines: Machines) -> None:
     disk, device = machines.disk(), machines.hosts[0].disk
     write_file_atomic(disk, "/f", b"kept")
     file = disk.open("/f")
@@ -180,7 +180,7 @@ def test_a_failing_device_refuses_every_write_and_reads_what_is_there(machines: 
     assert content(disk) == b"again"
 
 
-def test_a_hanging_device_keeps_threads_from_their_work_and_lets_the_loop_go_on(machines: Machines) -> None:
+def test_a_hanging_device_blocks_threads_but_not_the_loop(machines: Machines) -> None:
     disk, device = machines.disk(), machines.hosts[0].disk
 
     async def main() -> tuple[bool, bool, float]:
@@ -203,7 +203,7 @@ def test_a_hanging_device_keeps_threads_from_their_work_and_lets_the_loop_go_on(
     assert disk.listdir("/") == sorted(["by-the-loop", *map(str, range(20))])
 
 
-def test_a_hanging_device_may_hold_up_the_loop_as_well(machines: Machines) -> None:
+def test_a_hanging_device_may_block_the_loop(machines: Machines) -> None:
     disk, device = machines.disk(), machines.hosts[0].disk
 
     async def main() -> float:
@@ -219,7 +219,7 @@ def test_a_hanging_device_may_hold_up_the_loop_as_well(machines: Machines) -> No
     assert 99 < machines.run(main()) < 101
 
 
-def test_what_hung_when_its_process_died_is_never_done(machines: Machines) -> None:
+def test_a_hanging_write_is_never_done_if_its_process_dies(machines: Machines) -> None:
     disk, device = machines.disk(), machines.hosts[0].disk
 
     async def main() -> None:
@@ -257,7 +257,7 @@ operation = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(operation, max_size=12))
-def test_without_faults_it_is_a_disk_like_any_other(operations: list[tuple[object, ...]]) -> None:
+def test_a_simulated_disk_without_faults_behaves_like_a_real_disk(operations: list[tuple[object, ...]]) -> None:
     def play(disk: Disk, root: str) -> list[object]:
         disk.mkdir(f"{root}/sub")
         seen: list[object] = []

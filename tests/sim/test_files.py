@@ -70,14 +70,14 @@ def test_only_logs_with_records_below_their_recovery_point_are_exposed(stopped: 
     assert stopped.opened().log_end_offset == 2 * BATCHES
 
 
-def test_to_look_at_a_folder_changes_nothing(stopped: Stopped) -> None:
+def test_inspecting_a_folder_changes_nothing(stopped: Stopped) -> None:
     before = stopped.files.copy()
     stopped.files.exposed()
     stopped.files.put_back(before)
     assert stopped.opened().log_end_offset == 2 * BATCHES
 
 
-def test_a_removed_log_is_gone_for_good(stopped: Stopped) -> None:
+def test_a_removed_log_stays_removed_after_a_power_failure(stopped: Stopped) -> None:
     stopped.files.remove_log(stopped.exposed)
     assert stopped.files.whole_end(LOG) == 0
     assert stopped.opened().log_end_offset == 0
@@ -95,7 +95,7 @@ def test_a_shortened_log_lacks_durable_records() -> None:
     assert notes == {"has", "lost"}
 
 
-def test_a_compacted_log_is_shortened_only_where_that_can_be_told() -> None:
+def test_a_compacted_log_is_shortened_only_if_the_loss_is_detectable() -> None:
     for seed in SEEDS:
         stopped = Stopped("__consumer_offsets")
         stopped.files.shorten(stopped.exposed, Random(seed))
@@ -113,7 +113,7 @@ def test_a_damaged_batch_fails_its_check() -> None:
         stopped.machines.bury()
 
 
-def test_a_folder_is_put_back_as_it_was_copied(stopped: Stopped) -> None:
+def test_a_folder_is_restored_from_its_copy(stopped: Stopped) -> None:
     copy = stopped.files.copy()
     for _ in range(2):
         stopped.files.remove_log(stopped.exposed)
@@ -122,7 +122,7 @@ def test_a_folder_is_put_back_as_it_was_copied(stopped: Stopped) -> None:
     assert stopped.opened().log_end_offset == 2 * BATCHES
 
 
-def test_a_raft_store_is_taken_and_found_again(stopped: Stopped) -> None:
+def test_a_removed_raft_store_can_be_restored(stopped: Stopped) -> None:
     store = stopped.files.take_store()
     assert store is not None
     stopped.machines.restart()

@@ -85,7 +85,7 @@ def test_data_folder_that_the_node_made_survives_a_power_failure() -> None:
     assert all(found)
 
 
-def test_recovery_point_of_a_deleted_topic_is_not_used_for_its_successor() -> None:
+def test_recovery_point_of_a_deleted_topic_does_not_apply_to_a_recreated_topic() -> None:
     async def write_twenty(client: SimClient) -> None:
         await Topics(client.cluster).create("reused", 1, 1, {})
         await Appender(client, "reused").append([(None, b"x")] * 20)

@@ -30,7 +30,7 @@ def told() -> Told:
     return Told()
 
 
-def test_a_record_is_where_it_was_acknowledged(told: Told) -> None:
+def test_a_record_at_its_acknowledged_offset_is_no_violation(told: Told) -> None:
     told.partition.acknowledged([told.name(0), told.name(1)], 10)
     told.read(10, 0)
     told.read(11, 1)
@@ -44,7 +44,7 @@ def test_another_record_at_an_acknowledged_offset_is_a_violation(told: Told) -> 
     assert "held" in (told.world.violation or "")
 
 
-def test_another_record_where_one_was_read_is_a_violation(told: Told) -> None:
+def test_another_record_at_an_already_read_offset_is_a_violation(told: Told) -> None:
     told.read(10, 0)
     told.read(10, 0, "q")
     assert "held" in (told.world.violation or "")
@@ -56,7 +56,7 @@ def test_one_record_at_two_offsets_is_a_violation(told: Told) -> None:
     assert "now also" in (told.world.violation or "")
 
 
-def test_a_record_that_nobody_sent_is_a_violation(told: Told) -> None:
+def test_a_record_that_no_producer_sent_is_a_violation(told: Told) -> None:
     told.partition.read(0, b"x", "reader")
     assert "nobody sent" in (told.world.violation or "")
 
@@ -76,20 +76,20 @@ def test_streams_may_mix_and_have_gaps(told: Told) -> None:
     assert told.world.violation is None
 
 
-def test_an_end_that_goes_back_is_a_violation(told: Told) -> None:
+def test_an_end_offset_that_goes_back_is_a_violation(told: Told) -> None:
     told.partition.end_shown(10, 0, "reader")
     told.partition.end_shown(9, 10, "reader")
     assert "shown the end 9" in (told.world.violation or "")
 
 
-def test_an_answer_that_was_asked_for_before_a_larger_one_came_is_none(told: Told) -> None:
+def test_a_lower_end_offset_requested_before_a_higher_one_is_no_violation(told: Told) -> None:
     asked_at = told.partition.end_seen
     told.partition.end_shown(10, 0, "reader")
     told.partition.end_shown(9, asked_at, "slow reader")
     assert told.world.violation is None and told.partition.end_seen == 10
 
 
-def test_a_commit_that_is_forgotten_is_a_violation(told: Told) -> None:
+def test_a_lost_commit_is_a_violation(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.trying(5)
     group.commit_acknowledged(5)
@@ -97,14 +97,14 @@ def test_a_commit_that_is_forgotten_is_a_violation(told: Told) -> None:
     assert "after 5 had been told" in (told.world.violation or "")
 
 
-def test_a_commit_that_nobody_made_is_a_violation(told: Told) -> None:
+def test_a_committed_offset_that_no_member_committed_is_a_violation(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.trying(5)
     group.fetched(6, group.committed, "member")
     assert "nobody committed" in (told.world.violation or "")
 
 
-def test_a_commit_without_an_answer_may_or_may_not_count(told: Told) -> None:
+def test_a_commit_without_a_response_may_or_may_not_take_effect(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.trying(5)
     group.fetched(-1, group.committed, "member")
@@ -112,7 +112,7 @@ def test_a_commit_without_an_answer_may_or_may_not_count(told: Told) -> None:
     assert told.world.violation is None
 
 
-def test_a_group_that_leaves_something_out_is_a_violation(told: Told) -> None:
+def test_a_group_that_skips_records_is_a_violation(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.processed(0, 5, "member")
     group.processed(3, 8, "other")
@@ -121,7 +121,7 @@ def test_a_group_that_leaves_something_out_is_a_violation(told: Told) -> None:
     assert "processed up to 8" in (told.world.violation or "")
 
 
-def test_a_producer_id_that_two_have_is_a_violation(told: Told) -> None:
+def test_a_producer_id_of_two_producers_is_a_violation(told: Told) -> None:
     told.history.producer_id_given(7, 0, "a")
     told.history.producer_id_given(7, 0, "a")
     assert told.world.violation is None
@@ -129,7 +129,7 @@ def test_a_producer_id_that_two_have_is_a_violation(told: Told) -> None:
     assert "producer id 7" in (told.world.violation or "")
 
 
-def test_an_offset_that_was_told_by_one_node_is_not_taken_back_by_another(told: Told) -> None:
+def test_a_committed_offset_that_is_lost_after_it_was_read_is_a_violation(told: Told) -> None:
     group = told.history.group("g", "t", 0)
     group.trying(5)
     group.fetched(5, group.committed, "outsider")
@@ -174,7 +174,7 @@ def test_members_of_one_generation_share_the_partitions(group: ToldGroup) -> Non
     assert group.violation == ""
 
 
-def test_a_heartbeat_of_an_older_generation_that_succeeds_is_a_violation(group: ToldGroup) -> None:
+def test_a_successful_heartbeat_of_an_older_generation_is_a_violation(group: ToldGroup) -> None:
     group.synced("m", 1, 0)
     group.at(3.0)
     group.synced("n", 2, 0)
@@ -185,7 +185,7 @@ def test_a_heartbeat_of_an_older_generation_that_succeeds_is_a_violation(group: 
     assert "a heartbeat of m in generation 1 succeeded, sent 0.100 s after generation 2" in group.violation
 
 
-def test_a_commit_of_an_older_generation_that_succeeds_is_a_violation(group: ToldGroup) -> None:
+def test_a_successful_commit_of_an_older_generation_is_a_violation(group: ToldGroup) -> None:
     group.synced("m", 1, 0)
     group.at(3.0)
     group.synced("n", 2, 0)
@@ -194,7 +194,7 @@ def test_a_commit_of_an_older_generation_that_succeeds_is_a_violation(group: Tol
     assert "a commit of m in generation 1" in group.violation
 
 
-def test_a_partition_that_is_given_away_within_a_session_is_a_violation(group: ToldGroup) -> None:
+def test_a_partition_that_is_reassigned_within_its_owners_session_is_a_violation(group: ToldGroup) -> None:
     group.synced("m", 1, 0)
     group.at(0.7)
     group.heartbeat("m", 1, 0.6)
@@ -204,7 +204,7 @@ def test_a_partition_that_is_given_away_within_a_session_is_a_violation(group: T
 
 
 @pytest.mark.parametrize("how", ["session", "lost", "rejoined", "another"])
-def test_a_partition_may_be_given_to_another_member_when_the_first_has_lost_it(group: ToldGroup, how: str) -> None:
+def test_a_partition_may_be_reassigned_after_its_owner_lost_it(group: ToldGroup, how: str) -> None:
     group.synced("m", 1, 0)
     if how == "session":
         group.at(0.95)

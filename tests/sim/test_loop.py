@@ -42,7 +42,7 @@ def test_timers_fire_in_the_order_of_their_deadlines_and_never_early(machines: M
     machines.run(main())
 
 
-def test_an_hour_passes_at_once_and_a_spin_takes_time(machines: Machines) -> None:
+def test_a_long_sleep_takes_no_real_time_and_a_busy_loop_takes_virtual_time(machines: Machines) -> None:
     async def main() -> float:
         await asyncio.sleep(3600)
         loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ def test_clocks_of_machines_drift_apart(machines: Machines) -> None:
     assert first.world_s(first.monotonic_s()) == pytest.approx(machines.world.now)
 
 
-def test_timeouts_groups_locks_and_queues_work(machines: Machines) -> None:
+def test_timeouts_task_groups_locks_and_queues_work(machines: Machines) -> None:
     async def main() -> list[str]:
         seen: list[str] = []
         queue: asyncio.Queue[str] = asyncio.Queue()
@@ -89,7 +89,7 @@ def test_timeouts_groups_locks_and_queues_work(machines: Machines) -> None:
     assert machines.run(main()) == ["a", "b", "c", "timeout"]
 
 
-def test_a_failing_group_cancels_its_tasks_in_the_order_in_which_they_were_made(machines: Machines) -> None:
+def test_a_failing_task_group_cancels_its_tasks_in_the_order_of_creation(machines: Machines) -> None:
     async def main() -> list[int]:
         cancelled: list[int] = []
 
@@ -129,7 +129,7 @@ def test_jobs_take_virtual_time_and_wait_for_a_free_thread(machines: Machines) -
     assert machines.run(main()) > 10 * 20e-6
 
 
-def test_a_job_that_fails_raises_where_it_is_awaited(machines: Machines) -> None:
+def test_awaiting_a_failed_job_raises_its_exception(machines: Machines) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(FileNotFoundError):
@@ -166,7 +166,7 @@ def test_a_callback_that_raises_is_a_violation(machines: Machines) -> None:
     assert "ZeroDivisionError" in (machines.world.violation or "")
 
 
-def test_a_paused_process_goes_on_later(machines: Machines) -> None:
+def test_a_paused_process_continues_after_it_is_resumed(machines: Machines) -> None:
     seen: list[float] = []
 
     async def main() -> None:
@@ -184,7 +184,7 @@ def test_a_paused_process_goes_on_later(machines: Machines) -> None:
     assert len(seen) == 3 and seen[1] > 5
 
 
-def test_a_crash_is_not_a_cancel(machines: Machines) -> None:
+def test_a_crash_runs_no_cleanup_code_timers_or_jobs(machines: Machines) -> None:
     """After a crash, no `finally` or `except` block of the process runs, and none of its timers or jobs."""
     disk = machines.disk()
     seen: list[str] = []
@@ -208,7 +208,7 @@ def test_a_crash_is_not_a_cancel(machines: Machines) -> None:
         disk.open("/file", create=True)
 
 
-def test_a_process_that_dies_in_the_middle_of_its_code_does_not_go_on(machines: Machines) -> None:
+def test_a_process_that_dies_inside_a_call_runs_no_further_code(machines: Machines) -> None:
     disk = machines.disk()
     reached: list[str] = []
 
@@ -229,7 +229,7 @@ def test_a_process_that_dies_in_the_middle_of_its_code_does_not_go_on(machines: 
     assert machines.world.violation is None
 
 
-def test_seeds_lead_to_different_times_and_the_same_seed_to_the_same() -> None:
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another_trace() -> None:
     def trace(seed: int) -> str:
         machines = Machines(seed)
 

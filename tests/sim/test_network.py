@@ -86,7 +86,7 @@ class Pair:
         self.machines.pass_time(1e-4)
 
 
-def test_bytes_arrive_in_order_whatever_the_buffers_and_segments(machines: Machines) -> None:
+def test_bytes_arrive_in_order_for_any_buffer_and_segment_size(machines: Machines) -> None:
     pair = Pair(machines, echoes=True)
     sent = bytes(range(256)) * 2000
     pair.write(sent)
@@ -95,13 +95,13 @@ def test_bytes_arrive_in_order_whatever_the_buffers_and_segments(machines: Machi
     assert bytes(pair.client.received) == sent
 
 
-def test_both_ends_know_each_other(machines: Machines) -> None:
+def test_both_ends_know_the_address_of_their_peer(machines: Machines) -> None:
     pair = Pair(machines)
     assert pair.server.transport.get_extra_info("peername") == pair.client.transport.get_extra_info("sockname")
     assert pair.client.transport.get_extra_info("peername") == ("10.0.0.2", PORT)
 
 
-def test_a_port_that_nobody_serves_refuses(machines: Machines) -> None:
+def test_a_port_without_a_server_refuses_connections(machines: Machines) -> None:
     async def connect() -> None:
         await asyncio.get_running_loop().create_connection(Recorder, "10.0.0.2", PORT)
 
@@ -109,7 +109,7 @@ def test_a_port_that_nobody_serves_refuses(machines: Machines) -> None:
         machines.run(connect())
 
 
-def test_a_bound_port_refuses_until_it_serves_and_is_taken_all_the_same(machines: Machines) -> None:
+def test_a_bound_port_is_in_use_and_refuses_connections_until_it_serves(machines: Machines) -> None:
     async def bind() -> asyncio.AbstractServer:
         return await asyncio.get_running_loop().create_server(Recorder, "10.0.0.2", PORT, start_serving=False)
 
@@ -128,7 +128,7 @@ def test_a_bound_port_refuses_until_it_serves_and_is_taken_all_the_same(machines
         machines.run(connect())
 
 
-def test_what_is_sent_into_a_cut_link_arrives_in_order_after_it_is_healed(machines: Machines) -> None:
+def test_data_sent_into_a_cut_link_arrives_in_order_after_the_link_heals(machines: Machines) -> None:
     pair = Pair(machines)
     here, there = machines.hosts
     machines.network.cut(here, there)
@@ -142,7 +142,7 @@ def test_what_is_sent_into_a_cut_link_arrives_in_order_after_it_is_healed(machin
     assert pair.server.received == b"held and then sent"
 
 
-def test_what_was_held_does_not_overtake_a_packet_that_was_lost_before_the_cut(machines: Machines) -> None:
+def test_held_data_does_not_overtake_a_packet_that_was_in_flight_before_the_cut(machines: Machines) -> None:
     """Single-node seed 414460749: a producer's second batch arrived before its first, on one connection."""
     pair = Pair(machines)
     here, there = machines.hosts
@@ -159,7 +159,7 @@ def test_what_was_held_does_not_overtake_a_packet_that_was_lost_before_the_cut(m
     assert pair.server.received == b"sent twice, held, sent"
 
 
-def test_a_cut_is_in_one_direction(machines: Machines) -> None:
+def test_a_cut_affects_one_direction(machines: Machines) -> None:
     pair = Pair(machines, echoes=True)
     machines.network.cut(machines.hosts[1], machines.hosts[0])
     pair.write(b"x")
@@ -167,7 +167,7 @@ def test_a_cut_is_in_one_direction(machines: Machines) -> None:
     assert (bytes(pair.server.received), bytes(pair.client.received)) == (b"x", b"")
 
 
-def test_a_killed_process_ends_its_connections(machines: Machines) -> None:
+def test_a_killed_process_closes_its_connections(machines: Machines) -> None:
     pair = Pair(machines)
     machines.hosts[1].kill()
     machines.pass_time(1)
@@ -176,7 +176,7 @@ def test_a_killed_process_ends_its_connections(machines: Machines) -> None:
         pair.connect()
 
 
-def test_a_machine_without_power_says_nothing_until_it_is_back(machines: Machines) -> None:
+def test_a_machine_without_power_sends_nothing_until_it_restarts(machines: Machines) -> None:
     pair = Pair(machines)
     machines.hosts[1].power_off()
     machines.pass_time(30)
@@ -189,7 +189,7 @@ def test_a_machine_without_power_says_nothing_until_it_is_back(machines: Machine
     assert pair.client.events == ["made", "ConnectionResetError"]
 
 
-def test_nobody_answers_a_connect_to_a_machine_without_power(machines: Machines) -> None:
+def test_a_connect_to_a_machine_without_power_times_out(machines: Machines) -> None:
     machines.hosts[1].power_off()
 
     async def connect() -> None:
@@ -200,7 +200,7 @@ def test_nobody_answers_a_connect_to_a_machine_without_power(machines: Machines)
         machines.run(connect())
 
 
-def test_a_paused_process_takes_connections_and_bytes_and_answers_later(machines: Machines) -> None:
+def test_a_paused_process_receives_connections_and_bytes_and_answers_after_resuming(machines: Machines) -> None:
     pair = Pair(machines, echoes=True)
     machines.hosts[1].pause()
     second = pair.connect()
@@ -213,7 +213,7 @@ def test_a_paused_process_takes_connections_and_bytes_and_answers_later(machines
     assert second.events == ["made"]
 
 
-def test_a_slow_reader_pauses_the_writer_and_lets_it_go_on(machines: Machines) -> None:
+def test_a_slow_reader_pauses_the_writer_until_it_reads_again(machines: Machines) -> None:
     pair = Pair(machines)
     pair.server.transport.pause_reading()
     pair.write(bytes(1_000_000))
@@ -226,7 +226,7 @@ def test_a_slow_reader_pauses_the_writer_and_lets_it_go_on(machines: Machines) -
     assert len(pair.server.received) == 1_000_000
 
 
-def test_closing_sends_what_was_written_first(machines: Machines) -> None:
+def test_closing_sends_the_buffered_data_first(machines: Machines) -> None:
     pair = Pair(machines)
     pair.write(bytes(500_000))
     machines.process().loop.call_soon_threadsafe(pair.client.transport.close)
@@ -245,7 +245,7 @@ def test_a_buffer_that_changes_after_it_was_written_is_a_violation(machines: Mac
     assert "changed a buffer" in (machines.world.violation or "")
 
 
-def test_a_reset_connection_ends_at_both_ends(machines: Machines) -> None:
+def test_a_reset_closes_the_connection_at_both_ends(machines: Machines) -> None:
     pair = Pair(machines)
     machines.network.reset_some((machines.hosts[0],), 1.0)
     machines.pass_time(1)

@@ -30,18 +30,18 @@ def check_found_and_replayed(plant: Planted, scenario: str, seeds: range) -> Non
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_planted_bug_is_found(plant: Planted) -> None:
+def test_simulator_finds_and_replays_a_planted_bug(plant: Planted) -> None:
     check_found_and_replayed(plant, SingleNode.name, range(PLANTED[plant]))
 
 
 @pytest.mark.parametrize("plant", PLANTED_IN_CLUSTER, ids=lambda plant: plant.__name__)
-def test_planted_bug_is_found_in_a_cluster(plant: Planted) -> None:
+def test_simulator_finds_and_replays_a_planted_bug_in_a_cluster(plant: Planted) -> None:
     first, seeds = PLANTED_IN_CLUSTER[plant]
     check_found_and_replayed(plant, ThreeNodes.name, range(first, first + seeds))
 
 
 @pytest.mark.parametrize("plant", PLANTED_ON_BAD_DISKS, ids=lambda plant: plant.__name__)
-def test_planted_fault_of_the_review_is_found_and_nothing_without_it(plant: Planted) -> None:
+def test_simulator_reports_a_violation_only_with_the_planted_bug(plant: Planted) -> None:
     where = PLANTED_ON_BAD_DISKS[plant]
     with plant():
         report = run_seed(where.seed, where.scenario)

@@ -57,7 +57,7 @@ def test_writes_survive_a_crash_at_any_operation(power: bool, crash_at: int) -> 
     machines.bury()
 
 
-def test_a_write_that_failed_may_be_tried_again(machines: Machines) -> None:
+def test_a_failed_write_may_be_retried(machines: Machines) -> None:
     store, _ = opened(machines)
     machines.hosts[0].disk.fill(0)
     with pytest.raises(StoreError):
@@ -67,7 +67,7 @@ def test_a_write_that_failed_may_be_tried_again(machines: Machines) -> None:
     assert opened(machines)[1].hard_state == HardState(1, vote=1)
 
 
-def test_entries_are_cut_and_dropped(machines: Machines) -> None:
+def test_one_write_can_truncate_the_log_and_drop_old_entries(machines: Machines) -> None:
     store, _ = opened(machines)
     for term in range(1, 6):
         store.persist(write(term))

@@ -32,6 +32,6 @@ def test_nothing_acknowledged_is_lost_with_fresh_seeds(seed: int) -> None:
     check(run_seed(seed))
 
 
-def test_a_run_can_be_cut_short() -> None:
+def test_a_run_stops_after_the_maximum_number_of_events() -> None:
     report = run_seed(1, events_max=2000)
     assert report.events == 2000 and report.violation is None

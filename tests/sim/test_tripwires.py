@@ -27,7 +27,7 @@ FORBIDDEN: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_the_real_world_is_out_of_reach(machines: Machines, name: str) -> None:
+def test_simulated_code_cannot_use_the_real_clock_randomness_threads_or_disk(machines: Machines, name: str) -> None:
     async def main() -> None:
         FORBIDDEN[name]()
 
@@ -36,13 +36,13 @@ def test_the_real_world_is_out_of_reach(machines: Machines, name: str) -> None:
     assert name in (machines.world.violation or "")
 
 
-def test_others_still_have_it(machines: Machines) -> None:
+def test_code_outside_the_simulation_can_use_the_real_clock_and_randomness(machines: Machines) -> None:
     with tripwires(machines.world):
         assert time.time() > 0 and len(os.urandom(4)) == 4
     assert machines.world.violation is None
 
 
-def test_another_thread_of_the_process_has_it_while_simulated_code_runs(machines: Machines) -> None:
+def test_another_thread_can_use_the_real_clock_while_simulated_code_runs(machines: Machines) -> None:
     asked, seen = threading.Event(), threading.Event()
 
     def other() -> None:

@@ -84,7 +84,7 @@ def only(report: Report, kind: str, *evidence: str) -> None:
     assert report.counts()[kind] == 1
 
 
-def test_a_history_in_which_everything_is_read_once_and_in_order_is_clean() -> None:
+def test_a_history_with_every_record_read_once_and_in_order_is_clean() -> None:
     story = Story()
     story.assign(t_0=0)
     story.written("a", "b", "c")
@@ -97,7 +97,7 @@ def test_a_history_in_which_everything_is_read_once_and_in_order_is_clean() -> N
     assert report.counts() == dict.fromkeys(KINDS, 0)
 
 
-def test_an_acknowledged_record_that_is_passed_over_by_everybody_is_a_lost_write() -> None:
+def test_an_acknowledged_record_that_all_consumers_skip_is_a_lost_write() -> None:
     story = Story()
     story.written("a", "b")
     story.send("c")
@@ -107,7 +107,7 @@ def test_an_acknowledged_record_that_is_passed_over_by_everybody_is_a_lost_write
     only(story.check(), "lost-write", "'b'", "t-0@1", "t-0@2")
 
 
-def test_an_acknowledged_record_whose_offset_holds_another_is_a_lost_write_too() -> None:
+def test_an_acknowledged_record_replaced_by_another_at_its_offset_is_a_lost_write() -> None:
     story = Story()
     story.written("a")
     story.send("b", producer="q")
@@ -117,14 +117,14 @@ def test_an_acknowledged_record_whose_offset_holds_another_is_a_lost_write_too()
     assert list(report.anomalies) == ["lost-write", "inconsistent-offsets"]
 
 
-def test_an_acknowledged_record_behind_all_that_was_polled_is_unseen() -> None:
+def test_an_acknowledged_record_after_the_last_polled_offset_is_unseen() -> None:
     story = Story()
     story.written("a", "b")
     story.poll((0, "a"))
     only(story.check(), "unseen", "'b'", "t-0@1")
 
 
-def test_a_record_acknowledged_without_an_offset_is_unseen_until_somebody_polls_it() -> None:
+def test_a_record_acknowledged_without_an_offset_is_unseen_until_it_is_polled() -> None:
     story = Story()
     story.send("a")
     story.ok("a", None)
@@ -148,7 +148,7 @@ def test_a_value_in_two_partitions_is_a_duplicate() -> None:
     only(story.check(), "duplicate", "t-0@0", "t-1@0")
 
 
-def test_a_record_found_elsewhere_than_acknowledged_is_a_duplicate() -> None:
+def test_a_record_at_another_offset_than_acknowledged_is_a_duplicate() -> None:
     story = Story()
     story.send("a")
     story.ok("a", 7)
@@ -167,7 +167,7 @@ def test_two_values_at_one_offset_are_inconsistent() -> None:
     only(story.check(), "inconsistent-offsets", "t-0@0", "'a'", "'b'")
 
 
-def test_a_later_send_before_an_earlier_one_is_nonmonotonic() -> None:
+def test_a_later_send_at_a_lower_offset_than_an_earlier_one_is_nonmonotonic() -> None:
     story = Story()
     story.send("a")
     story.send("b")
@@ -177,7 +177,7 @@ def test_a_later_send_before_an_earlier_one_is_nonmonotonic() -> None:
     only(story.check(), "nonmonotonic-send", "'a'", "'b'")
 
 
-def test_the_order_of_a_send_without_an_answer_is_judged_by_where_it_is_found() -> None:
+def test_the_order_of_a_send_without_an_outcome_follows_from_its_polled_offset() -> None:
     story = Story()
     story.send("a")
     story.info("a")
@@ -197,7 +197,7 @@ def test_sends_of_different_producers_have_no_order() -> None:
     assert story.check().is_clean
 
 
-def test_a_record_left_out_inside_a_poll_is_an_internal_skip() -> None:
+def test_a_record_skipped_inside_a_poll_is_an_internal_skip() -> None:
     story = Story()
     story.written("a", "b", "c")
     story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
@@ -205,7 +205,7 @@ def test_a_record_left_out_inside_a_poll_is_an_internal_skip() -> None:
     only(story.check(), "int-poll-skip", "'c'", "t-0@0", "1 records")
 
 
-def test_a_record_left_out_between_polls_is_an_external_skip() -> None:
+def test_a_record_skipped_between_polls_is_an_external_skip() -> None:
     story = Story()
     story.written("a", "b", "c")
     story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
@@ -215,7 +215,7 @@ def test_a_record_left_out_between_polls_is_an_external_skip() -> None:
     only(story.check(), "external-poll-skip", "'c'", "t-0@0")
 
 
-def test_a_consumer_that_does_not_start_where_it_was_told_skips() -> None:
+def test_a_consumer_that_starts_after_its_assigned_offset_skips() -> None:
     story = Story()
     story.written("a", "b")
     story.poll((0, "a"), (1, "b"), consumer="whole")
@@ -224,7 +224,7 @@ def test_a_consumer_that_does_not_start_where_it_was_told_skips() -> None:
     only(story.check(), "external-poll-skip", "'b'")
 
 
-def test_an_offset_at_which_nobody_saw_a_record_is_a_skip_only_where_offsets_are_dense() -> None:
+def test_an_offset_without_a_record_is_a_skip_only_if_offsets_are_dense() -> None:
     story = Story()
     story.send("a")
     story.ok("a", 0)
@@ -235,14 +235,14 @@ def test_an_offset_at_which_nobody_saw_a_record_is_a_skip_only_where_offsets_are
     only(story.check(dense=True), "int-poll-skip", "'b'")
 
 
-def test_a_record_given_twice_in_a_poll_is_internally_nonmonotonic() -> None:
+def test_a_record_returned_twice_by_a_poll_is_internally_nonmonotonic() -> None:
     story = Story()
     story.written("a", "b")
     story.poll((0, "a"), (1, "b"), (1, "b"))
     only(story.check(), "int-nonmonotonic-poll", "'b'", "t-0@1")
 
 
-def test_a_record_given_again_by_a_later_poll_is_externally_nonmonotonic() -> None:
+def test_a_record_returned_again_by_a_later_poll_is_externally_nonmonotonic() -> None:
     story = Story()
     story.written("a", "b")
     story.poll((0, "a"), (1, "b"))
@@ -252,7 +252,7 @@ def test_a_record_given_again_by_a_later_poll_is_externally_nonmonotonic() -> No
     assert report.anomalies["external-nonmonotonic-poll"][0].operations == (4, 5)
 
 
-def test_a_consumer_that_reads_again_what_its_group_committed_is_nonmonotonic() -> None:
+def test_a_consumer_that_reads_below_its_assigned_offset_is_nonmonotonic() -> None:
     story = Story()
     story.written("a", "b")
     story.assign(t_0=None)
@@ -262,7 +262,7 @@ def test_a_consumer_that_reads_again_what_its_group_committed_is_nonmonotonic() 
     only(story.check(), "external-nonmonotonic-poll", "d was given 'a'")
 
 
-def test_a_partition_that_stays_assigned_is_read_on_from_where_it_was() -> None:
+def test_a_consumer_that_keeps_a_partition_continues_from_its_position() -> None:
     story = Story()
     story.written("a", "b")
     story.poll((0, "a"), (1, "b"), consumer="whole")
@@ -273,7 +273,7 @@ def test_a_partition_that_stays_assigned_is_read_on_from_where_it_was() -> None:
     only(story.check(), "external-nonmonotonic-poll", "'a'")
 
 
-def test_a_partition_that_was_taken_away_and_given_back_may_be_read_from_anywhere() -> None:
+def test_a_consumer_may_read_a_reassigned_partition_from_any_offset() -> None:
     story = Story()
     story.written("a", "b", "c")
     story.poll((0, "a"), (1, "b"), (2, "c"), consumer="whole")
@@ -288,13 +288,13 @@ def test_a_partition_that_was_taken_away_and_given_back_may_be_read_from_anywher
     assert story.check().is_clean
 
 
-def test_a_record_that_nobody_sent_is_named() -> None:
+def test_a_record_that_no_producer_sent_is_an_unknown_value() -> None:
     story = Story()
     story.poll((0, "b"))
     only(story.check(), "unknown-value", "'b'")
 
 
-def test_a_record_whose_send_had_failed_is_named() -> None:
+def test_a_polled_record_whose_send_failed_is_an_aborted_read() -> None:
     story = Story()
     story.send("a")
     story.fail("a")
@@ -303,7 +303,7 @@ def test_a_record_whose_send_had_failed_is_named() -> None:
     only(story.check(), "aborted-read", "'a'")
 
 
-def test_a_send_without_an_answer_may_be_found_or_not() -> None:
+def test_a_send_without_an_outcome_may_or_may_not_be_polled() -> None:
     story = Story()
     story.send("a")
     story.info("a")
@@ -316,7 +316,7 @@ def test_a_send_without_an_answer_may_be_found_or_not() -> None:
     assert report.unknown == 3
 
 
-def test_lag_is_how_long_a_consumer_was_not_given_what_others_knew() -> None:
+def test_lag_is_the_longest_time_that_an_acknowledged_record_waits_for_a_consumer() -> None:
     story = Story()
     story.assign(t_0=0)  # at 0 s
     story.written("a", "b")  # "a" acknowledged at 2 s, "b" at 4 s
@@ -328,7 +328,7 @@ def test_lag_is_how_long_a_consumer_was_not_given_what_others_knew() -> None:
     assert (lag.seconds, lag.consumer, lag.partition, lag.next_offset, lag.operation) == (2.5, "c", P, 0, 5)
 
 
-def test_a_consumer_that_is_given_everything_at_once_has_no_lag() -> None:
+def test_a_consumer_that_receives_every_record_in_its_next_poll_has_no_lag() -> None:
     story = Story()
     story.assign(t_0=0)
     story.poll()
@@ -338,7 +338,7 @@ def test_a_consumer_that_is_given_everything_at_once_has_no_lag() -> None:
     assert story.check().worst_lag is None
 
 
-def test_a_consumer_that_goes_back_on_purpose_has_no_lag_and_must_skip_nothing() -> None:
+def test_a_consumer_that_rereads_has_no_lag_and_must_not_skip_records() -> None:
     story = Story()
     story.assign(t_0=0)
     story.written("a", "b", "c")
@@ -351,7 +351,7 @@ def test_a_consumer_that_goes_back_on_purpose_has_no_lag_and_must_skip_nothing()
     only(report, "int-poll-skip", "1 records left out")
 
 
-def test_a_commit_after_the_next_owner_has_committed_is_an_overlap() -> None:
+def test_a_commit_after_the_next_owners_commit_is_an_overlap() -> None:
     story = Story()
     story.member("m", P)
     story.commit("m", 1)
@@ -363,7 +363,7 @@ def test_a_commit_after_the_next_owner_has_committed_is_an_overlap() -> None:
     only(story.check(), "ownership-overlap", "m owned t-0 in group g", "after n had committed it at 4.0 s")
 
 
-def test_a_commit_that_was_under_way_when_the_next_owner_committed_is_no_overlap() -> None:
+def test_a_commit_in_flight_during_the_next_owners_commit_is_no_overlap() -> None:
     story = Story()
     story.member("m", P)
     story.member("n", P)
@@ -372,7 +372,7 @@ def test_a_commit_that_was_under_way_when_the_next_owner_committed_is_no_overlap
     assert story.check().is_clean
 
 
-def test_a_member_that_is_given_records_a_session_after_the_next_owner_committed_overlaps() -> None:
+def test_a_poll_later_than_a_session_after_the_next_owners_commit_is_an_overlap() -> None:
     story = Story()
     story.written("a", "b", "c")
     story.member("m", P)
@@ -390,7 +390,7 @@ def test_a_member_that_is_given_records_a_session_after_the_next_owner_committed
     assert story.check().is_clean
 
 
-def test_a_partition_that_was_revoked_and_came_back_has_one_owner_at_a_time() -> None:
+def test_a_partition_that_is_revoked_and_assigned_again_is_no_overlap() -> None:
     story = Story()
     story.written("a", "b")
     for owner, other in (("m", "n"), ("n", "m"), ("m", "n")):
@@ -401,7 +401,7 @@ def test_a_partition_that_was_revoked_and_came_back_has_one_owner_at_a_time() ->
     assert story.check(session_s=0.0).is_clean
 
 
-def test_members_of_different_groups_and_of_different_partitions_do_not_overlap() -> None:
+def test_owners_in_different_groups_or_of_different_partitions_do_not_overlap() -> None:
     story = Story()
     story.member("m", P)
     story.member("n", "t-1")
@@ -413,7 +413,7 @@ def test_members_of_different_groups_and_of_different_partitions_do_not_overlap(
     assert story.check(session_s=0.0).is_clean
 
 
-def test_a_record_that_was_read_once_and_is_not_there_in_the_end_has_vanished() -> None:
+def test_a_polled_record_that_the_final_reader_does_not_find_has_vanished() -> None:
     story = Story()
     story.assign("c", t_0=0)
     story.written("a", "b")
@@ -425,7 +425,7 @@ def test_a_record_that_was_read_once_and_is_not_there_in_the_end_has_vanished() 
     assert story.check(final="last").is_clean
 
 
-def test_a_record_whose_send_nobody_knew_the_outcome_of_vanishes_too_once_it_was_read() -> None:
+def test_a_polled_record_can_vanish_even_if_its_send_has_no_outcome() -> None:
     story = Story()
     story.send("a")
     story.info("a")
@@ -434,7 +434,7 @@ def test_a_record_whose_send_nobody_knew_the_outcome_of_vanishes_too_once_it_was
     only(story.check(final="last"), "vanished", "'a'")
 
 
-def test_a_record_below_the_log_start_was_deleted_and_has_not_vanished() -> None:
+def test_a_record_below_the_log_start_has_not_vanished() -> None:
     story = Story()
     story.assign("c", t_0=0)
     story.written("a", "b")
@@ -444,7 +444,7 @@ def test_a_record_below_the_log_start_was_deleted_and_has_not_vanished() -> None
     assert story.check(final="last").is_clean
 
 
-def test_a_consumer_that_does_not_reach_the_end_lags() -> None:
+def test_a_consumer_that_does_not_reach_the_log_end_lags() -> None:
     story = Story()
     story.assign("c", t_0=0)
     story.assign("again", t_0=0)
@@ -456,7 +456,7 @@ def test_a_consumer_that_does_not_reach_the_end_lags() -> None:
     only(report, "lag-at-end", "c is at t-0@1", "up to 2")
 
 
-def test_a_group_that_does_not_commit_the_end_lags_whoever_its_members_are() -> None:
+def test_a_group_lags_until_any_of_its_members_commits_the_log_end() -> None:
     story = Story()
     story.written("a", "b")
     story.member("m", P)
@@ -480,14 +480,14 @@ def test_a_group_that_never_commits_lags() -> None:
     only(story.check(final="last"), "lag-at-end", "group g is at t-0@0")
 
 
-def test_a_history_without_its_final_reader_cannot_be_judged() -> None:
+def test_a_history_without_its_final_reader_is_an_error() -> None:
     story = Story()
     story.written("a")
     with pytest.raises(HistoryError, match="last was never assigned"):
         story.check(final="last")
 
 
-def test_a_value_sent_twice_is_no_history() -> None:
+def test_a_history_that_sends_a_value_twice_is_an_error() -> None:
     story = Story()
     story.send("a")
     story.send("a")
@@ -495,7 +495,7 @@ def test_a_value_sent_twice_is_no_history() -> None:
         story.check()
 
 
-def test_an_answer_to_nothing_and_a_second_answer_are_no_history() -> None:
+def test_a_history_with_an_unmatched_or_second_send_outcome_is_an_error() -> None:
     story = Story()
     story.ok("a", 0)
     with pytest.raises(HistoryError, match="never began"):
@@ -507,7 +507,7 @@ def test_an_answer_to_nothing_and_a_second_answer_are_no_history() -> None:
         story.check()
 
 
-def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+def test_a_history_round_trips_through_its_file(tmp_path: Path) -> None:
     story = Story()
     story.assign(t_0=0, t_1=None)
     story.written("a", "ü \u2028")
@@ -525,7 +525,7 @@ def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == len(story.operations)
 
 
-def test_a_line_that_is_no_operation_is_named_by_its_number() -> None:
+def test_the_error_for_an_invalid_line_states_its_number() -> None:
     lines = [*to_lines([SendInvoked(0.0, "p", "a")]), b"\n", b'{"op":"dance"}\n']
     with pytest.raises(HistoryError, match="line 3"):
         list(from_lines(lines))
@@ -533,7 +533,7 @@ def test_a_line_that_is_no_operation_is_named_by_its_number() -> None:
         list(from_lines(["{"]))
 
 
-def test_histories_recorded_side_by_side_become_one_in_the_order_of_time() -> None:
+def test_histories_are_merged_in_time_order() -> None:
     sends: list[Operation] = [SendInvoked(0.0, "p", "a"), SendAcknowledged(2.0, "p", "a", P, 0)]
     polls: list[Operation] = [Polled(1.0, 0.5, "c", ()), Polled(3.0, 2.5, "c", ((P, 0, "a"),))]
     assert merge([sends, polls]) == [sends[0], polls[0], sends[1], polls[1]]

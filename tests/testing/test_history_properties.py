@@ -133,7 +133,7 @@ def with_last_poll(model: Model, records: list[tuple[str, int, str]]) -> list[Op
 
 
 @given(models())
-def test_a_history_that_is_right_by_construction_is_clean(model: Model) -> None:
+def test_a_history_that_is_correct_by_construction_is_clean(model: Model) -> None:
     report = check(model.operations, dense=True)
     assert report.is_clean, str(report)
     assert check(model.operations).is_clean
@@ -141,14 +141,14 @@ def test_a_history_that_is_right_by_construction_is_clean(model: Model) -> None:
 
 
 @given(models())
-def test_a_history_is_judged_the_same_after_it_was_written_down(model: Model) -> None:
+def test_a_history_gets_the_same_report_after_it_is_written_and_read(model: Model) -> None:
     again = list(from_lines(to_lines(model.operations)))
     assert again == model.operations
     assert check(again) == check(model.operations)
 
 
 @given(models(), st.data())
-def test_a_record_that_vanishes_from_the_last_reading_is_missed(model: Model, data: st.DataObject) -> None:
+def test_a_record_that_is_missing_from_the_last_poll_is_reported(model: Model, data: st.DataObject) -> None:
     records = list(last_poll(model))
     assume(records)
     gone = data.draw(st.sampled_from(records))
@@ -165,7 +165,7 @@ def test_a_record_that_vanishes_from_the_last_reading_is_missed(model: Model, da
 
 
 @given(models(), st.data())
-def test_a_record_that_comes_twice_is_found(model: Model, data: st.DataObject) -> None:
+def test_a_duplicate_record_is_reported(model: Model, data: st.DataObject) -> None:
     records = list(last_poll(model))
     assume(records)
     partition, _, value = data.draw(st.sampled_from(records))
@@ -174,7 +174,7 @@ def test_a_record_that_comes_twice_is_found(model: Model, data: st.DataObject) -
 
 
 @given(models(), st.data())
-def test_two_records_that_change_places_are_found(model: Model, data: st.DataObject) -> None:
+def test_two_swapped_records_are_reported(model: Model, data: st.DataObject) -> None:
     records = list(last_poll(model))
     acknowledged = {
         (op.partition, op.offset)
@@ -195,7 +195,7 @@ def test_two_records_that_change_places_are_found(model: Model, data: st.DataObj
 
 
 @given(models(), st.data())
-def test_a_record_whose_content_changed_is_found(model: Model, data: st.DataObject) -> None:
+def test_a_record_with_changed_content_is_reported(model: Model, data: st.DataObject) -> None:
     records = list(last_poll(model))
     assume(records)
     at = data.draw(st.integers(0, len(records) - 1))

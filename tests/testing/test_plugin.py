@@ -86,7 +86,7 @@ def is_gone(pid: int) -> bool:
     return found is None or found[0] == "Z"
 
 
-def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Path) -> None:
+def test_plugin_gives_user_tests_a_real_cluster_and_cleans_up(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_somebodys_own_tests_get_a_real_cluster_and_nothing_is_left(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
-def test_nodes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+def test_nodes_exit_when_the_pytest_run_is_killed(tmp_path: Path) -> None:
     suite = """
 from pathlib import Path
 import signal
@@ -128,7 +128,7 @@ def test_that_never_ends(chronik_cluster):
     eventually(lambda: is_gone(pid), what=f"node process {pid} is gone")
 
 
-def test_a_run_that_uses_no_cluster_imports_nothing_of_it(tmp_path: Path) -> None:
+def test_a_run_without_a_cluster_imports_only_the_plugin(tmp_path: Path) -> None:
     """The plugin is loaded in every run of pytest for any project, if chronik is installed."""
     suite = """
 import sys
@@ -149,17 +149,17 @@ def test_of_something_else():
 
 
 @pytest.mark.parametrize("setting", ["many", "0", "-1"])
-def test_a_number_of_nodes_that_is_none_is_said(setting: str) -> None:
+def test_an_invalid_number_of_nodes_is_a_usage_error(setting: str) -> None:
     with pytest.raises(pytest.UsageError, match=f"chronik_nodes = {setting}"):
         _wanted_nodes(setting)
 
 
-def test_the_package_names_its_plugin() -> None:
+def test_the_package_registers_its_pytest_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"chronik": plugin.__name__}
 
 
-def test_a_cluster_for_one_test_works_without_the_plugin() -> None:
+def test_a_test_cluster_works_without_the_plugin() -> None:
     with TestCluster(1) as cluster:
         topic = cluster.topic(partitions=2, retention_ms="60000")
         assert cluster.leader(topic, 1) == 1
