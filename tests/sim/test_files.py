@@ -64,8 +64,8 @@ def stopped() -> Iterator[Stopped]:
     made.machines.bury()
 
 
-def test_only_logs_with_records_below_their_recovery_point_are_exposed(stopped: Stopped) -> None:
-    assert stopped.files.exposed() == [stopped.exposed]
+def test_records_below_the_synced_end_are_exposed_after_a_kill(stopped: Stopped) -> None:
+    assert stopped.files.exposed() == [Exposed(LOG, 2 * BATCHES)]
     assert stopped.files.whole_end(LOG) == 2 * BATCHES
     assert stopped.opened().log_end_offset == 2 * BATCHES
 
