@@ -43,7 +43,7 @@ def told(lines: bytes | None) -> list[tuple[str, Any]]:
     return events
 
 
-def test_nothing_is_computed_when_nobody_listens() -> None:
+def test_feeds_do_not_run_without_listeners() -> None:
     async def run() -> None:
         node = CountingNode()
         hub = EventHub(node)
@@ -71,7 +71,7 @@ def test_nothing_is_computed_when_nobody_listens() -> None:
     asyncio.run(run())
 
 
-def test_a_listener_that_comes_later_is_told_at_once() -> None:
+def test_a_later_listener_receives_the_current_state_at_once() -> None:
     async def run() -> None:
         node = CountingNode()
         hub = EventHub(node)
@@ -87,7 +87,7 @@ def test_a_listener_that_comes_later_is_told_at_once() -> None:
     asyncio.run(run())
 
 
-def test_what_waits_for_a_slow_listener_is_bounded() -> None:
+def test_the_queue_of_a_slow_listener_is_bounded() -> None:
     async def run() -> None:
         listener = Listener()
         for number in range(1000):
