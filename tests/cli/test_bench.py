@@ -25,7 +25,7 @@ def bench(node: Node, *arguments: str) -> dict[str, Any]:
         ("roundtrip", "--records", "200", "--rate", "500", "--size", "100"),
     ],
 )
-def test_every_record_of_a_run_is_accounted_for(shared_node: Node, arguments: tuple[str, ...]) -> None:
+def test_bench_accounts_for_every_record(shared_node: Node, arguments: tuple[str, ...]) -> None:
     figures = bench(shared_node, *arguments)
     assert set(figures) >= PROMISED
     assert figures["records"] == int(arguments[2])
@@ -34,20 +34,20 @@ def test_every_record_of_a_run_is_accounted_for(shared_node: Node, arguments: tu
     assert 0 < figures["latency_ms"]["p50"] <= figures["latency_ms"]["p99"] <= figures["latency_ms"]["max"]
 
 
-def test_single_requests_are_counted_and_timed(shared_node: Node) -> None:
+def test_bench_requests_counts_and_times_requests(shared_node: Node) -> None:
     figures = bench(shared_node, "requests", "--clients", "4", "--seconds", "0.5", "--depth", "2")
     assert figures["records"] > 0
     assert figures["errors"] == 0
     assert figures["latency_ms"]["p50"] > 0
 
 
-def test_a_run_leaves_no_topic_behind(shared_node: Node) -> None:
+def test_bench_deletes_its_topic(shared_node: Node) -> None:
     bench(shared_node, "produce", "--records", "100")
     topics = chronik("topic", "list", "--json", "-b", shared_node.bootstrap).json()["topics"]
     assert not [topic for topic in topics if topic["name"].startswith("chronik-bench")]
 
 
-def test_a_broker_without_metrics_leaves_its_cost_null(shared_node: Node) -> None:
+def test_broker_cpu_is_null_if_the_broker_metrics_are_unreachable(shared_node: Node) -> None:
     figures = chronik(
         "bench", "produce", "--records", "10", "--json", "-b", shared_node.bootstrap, "--http", "127.0.0.1:1"
     ).json()

@@ -23,7 +23,7 @@ def result(errors: int = 0, broker_cpu_s: float | None = 0.5) -> BenchResult:
     )
 
 
-def test_rates_and_costs_follow_from_what_was_measured() -> None:
+def test_rates_and_costs_are_computed_from_the_measurements() -> None:
     figures = result().figures()
     assert figures["records_per_s"] == 500
     assert figures["mb_per_s"] == 0.5
@@ -34,7 +34,7 @@ def test_rates_and_costs_follow_from_what_was_measured() -> None:
     assert figures["latency_ms"] == {"p50": 2.0, "p99": 3.0, "max": 3.0}
 
 
-def test_a_broker_that_tells_nothing_leaves_null() -> None:
+def test_broker_figures_are_null_without_broker_metrics() -> None:
     figures = result(broker_cpu_s=None).figures()
     assert figures["broker_cpu_s"] is None
     assert figures["broker_cpu_ms_per_mb"] is None
@@ -48,12 +48,12 @@ def test_lost_records_fail_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("{")
 
 
-def test_percentiles_of_nothing_are_null() -> None:
+def test_percentiles_without_samples_are_null() -> None:
     assert percentiles([]) == {"p50": None, "p99": None, "max": None}
     assert percentiles([float(number) for number in range(100)]) == {"p50": 50.0, "p99": 99.0, "max": 99.0}
 
 
-def test_metrics_are_asked_3000_below_the_kafka_port() -> None:
+def test_the_default_metrics_port_is_the_kafka_port_minus_3000() -> None:
     assert http_addresses([("a", 9092), ("b", 9093)], None) == ["a:6092", "b:6093"]
     assert http_addresses([("a", 9092)], "c:1") == ["c:1"]
     assert http_addresses([("a", 2000)], None) == []
@@ -70,10 +70,10 @@ class LateTopic(RunningTopic):
         return {0: (0, next(self._ends))}
 
 
-def test_records_that_followers_are_still_fetching_are_not_taken_for_lost() -> None:
+def test_records_that_followers_are_still_fetching_are_not_lost() -> None:
     assert _appended(LateTopic(100, 160, 200, 999), before=100, expected=100) == 100
 
 
-def test_records_that_never_come_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_never_arrive_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chronik.cli.bench_run.END_TIMEOUT_S", 0.0)
     assert _appended(LateTopic(160), before=100, expected=100) == 60

@@ -50,7 +50,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         left.kill(node.id)
 
 
-def test_up_returns_when_clients_are_served_and_says_where(shell: Shell) -> None:
+def test_up_returns_when_the_node_serves_clients_and_prints_its_addresses(shell: Shell) -> None:
     up = shell.up()
     assert up.code == 0, up.err
     assert f"bootstrap 127.0.0.1:{shell.port}\n" in up.out
@@ -60,7 +60,7 @@ def test_up_returns_when_clients_are_served_and_says_where(shell: Shell) -> None
     assert chronik("topic", "create", "t", "-b", f"127.0.0.1:{shell.port}").code == 0
 
 
-def test_up_again_says_so_and_changes_nothing(shell: Shell) -> None:
+def test_up_on_a_running_cluster_reports_so_and_changes_nothing(shell: Shell) -> None:
     shell.up()
     before = (shell.node()["pid"], (shell.folder / "node-1" / "node.toml").stat().st_mtime_ns)
     again = shell.up()
@@ -70,7 +70,7 @@ def test_up_again_says_so_and_changes_nothing(shell: Shell) -> None:
     assert (shell.node()["pid"], (shell.folder / "node-1" / "node.toml").stat().st_mtime_ns) == before
 
 
-def test_two_shells_that_start_at_once_make_one_cluster(shell: Shell) -> None:
+def test_two_concurrent_up_commands_create_one_cluster(shell: Shell) -> None:
     with ThreadPoolExecutor(2) as both:
         first, second = both.submit(shell.up), both.submit(shell.up)
     assert (first.result().code, second.result().code) == (0, 0)
@@ -91,7 +91,7 @@ def test_status_has_the_fields_that_scripts_rely_on(shell: Shell) -> None:
     assert "1 (controller)" in shown.out and "under-replicated: 0" in shown.out
 
 
-def test_one_node_is_stopped_started_killed_paused_and_resumed(shell: Shell) -> None:
+def test_commands_stop_start_kill_pause_and_resume_one_node(shell: Shell) -> None:
     shell.up()
     first = shell.node()["pid"]
     assert shell.run("pause", "1").code == 0
@@ -111,14 +111,14 @@ def test_one_node_is_stopped_started_killed_paused_and_resumed(shell: Shell) -> 
     assert shell.node()["state"] == "running"
 
 
-def test_a_paused_node_can_be_stopped(shell: Shell) -> None:
+def test_down_stops_a_paused_node(shell: Shell) -> None:
     shell.up()
     shell.run("pause", "1")
     assert shell.run("down").code == 0
     assert shell.node()["state"] == "stopped"
 
 
-def test_down_keeps_the_data_and_up_brings_it_back(shell: Shell) -> None:
+def test_data_survives_down_and_up(shell: Shell) -> None:
     shell.up()
     at = ("-b", f"127.0.0.1:{shell.port}")
     chronik("topic", "create", "kept", *at)
@@ -128,7 +128,7 @@ def test_down_keeps_the_data_and_up_brings_it_back(shell: Shell) -> None:
     assert "kept" in chronik("topic", "list", *at).out
 
 
-def test_a_pid_file_of_a_process_that_is_somebody_elses_is_not_believed(shell: Shell) -> None:
+def test_a_pid_file_that_names_an_unrelated_process_is_ignored(shell: Shell) -> None:
     shell.up()
     shell.run("kill", "1")
     (shell.folder / "node-1" / "node.pid").write_text(f"{os.getpid()}\n")
@@ -139,21 +139,21 @@ def test_a_pid_file_of_a_process_that_is_somebody_elses_is_not_believed(shell: S
 
 
 @pytest.mark.parametrize("content", ["", "not a number\n", "999999999\n"])
-def test_a_broken_pid_file_means_that_nothing_runs(shell: Shell, content: str) -> None:
+def test_a_node_with_an_invalid_pid_file_is_stopped(shell: Shell, content: str) -> None:
     cluster = LocalCluster(str(shell.folder))
     cluster.create(1, shell.port)
     (shell.folder / "node-1" / "node.pid").write_text(content)
     assert shell.node()["state"] == "stopped"
 
 
-def test_the_log_is_json_lines(shell: Shell) -> None:
+def test_the_node_log_consists_of_json_lines(shell: Shell) -> None:
     shell.up()
     shell.run("down")
     lines = (shell.folder / "node-1" / "node.log").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines][-1] == "stopped"
 
 
-def test_a_taken_port_is_one_line_and_nothing_is_written(shell: Shell) -> None:
+def test_a_port_in_use_is_a_one_line_error_and_nothing_is_written(shell: Shell) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", shell.port - 4000))
         other.listen()
@@ -164,7 +164,7 @@ def test_a_taken_port_is_one_line_and_nothing_is_written(shell: Shell) -> None:
     assert not (shell.folder / "node-1").exists()
 
 
-def test_a_node_that_fails_at_its_start_tells_why_and_nothing_is_left_running(shell: Shell) -> None:
+def test_up_reports_why_a_node_failed_to_start_and_leaves_nothing_running(shell: Shell) -> None:
     cluster = LocalCluster(str(shell.folder))
     cluster.create(1, shell.port)
     cluster.nodes[0].change({"topic_defaults": {"no.such.config": 1}})
@@ -174,7 +174,7 @@ def test_a_node_that_fails_at_its_start_tells_why_and_nothing_is_left_running(sh
     assert shell.node()["state"] == "stopped"
 
 
-def test_settings_that_cannot_be_read_are_named(shell: Shell) -> None:
+def test_the_error_names_the_invalid_settings_file(shell: Shell) -> None:
     LocalCluster(str(shell.folder)).create(1, shell.port)
     settings = shell.folder / "node-1" / "node.toml"
     settings.write_text("durabilty = 'synced'\n")
@@ -195,21 +195,21 @@ def test_settings_that_cannot_be_read_are_named(shell: Shell) -> None:
         (("frobnicate",), "frobnicate"),
     ],
 )
-def test_wrong_use_is_one_line_with_a_way_out(shell: Shell, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_is_a_one_line_error_with_advice(shell: Shell, arguments: tuple[str, ...], says: str) -> None:
     refused = shell.run(*arguments)
     assert refused.code == 2
     assert says in refused.error_line
     assert not (shell.folder / "node-1").exists()
 
 
-def test_a_cluster_that_exists_keeps_its_size(shell: Shell) -> None:
+def test_up_does_not_resize_an_existing_cluster(shell: Shell) -> None:
     LocalCluster(str(shell.folder)).create(1, shell.port)
     assert "holds a cluster of 1 nodes" in shell.run("up", "--nodes", "2").error_line
     assert "there is no node 2" in shell.run("start", "2").error_line
     assert "is the last one" in shell.run("remove", "1").error_line
 
 
-def test_a_stopped_cluster_moves_to_other_ports_and_other_folders(shell: Shell, tmp_path: Path) -> None:
+def test_a_stopped_cluster_can_move_to_another_port_and_folder(shell: Shell, tmp_path: Path) -> None:
     shell.up()
     assert "chronik cluster down first" in shell.run("up", "--port", str(shell.port + 1)).error_line
     shell.run("down")
@@ -220,7 +220,7 @@ def test_a_stopped_cluster_moves_to_other_ports_and_other_folders(shell: Shell, 
     assert not (tmp_path / "data").exists()
 
 
-def test_settings_for_one_node_in_the_environment_do_not_reach_a_cluster(shell: Shell) -> None:
+def test_up_ignores_node_settings_in_the_environment(shell: Shell) -> None:
     environment = {
         **os.environ,
         "CHRONIK_NODE_ID": "7",
@@ -234,7 +234,7 @@ def test_settings_for_one_node_in_the_environment_do_not_reach_a_cluster(shell: 
     assert shell.node()["id"] == 1
 
 
-def test_nodes_are_introduced_to_each_other(tmp_path: Path) -> None:
+def test_each_node_is_configured_with_its_peers(tmp_path: Path) -> None:
     cluster = LocalCluster(str(tmp_path))
     port = free_port(4)
     cluster.create(3, port)
@@ -263,7 +263,7 @@ def secrets_in(folder: Path) -> list[str]:
     return [path.read_text() for path in paths]
 
 
-def test_nodes_share_a_secret_that_no_other_cluster_has(tmp_path: Path) -> None:
+def test_the_nodes_of_a_cluster_share_a_unique_secret(tmp_path: Path) -> None:
     cluster, other = LocalCluster(str(tmp_path / "one")), LocalCluster(str(tmp_path / "other"))
     cluster.create(2, free_port(3))
     other.create(1, free_port(1))
@@ -276,7 +276,7 @@ def test_nodes_share_a_secret_that_no_other_cluster_has(tmp_path: Path) -> None:
         assert found[0].strip() not in path.read_text()
 
 
-def test_a_cluster_from_before_there_were_secrets_gets_one_when_it_is_started(shell: Shell) -> None:
+def test_up_creates_the_secret_of_a_cluster_that_has_none(shell: Shell) -> None:
     assert shell.up().code == 0
     assert shell.run("down").code == 0
     (shell.folder / "node-1" / SECRET_NAME).unlink()
@@ -284,7 +284,7 @@ def test_a_cluster_from_before_there_were_secrets_gets_one_when_it_is_started(sh
     assert len(secrets_in(shell.folder)) == 1
 
 
-def test_a_secret_that_others_may_read_is_not_copied(tmp_path: Path) -> None:
+def test_add_does_not_copy_a_secret_that_other_users_can_read(tmp_path: Path) -> None:
     cluster = LocalCluster(str(tmp_path))
     cluster.create(1, free_port(2))
     (tmp_path / "node-1" / SECRET_NAME).chmod(0o644)

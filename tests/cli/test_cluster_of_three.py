@@ -77,7 +77,7 @@ def in_sync(cluster: TemporaryCluster) -> bool:
     return True
 
 
-def test_status_follows_a_node_that_dies_and_comes_back(three: TemporaryCluster) -> None:
+def test_status_shows_that_a_node_was_killed_and_restarted(three: TemporaryCluster) -> None:
     leaders = make_topic(three, "orders", 6)
     assert sorted(set(leaders.values())) == [1, 2, 3]
     before = status(three)
@@ -100,7 +100,7 @@ def test_status_follows_a_node_that_dies_and_comes_back(three: TemporaryCluster)
     eventually(lambda: in_sync(three), IN_SYNC_TIMEOUT_S)
 
 
-def test_up_starts_the_nodes_that_do_not_run_and_leaves_the_others(three: TemporaryCluster) -> None:
+def test_up_starts_only_the_nodes_that_are_not_running(three: TemporaryCluster) -> None:
     before = [node["pid"] for node in status(three)["nodes"]]
     three.kill(2)
     up = run(three, "up")
@@ -110,7 +110,7 @@ def test_up_starts_the_nodes_that_do_not_run_and_leaves_the_others(three: Tempor
     assert states(three) == ["running"] * 3
 
 
-def test_a_node_started_without_a_majority_says_what_it_waits_for(three: TemporaryCluster) -> None:
+def test_start_reports_that_the_node_waits_for_a_majority(three: TemporaryCluster) -> None:
     three.stop_all()
     started = run(three, "start", "2")
     assert started.code == 0
@@ -121,7 +121,7 @@ def test_a_node_started_without_a_majority_says_what_it_waits_for(three: Tempora
     assert states(three) == ["running"] * 3
 
 
-def test_a_stream_survives_its_leader_without_losing_or_repeating_a_record(three: TemporaryCluster) -> None:
+def test_a_stream_survives_a_leader_kill_without_lost_or_duplicate_records(three: TemporaryCluster) -> None:
     leaders = make_topic(three, "stream", 3)
     stream = FailoverStream(three.bootstrap, "stream", 3, 6000, 2000.0)
     result = stream.run(lambda: three.kill(leaders[0]))
@@ -129,7 +129,7 @@ def test_a_stream_survives_its_leader_without_losing_or_repeating_a_record(three
     assert (result.account.acked, result.account.consumed) == (6000, 6000)
 
 
-def test_a_fourth_node_takes_its_share_under_load_and_gives_it_back(three: TemporaryCluster) -> None:
+def test_replicas_move_to_an_added_node_and_back_under_load(three: TemporaryCluster) -> None:
     make_topic(three, "orders", 8)
     make_topic(three, "stream", 4)
     stream = FailoverStream(three.bootstrap, "stream", 4, 12_000, 1000.0)
@@ -152,7 +152,7 @@ def test_a_fourth_node_takes_its_share_under_load_and_gives_it_back(three: Tempo
     eventually(lambda: in_sync(three), IN_SYNC_TIMEOUT_S)
 
 
-def test_a_node_whose_replicas_would_have_no_place_is_removed_only_where_that_is_asked_for(
+def test_remove_reduces_the_replication_factor_only_if_requested(
     three: TemporaryCluster,
 ) -> None:
     make_topic(three, "orders", 4)
@@ -170,7 +170,7 @@ def test_a_node_whose_replicas_would_have_no_place_is_removed_only_where_that_is
     assert (found["verdict"], found["consumed"]) == ("PASS", 5000)
 
 
-def test_wrong_node_numbers_and_states_are_one_line_with_a_way_out(three: TemporaryCluster) -> None:
+def test_a_wrong_node_id_or_state_is_a_one_line_error_with_advice(three: TemporaryCluster) -> None:
     for arguments, says in (
         (("remove", "7"), "it has 1, 2, 3"),
         (("start", "7"), "it has 1, 2, 3"),

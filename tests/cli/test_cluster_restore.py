@@ -31,7 +31,7 @@ def restore(*paths: Path) -> Outcome:
     return chronik("cluster", "restore-metadata", *[part for path in paths for part in ("--node-dir", str(path))])
 
 
-def test_folders_of_nodes_that_lost_their_metadata_get_it_again(tmp_path: Path) -> None:
+def test_restore_metadata_rebuilds_lost_metadata_from_the_data_folders(tmp_path: Path) -> None:
     paths = [make_node(tmp_path, node_id) for node_id in (1, 2)]
     blank = SqliteRaftStore(str(paths[1] / "metadata.db"), uuid4)
     blank_id = blank.load().store_id
@@ -54,7 +54,7 @@ def test_folders_of_nodes_that_lost_their_metadata_get_it_again(tmp_path: Path) 
     assert again.code == 2 and f"{paths[0]}/metadata.db has metadata" in again.error_line
 
 
-def test_metadata_of_one_node_is_not_overwritten(tmp_path: Path) -> None:
+def test_restore_metadata_does_not_overwrite_existing_metadata(tmp_path: Path) -> None:
     first, second = make_node(tmp_path, 1), make_node(tmp_path, 2)
     store = SqliteRaftStore(str(second / "metadata.db"), uuid4)
     store.load()
@@ -66,7 +66,7 @@ def test_metadata_of_one_node_is_not_overwritten(tmp_path: Path) -> None:
     assert not (first / "metadata.db").exists()
 
 
-def test_a_damaged_metadata_file_is_left_to_the_operator(tmp_path: Path) -> None:
+def test_restore_metadata_does_not_change_a_damaged_metadata_file(tmp_path: Path) -> None:
     path = make_node(tmp_path, 1)
     (path / "metadata.db").write_bytes(b"\xff" * 8192)
     refused = restore(path)
@@ -74,14 +74,14 @@ def test_a_damaged_metadata_file_is_left_to_the_operator(tmp_path: Path) -> None
     assert (path / "metadata.db").read_bytes() == b"\xff" * 8192
 
 
-def test_folders_of_two_clusters_are_refused(tmp_path: Path) -> None:
+def test_restore_metadata_refuses_data_folders_of_two_clusters(tmp_path: Path) -> None:
     first, second = make_node(tmp_path, 1), make_node(tmp_path, 2, cluster_id="two")
     refused = restore(first, second)
     assert refused.code == 2
     assert f"{first} belongs to cluster one, {second} to two: pass the folders of one cluster" in refused.error_line
 
 
-def test_two_topics_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_restore_metadata_refuses_two_topics_with_the_same_name(tmp_path: Path) -> None:
     first, second = make_node(tmp_path, 1), make_node(tmp_path, 2, topic_id=OTHER)
     refused = restore(first, second)
     assert refused.code == 2
@@ -89,7 +89,7 @@ def test_two_topics_of_one_name_are_refused(tmp_path: Path) -> None:
     assert not (first / "metadata.db").exists()
 
 
-def test_a_running_node_is_left_alone(tmp_path: Path) -> None:
+def test_restore_metadata_refuses_the_data_folder_of_a_running_node(tmp_path: Path) -> None:
     path = make_node(tmp_path, 1)
     running = DataFolder.open(RealDisk(), str(path), 1, "")
     refused = restore(path)
@@ -98,7 +98,7 @@ def test_a_running_node_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_what_is_no_data_folder_is_refused(tmp_path: Path, is_made: bool) -> None:
+def test_restore_metadata_refuses_a_path_that_is_not_a_data_folder(tmp_path: Path, is_made: bool) -> None:
     path = tmp_path / "no-node"
     if is_made:
         path.mkdir()
@@ -106,13 +106,13 @@ def test_what_is_no_data_folder_is_refused(tmp_path: Path, is_made: bool) -> Non
     assert refused.code == 2 and f"{path} is not the data folder of a node" in refused.error_line
 
 
-def test_one_node_twice_is_refused(tmp_path: Path) -> None:
+def test_restore_metadata_refuses_two_data_folders_of_the_same_node(tmp_path: Path) -> None:
     first, second = make_node(tmp_path / "a", 1), make_node(tmp_path / "b", 1)
     refused = restore(first, second)
     assert refused.code == 2 and f"{first} and {second} both belong to node 1" in refused.error_line
 
 
-def test_there_must_be_logs_and_a_cluster(tmp_path: Path) -> None:
+def test_restore_metadata_refuses_folders_without_logs_and_a_missing_cluster(tmp_path: Path) -> None:
     DataFolder.open(RealDisk(), str(tmp_path / "empty"), 1, "one").close()
     refused = restore(tmp_path / "empty")
     assert refused.code == 2 and "there are no logs" in refused.error_line

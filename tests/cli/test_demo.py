@@ -16,7 +16,7 @@ from chronik.cli.temporary_cluster import TemporaryCluster
 
 
 @pytest.mark.timeout(420)
-def test_the_story_ends_well_and_leaves_nothing_but_its_report(tmp_path: Path) -> None:
+def test_demo_passes_and_leaves_only_its_report(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     report = tmp_path / "report.html"
@@ -48,14 +48,14 @@ def test_the_story_ends_well_and_leaves_nothing_but_its_report(tmp_path: Path) -
     assert list(temporary.iterdir()) == []
 
 
-def test_a_report_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_demo_refuses_an_unwritable_report_path_before_it_starts(tmp_path: Path) -> None:
     refused = chronik("demo", "--report", str(tmp_path / "no-such-folder" / "report.html"))
     assert refused.code == 2
     assert refused.out == ""
     assert "choose another --report" in refused.error_line
 
 
-def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can(
+def test_demo_falls_back_to_one_node_if_three_nodes_cannot_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing(TemporaryCluster):
@@ -75,7 +75,7 @@ def test_where_three_nodes_cannot_start_a_line_says_so_and_one_shows_what_it_can
     assert "is killed" not in told
 
 
-def test_a_landing_that_fails_is_a_complaint_and_not_a_skipped_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_reports_a_failed_landing_as_a_complaint_and_not_as_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     if demo_pipeline.spark_fault() is not None:
         pytest.skip(str(demo_pipeline.spark_fault()))
     nobody = f"127.0.0.1:{free_port(1)}"

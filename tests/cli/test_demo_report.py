@@ -11,7 +11,7 @@ def chapter(complaint: str | None, chart: Chart | None = None) -> Chapter:
     return Chapter("A & B", ["partition", "read"], [[0, 6667], [1, None]], complaint, {"<b>": "a & b"}, chart)
 
 
-def test_the_report_holds_the_verdict_and_escapes_what_it_shows() -> None:
+def test_the_report_contains_the_verdict_and_escapes_text() -> None:
     page = report_html([chapter(None)], "here & now")
     assert "once, in order" in page
     assert "<th>&lt;b&gt;</th><td>a &amp; b</td>" in page
@@ -21,20 +21,20 @@ def test_the_report_holds_the_verdict_and_escapes_what_it_shows() -> None:
     assert "http" not in page, "it needs nothing but itself"
 
 
-def test_a_complaint_stands_in_its_own_chapter() -> None:
+def test_the_report_shows_a_complaint_only_in_its_own_chapter() -> None:
     page = report_html([chapter(None), chapter("3 missing")], "")
     assert page.count("once, in order") == 1
     assert page.count("3 missing") == 1
 
 
-def test_the_page_draws_a_bar_for_every_slice_with_records() -> None:
+def test_the_report_draws_a_bar_for_each_time_slice_with_records() -> None:
     page = report_html([chapter(None, CHART)], "")
     assert page.count("<rect ") == 5
     assert page.count("<line ") == 1
     assert "node &lt;1&gt; killed" in page
 
 
-def test_a_terminal_sees_when_it_happened_and_where_nothing_came() -> None:
+def test_the_terminal_chart_marks_the_event_and_the_gaps() -> None:
     first, second, legend = chart_lines(CHART)
     assert first.split() == ["partition", "0", "#x...#"]
     assert second.split() == ["partition", "1", "#x#..."]

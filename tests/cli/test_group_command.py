@@ -39,7 +39,7 @@ def running_consumer(node: Node, name: str) -> Iterator[None]:
         process.wait(20)
 
 
-def test_lag_is_the_end_minus_what_was_committed(shared_node: Node) -> None:
+def test_lag_is_the_end_offset_minus_the_committed_offset(shared_node: Node) -> None:
     prepare(shared_node, "cli-lag")
     at = ("-b", shared_node.bootstrap)
     described = chronik("group", "describe", "cli-lag", "--json", *at).json()
@@ -54,7 +54,7 @@ def test_lag_is_the_end_minus_what_was_committed(shared_node: Node) -> None:
     assert "cli-lag" in chronik("group", "describe", "cli-lag", *at).out
 
 
-def test_offsets_move_to_where_they_are_told(shared_node: Node) -> None:
+def test_reset_commits_the_requested_offsets(shared_node: Node) -> None:
     prepare(shared_node, "cli-reset")
     at = ("--json", "-b", shared_node.bootstrap)
     reset = ("group", "reset", "cli-reset", "--topic", "cli-reset", "--to")
@@ -71,7 +71,7 @@ def test_offsets_move_to_where_they_are_told(shared_node: Node) -> None:
     assert "earliest, latest" in refused.error_line
 
 
-def test_a_group_in_use_is_neither_reset_nor_deleted(shared_node: Node) -> None:
+def test_a_group_with_active_members_cannot_be_reset_or_deleted(shared_node: Node) -> None:
     prepare(shared_node, "cli-busy")
     at = ("-b", shared_node.bootstrap)
     with running_consumer(shared_node, "cli-busy"):
@@ -92,7 +92,7 @@ def test_a_group_in_use_is_neither_reset_nor_deleted(shared_node: Node) -> None:
     assert chronik("group", "delete", "cli-busy", *at).code == 0
 
 
-def test_a_group_that_does_not_exist_is_one_line(shared_node: Node) -> None:
+def test_an_unknown_group_is_a_one_line_error(shared_node: Node) -> None:
     for command in ("describe", "delete"):
         refused = chronik("group", command, "cli-no-group", "-b", shared_node.bootstrap)
         assert refused.code == 2

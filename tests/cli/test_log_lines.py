@@ -28,7 +28,7 @@ def line(number: int) -> str:
     return json.dumps({"number": number}) + "\n"
 
 
-def test_a_line_that_was_cut_short_does_not_spoil_the_next() -> None:
+def test_a_truncated_log_line_does_not_corrupt_the_next_line() -> None:
     disk = Disk(room=len(line(1)) + 5)
     write = LogLines(disk.write)
     for number in (1, 2, 3):
@@ -41,7 +41,7 @@ def test_a_line_that_was_cut_short_does_not_spoil_the_next() -> None:
     assert lines[1] == line(2)[:5]
 
 
-def test_a_reader_that_went_away_stops_nobody() -> None:
+def test_a_broken_pipe_does_not_stop_the_writer() -> None:
     def gone(data: bytes) -> int:
         raise BrokenPipeError
 

@@ -26,7 +26,7 @@ class Suspension:
 
 
 @KINDS
-def test_the_loop_counts_by_the_clock_that_does_not_stop_in_a_suspension(kind: str) -> None:
+def test_the_event_loop_uses_a_clock_that_includes_suspended_time(kind: str) -> None:
     def boot_time() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -39,7 +39,7 @@ def test_the_loop_counts_by_the_clock_that_does_not_stop_in_a_suspension(kind: s
 
 
 @KINDS
-def test_timers_and_timeouts_run_by_it(kind: str) -> None:
+def test_timers_and_timeouts_use_the_clock_of_the_event_loop(kind: str) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         order: list[str] = []
@@ -55,7 +55,7 @@ def test_timers_and_timeouts_run_by_it(kind: str) -> None:
 
 
 @KINDS
-def test_a_lease_is_over_when_the_machine_wakes_up_after_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_expires_while_the_machine_is_suspended(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suspension = Suspension(monkeypatch)
 
     class Controller:

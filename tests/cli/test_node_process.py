@@ -11,7 +11,7 @@ from chronik.cli.errors import CliError
 from chronik.cli.node_process import NodeProcess
 
 
-def test_a_process_whose_pid_cannot_be_written_down_is_not_left_behind(tmp_path: Path) -> None:
+def test_a_node_process_does_not_stay_running_if_its_pid_file_cannot_be_written(tmp_path: Path) -> None:
     """As on a full disk; here, the folder does not exist."""
     config = tmp_path / "node.toml"
     process = NodeProcess(str(config), str(tmp_path / "missing" / "node.pid"), str(tmp_path / "node.log"))

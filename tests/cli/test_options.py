@@ -13,7 +13,7 @@ def test_bootstrap_is_a_list_of_addresses() -> None:
             parse_bootstrap(wrong)
 
 
-def test_configs_are_pairs() -> None:
+def test_configs_are_key_value_pairs() -> None:
     assert parse_configs(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(CliError, match="NAME=VALUE"):
         parse_configs(["a"])

@@ -20,16 +20,16 @@ org.apache.kafka#kafka-clients;3.9.1: not found]
 @pytest.mark.parametrize(
     ("spark", "asked"), [("4.3.0", "4.2.0"), ("4.2.0", "4.2.0"), ("4.0.1", "4.0.1"), ("4.10.0.dev1", "4.2.0")]
 )
-def test_the_newest_version_that_is_published_and_no_newer_than_spark(spark: str, asked: str) -> None:
+def test_the_connector_is_the_newest_published_version_up_to_that_of_spark(spark: str, asked: str) -> None:
     assert with_connector({"a": "b"}, spark) == {"a": "b", "spark.jars.packages": f"{PACKAGE}:{asked}"}
 
 
 @pytest.mark.parametrize("name", ["spark.jars", "spark.jars.packages"])
-def test_what_is_given_is_taken(name: str) -> None:
+def test_configured_jars_replace_the_default_connector(name: str) -> None:
     assert with_connector({name: "x"}, "4.3.0") == {name: "x"}
 
 
-def test_what_maven_does_not_have_is_named_with_what_to_pass() -> None:
+def test_the_error_names_packages_that_maven_lacks_and_the_option_to_pass() -> None:
     told = connector_fault(LOG) or ""
     assert told.startswith(
         f"Spark cannot get {PACKAGE}:4.3.0, org.apache.kafka:kafka-clients:3.9.1 from Maven: pass --conf spark.jars="

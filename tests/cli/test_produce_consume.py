@@ -10,7 +10,7 @@ from tests.cli.run_chronik import chronik, create_topic
 from tests.support.node import Node
 
 
-def test_lines_go_in_and_come_out(shared_node: Node) -> None:
+def test_consume_prints_the_lines_that_produce_sent(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-lines", 1)
     sent = chronik("produce", "cli-lines", *at, stdin="one\n\nthree: 3\n")
@@ -20,7 +20,7 @@ def test_lines_go_in_and_come_out(shared_node: Node) -> None:
     assert (read.code, read.out) == (0, "one\n\nthree: 3\n")
 
 
-def test_keys_are_split_from_their_values(shared_node: Node) -> None:
+def test_produce_splits_lines_into_keys_and_values(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-keys", 1)
     assert chronik("produce", "cli-keys", "--key-separator", "=", *at, stdin="k=v=w\nplain\n").code == 0
@@ -49,7 +49,7 @@ def test_the_ledger_of_a_producer_equals_the_receipts_of_a_consumer(shared_node:
     assert b64decode(line["key"]).isdigit()
 
 
-def test_a_group_goes_on_where_it_stopped(shared_node: Node) -> None:
+def test_a_group_resumes_at_its_committed_offsets(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-resume", 2)
     chronik("produce", "cli-resume", "--count", "500", "--size", "10", *at)
@@ -62,7 +62,7 @@ def test_a_group_goes_on_where_it_stopped(shared_node: Node) -> None:
     assert len(values) == len(set(values)) == 500
 
 
-def test_too_few_records_fail_the_command(shared_node: Node) -> None:
+def test_consume_fails_if_too_few_records_arrive(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-few")
     read = chronik("consume", "cli-few", "--from-beginning", "--count", "5", "--timeout", "0.5", *at)
@@ -70,7 +70,7 @@ def test_too_few_records_fail_the_command(shared_node: Node) -> None:
     assert "only 0 of 5 records arrived" in read.error_line
 
 
-def test_a_record_that_is_refused_fails_the_command(shared_node: Node) -> None:
+def test_produce_fails_if_a_record_is_rejected(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-small", configs={"max.message.bytes": "100"})
     sent = chronik("produce", "cli-small", "--count", "1", "--size", "1000", *at)
@@ -78,7 +78,7 @@ def test_a_record_that_is_refused_fails_the_command(shared_node: Node) -> None:
     assert "1 of 1 records were not delivered" in sent.err
 
 
-def test_a_ledger_that_cannot_be_written_is_said_before_anything_is_sent(shared_node: Node, tmp_path: Path) -> None:
+def test_produce_refuses_an_unwritable_ledger_before_it_sends_records(shared_node: Node, tmp_path: Path) -> None:
     at = ("-b", shared_node.bootstrap)
     create_topic(shared_node, "cli-no-ledger")
     sent = chronik("produce", "cli-no-ledger", "--count", "1", "--ledger", str(tmp_path), *at)

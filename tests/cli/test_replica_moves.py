@@ -21,7 +21,7 @@ def load(replicas: dict[Partition, Replicas]) -> Counter[int]:
     return Counter(broker for assigned in replicas.values() for broker in assigned)
 
 
-def test_a_fourth_node_takes_a_quarter_of_replicas_and_leaders() -> None:
+def test_a_fourth_node_receives_a_quarter_of_the_replicas_and_leaders() -> None:
     before = round_robin(12, 3, 3)
     moves = moves_to(4, before, [1, 2, 3, 4])
     after = before | moves
@@ -29,12 +29,12 @@ def test_a_fourth_node_takes_a_quarter_of_replicas_and_leaders() -> None:
     assert Counter(assigned[0] for assigned in after.values())[4] == 3
 
 
-def test_nothing_moves_to_a_node_where_there_is_nothing_to_share() -> None:
+def test_no_replica_moves_if_the_share_of_the_new_node_is_zero() -> None:
     assert moves_to(2, {}, [1, 2]) == {}
     assert moves_to(4, {("t", 0): (1, 2, 3)}, [1, 2, 3, 4]) == {}
 
 
-def test_a_node_that_leaves_is_replaced_in_its_place() -> None:
+def test_the_replicas_of_a_leaving_node_are_spread_evenly() -> None:
     before = round_robin(12, 4, 3)
     moves = moves_from(4, before, [1, 2, 3])
     after = before | moves
@@ -42,7 +42,7 @@ def test_a_node_that_leaves_is_replaced_in_its_place() -> None:
     assert load(after) == {1: 12, 2: 12, 3: 12}
 
 
-def test_a_partition_loses_a_replica_only_where_no_other_node_is_left() -> None:
+def test_a_partition_loses_a_replica_only_if_no_other_node_is_left() -> None:
     assert moves_from(3, {("t", 0): (3, 1, 2), ("u", 0): (3,)}, [1, 2]) == {("t", 0): (1, 2), ("u", 0): (2,)}
 
 
@@ -60,7 +60,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[int], dict[Partition, Replicas]]:
 
 
 @given(clusters())
-def test_a_new_node_gets_its_share_and_no_more_than_that_moves(
+def test_only_the_share_of_a_new_node_moves_to_it(
     cluster: tuple[list[int], dict[Partition, Replicas]],
 ) -> None:
     brokers, before = cluster
@@ -75,7 +75,7 @@ def test_a_new_node_gets_its_share_and_no_more_than_that_moves(
 
 
 @given(clusters())
-def test_a_leaving_node_keeps_nothing_and_nobody_gets_two_replicas_of_one_partition(
+def test_a_leaving_node_keeps_no_replica_and_no_node_gets_a_partition_twice(
     cluster: tuple[list[int], dict[Partition, Replicas]],
 ) -> None:
     brokers, before = cluster

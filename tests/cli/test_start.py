@@ -23,7 +23,7 @@ def taken_port() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-def test_a_taken_kafka_port_is_one_line_with_a_way_out(tmp_path: Path, taken_port: int) -> None:
+def test_a_kafka_port_in_use_is_a_one_line_error_with_advice(tmp_path: Path, taken_port: int) -> None:
     refused = chronik(
         "start", "--data-dir", str(tmp_path), "--listen", f"127.0.0.1:{taken_port}", "--http", "127.0.0.1:0"
     )
@@ -32,7 +32,7 @@ def test_a_taken_kafka_port_is_one_line_with_a_way_out(tmp_path: Path, taken_por
     assert "--listen" in refused.error_line
 
 
-def test_a_taken_http_port_is_one_line_with_a_way_out(tmp_path: Path, taken_port: int) -> None:
+def test_an_http_port_in_use_is_a_one_line_error_with_advice(tmp_path: Path, taken_port: int) -> None:
     refused = chronik(
         "start", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--http", f"127.0.0.1:{taken_port}"
     )
@@ -41,7 +41,7 @@ def test_a_taken_http_port_is_one_line_with_a_way_out(tmp_path: Path, taken_port
     assert "--http" in refused.error_line
 
 
-def test_a_data_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_data_folder_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / "file" / "node"
     refused = chronik("start", "--data-dir", str(folder), "--listen", "127.0.0.1:0")
@@ -49,20 +49,20 @@ def test_a_data_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> Non
     assert str(folder) in refused.error_line
 
 
-def test_a_folder_of_another_node_is_refused(node: Node) -> None:
+def test_start_refuses_the_data_folder_of_another_node(node: Node) -> None:
     node.terminate()
     refused = chronik("start", "--node-id", "7", "--data-dir", str(node.data_dir), "--listen", "127.0.0.1:0")
     assert refused.code == 2
     assert str(node.data_dir) in refused.error_line
 
 
-def test_a_folder_in_use_is_refused(shared_node: Node) -> None:
+def test_start_refuses_a_data_folder_in_use(shared_node: Node) -> None:
     refused = chronik("start", "--data-dir", str(shared_node.data_dir), "--listen", "127.0.0.1:0")
     assert refused.code == 2
     assert str(shared_node.data_dir) in refused.error_line
 
 
-def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+def test_start_names_an_unknown_configuration_key(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("durabilty = 'synced'\n")
     refused = chronik("start", "--config", str(file))
@@ -80,13 +80,13 @@ def test_a_wildcard_bind_without_an_advertised_address_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     "flags", [["--listen", "9092"], ["--node-id", "one"], ["--log-level", "loud"], ["--nope"], ["--durability", "x"]]
 )
-def test_wrong_flags_are_one_line(tmp_path: Path, flags: list[str]) -> None:
+def test_an_invalid_flag_is_a_one_line_error(tmp_path: Path, flags: list[str]) -> None:
     refused = chronik("start", "--data-dir", str(tmp_path), *flags)
     assert refused.code == 2
     assert refused.error_line
 
 
-def test_a_node_on_ports_of_the_systems_choice_says_where_it_is(tmp_path: Path) -> None:
+def test_start_prints_the_ports_that_the_system_chose(tmp_path: Path) -> None:
     command = [str(CHRONIK), "start", "--data-dir", str(tmp_path / "n"), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -100,7 +100,7 @@ def test_a_node_on_ports_of_the_systems_choice_says_where_it_is(tmp_path: Path) 
     assert events[-1] == "stopped"
 
 
-def test_log_levels_are_set_per_component(tmp_path: Path) -> None:
+def test_log_level_error_silences_lower_levels(tmp_path: Path) -> None:
     command = [str(CHRONIK), "start", "--data-dir", str(tmp_path / "n"), "--listen", "127.0.0.1:0"]
     command += ["--log-level", "error"]
     environment = {**os.environ, "CHRONIK_NODE_ID": "5"}
@@ -114,7 +114,7 @@ def test_log_levels_are_set_per_component(tmp_path: Path) -> None:
         assert process.wait(20) == 0
 
 
-def test_what_a_library_says_is_a_line_of_json_too(node: Node) -> None:
+def test_library_messages_are_logged_as_json_lines(node: Node) -> None:
     with socket.create_connection(("127.0.0.1", node.http_port)) as http:
         http.sendall(b"no request\r\n\r\n")
         assert http.recv(100).startswith(b"HTTP/1.1 400")

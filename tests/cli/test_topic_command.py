@@ -8,7 +8,7 @@ from tests.cli.run_chronik import chronik
 from tests.support.node import Node
 
 
-def test_a_topic_is_created_described_altered_and_deleted(shared_node: Node) -> None:
+def test_commands_create_describe_alter_and_delete_a_topic(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     assert chronik("topic", "create", "cli-topic", "--partitions", "2", "--config", "retention.ms=5000", *at).code == 0
     described = chronik("topic", "describe", "cli-topic", "--json", *at).json()
@@ -34,7 +34,7 @@ def test_a_topic_is_created_described_altered_and_deleted(shared_node: Node) -> 
     assert "cli-topic" not in [topic["name"] for topic in listed["topics"]]
 
 
-def test_refusals_are_one_line_with_exit_2(shared_node: Node) -> None:
+def test_a_rejected_request_is_a_one_line_error_with_exit_code_2(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap)
     assert chronik("topic", "create", "cli-twice", *at).code == 0
     for arguments, said in (
@@ -53,7 +53,7 @@ def test_refusals_are_one_line_with_exit_2(shared_node: Node) -> None:
         assert said in refused.error_line
 
 
-def test_no_broker_is_one_line_with_exit_2(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_a_one_line_error_with_exit_code_2(tmp_path: Path) -> None:
     refused = chronik("topic", "list", "-b", "127.0.0.1:1")
     assert refused.code == 2
     assert "cannot connect to 127.0.0.1:1" in refused.error_line

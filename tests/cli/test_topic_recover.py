@@ -29,7 +29,7 @@ def topic(shared_node: Node) -> str:
         ((TOPIC, "--partition", "1", "--from", "1"), f"{TOPIC}-1 is led by node 1, so there is nothing to recover"),
     ],
 )
-def test_wrong_use_is_one_line_with_exit_2(
+def test_wrong_usage_is_a_one_line_error_with_exit_code_2(
     shared_node: Node, topic: str, arguments: tuple[str, ...], line: str
 ) -> None:
     refused = chronik("topic", "recover", *arguments, "--accept-loss", "-b", shared_node.bootstrap)
@@ -37,7 +37,7 @@ def test_wrong_use_is_one_line_with_exit_2(
     assert line in refused.error_line
 
 
-def test_json_is_one_object_though_nothing_is_recovered(shared_node: Node, topic: str) -> None:
+def test_recover_prints_one_json_object_even_if_nothing_is_recovered(shared_node: Node, topic: str) -> None:
     at = ("--partition", "0", "--from", "1", "--accept-loss", "--json", "-b", shared_node.bootstrap)
     refused = chronik("topic", "recover", topic, *at)
     assert refused.code == 2 and "led by node 1" in refused.error_line

@@ -18,7 +18,7 @@ def ring_of(node: int) -> tuple[TraceRing, list[float]]:
     return TraceRing(node, 100, lambda: clock_ms[0], SimpleNamespace(traces_dropped=0)), clock_ms
 
 
-def test_every_kind_of_event_has_a_line() -> None:
+def test_trace_tail_prints_a_line_for_each_kind_of_event() -> None:
     ring, _ = ring_of(2)
     hooks = PartitionTrace(ring, "orders", 1)
     hooks.fetch_started(4, "reader", 10, 500, 1)
@@ -56,7 +56,7 @@ class Enough(Exception):
     """Ends the tail when the test has seen enough."""
 
 
-def test_events_of_all_nodes_come_in_the_order_of_their_time_and_a_node_that_is_away_is_asked_again(
+def test_trace_tail_sorts_events_by_time_and_retries_a_node_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rings = {1: ring_of(1), 2: ring_of(2)}

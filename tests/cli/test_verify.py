@@ -27,7 +27,7 @@ PARTITION_FIELDS = {"partition", "leader", "messages", "percent", "deviation", "
 
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 @pytest.mark.parametrize("client", ["kafka-python", "confluent"])
-def test_every_record_is_accounted_for(shared_node: Node, client: str, acks: str) -> None:
+def test_verify_accounts_for_every_record(shared_node: Node, client: str, acks: str) -> None:
     at = ("-b", shared_node.bootstrap)
     found = chronik("verify", "--client", client, "--acks", acks, "--messages", "2000", "--json", *at).json()
     assert found.keys() >= FIELDS
@@ -39,7 +39,7 @@ def test_every_record_is_accounted_for(shared_node: Node, client: str, acks: str
     assert found["topic"] not in chronik("topic", "list", *at).out
 
 
-def test_the_ledger_names_each_acknowledged_record_and_keeps_the_topic(shared_node: Node, tmp_path: Path) -> None:
+def test_ledger_option_records_each_acknowledged_record_and_keeps_the_topic(shared_node: Node, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     at = ("-b", shared_node.bootstrap)
     found = chronik("verify", "--messages", "300", "--ledger", str(ledger), "--json", *at).json()
@@ -51,14 +51,14 @@ def test_the_ledger_names_each_acknowledged_record_and_keeps_the_topic(shared_no
     assert found["topic"] in chronik("topic", "list", *at).out
 
 
-def test_a_topic_that_holds_records_already_is_read_from_where_it_ended(shared_node: Node) -> None:
+def test_verify_reads_an_existing_topic_from_its_previous_end_offset(shared_node: Node) -> None:
     at = ("-b", shared_node.bootstrap, "--topic", "verify-twice", "--messages", "90", "--json")
     assert chronik("verify", *at).json()["partitions"][0]["first_offset"] == 0
     again = chronik("verify", "--client", "confluent", *at).json()
     assert (again["verdict"], again["partitions"][0]["first_offset"]) == ("PASS", 30)
 
 
-def test_people_get_a_table_and_a_verdict(shared_node: Node) -> None:
+def test_verify_prints_a_verdict_without_json(shared_node: Node) -> None:
     shown = chronik("verify", "--messages", "30", "-b", shared_node.bootstrap)
     assert shown.code == 0
     assert "PASS: 100 % (the earlier system: 87.8, 78.8, 76.3, 88.2 %)" in shown.out
@@ -77,7 +77,7 @@ def test_people_get_a_table_and_a_verdict(shared_node: Node) -> None:
         (("-b", "127.0.0.1:1"), "-b HOST:PORT"),
     ],
 )
-def test_wrong_use_is_one_line_with_a_way_out(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_wrong_usage_is_a_one_line_error_with_advice(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
     refused = chronik("verify", *arguments, cwd=tmp_path)
     assert refused.code == 2
     assert says in refused.error_line
@@ -141,34 +141,34 @@ def run_with(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return verify_run.run(Experiment(messages=900, timeout_s=0.2), "127.0.0.1:9092")
 
 
-def test_a_whole_log_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_log_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(lambda numbers: numbers, monkeypatch)["verdict"] == "PASS"
 
 
-def test_a_lost_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_lost_record(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_with(lambda numbers: [*numbers[:100], *numbers[101:]], monkeypatch)
     assert (found["missing"], found["duplicates"], found["out_of_order"], found["verdict"]) == (1, 0, 0, "PARTIAL")
 
 
-def test_a_second_copy_behind_all_that_was_expected_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_duplicate_after_the_last_expected_record(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_with(lambda numbers: [*numbers, numbers[-1]], monkeypatch)
     assert (found["missing"], found["duplicates"], found["out_of_order"]) == (0, 1, 0)
     assert found["verdict"] != "PASS"
 
 
-def test_two_records_that_changed_places_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_two_swapped_records(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_with(lambda numbers: [numbers[1], numbers[0], *numbers[2:]], monkeypatch)
     assert (found["missing"], found["duplicates"], found["out_of_order"]) == (0, 0, 1)
     assert found["verdict"] != "PASS"
 
 
-def test_a_fifth_of_the_records_lost_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_fails_if_a_fifth_of_the_records_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_with(lambda numbers: numbers[:120], monkeypatch)
     assert (found["verdict"], found["success_rate"], found["missing"]) == ("FAIL", 80.0, 180)
     assert found["imbalance"] == 180
 
 
-def test_a_run_that_is_not_complete_is_exit_1_with_the_account_on_standard_output(
+def test_an_incomplete_run_exits_with_1_and_prints_the_account_to_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = run_with(lambda numbers: numbers[1:], monkeypatch)
@@ -182,13 +182,13 @@ def test_a_run_that_is_not_complete_is_exit_1_with_the_account_on_standard_outpu
 # -- the matrix --
 
 
-def test_the_matrix_is_every_combination_once() -> None:
+def test_the_matrix_has_each_combination_once() -> None:
     experiments = combinations(Experiment())
     assert len(experiments) == len(set(experiments)) == 3 * 2 * 2 * 2 * 2
     assert Experiment() in experiments
 
 
-def test_the_matrix_stands_beside_the_earlier_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_matrix_is_compared_with_the_figures_of_the_earlier_system(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_with(lambda numbers: numbers, monkeypatch) | {"timeout_s": 60.0}
     lossy = run_with(lambda numbers: numbers[1:], monkeypatch) | {"acks": "0"}
     found = matrix_figures([whole, lossy])
@@ -198,11 +198,11 @@ def test_the_matrix_stands_beside_the_earlier_figures(monkeypatch: pytest.Monkey
     assert found.keys() >= FIELDS
 
 
-def test_a_worse_run_is_behind() -> None:
+def test_a_lower_success_rate_has_a_negative_difference() -> None:
     assert [row["difference"] for row in comparison(80.0)] == [-7.8, 1.2, 3.7, -8.2]
 
 
-def test_one_failed_run_fails_the_matrix_and_all_are_run(
+def test_a_failed_run_fails_the_matrix_after_all_runs_are_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lossy = run_with(lambda numbers: numbers[1:], monkeypatch)
@@ -214,7 +214,7 @@ def test_one_failed_run_fails_the_matrix_and_all_are_run(
     assert printed.err.startswith("chronik: 16 of 48 runs failed")
 
 
-def test_people_see_the_matrix_and_the_comparison(
+def test_verify_prints_the_matrix_and_the_comparison_without_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run_with(lambda numbers: numbers, monkeypatch)

@@ -32,7 +32,7 @@ def account_of(
     return account
 
 
-def test_everything_read_once_in_order_passes() -> None:
+def test_records_read_once_and_in_order_pass() -> None:
     account = account_of(5000, range(5000))
     assert (account.produced, account.acked, account.consumed, account.missing) == (5000, 5000, 5000, 0)
     assert (account.duplicates, account.out_of_order, account.unexpected) == (0, 0, 0)
@@ -42,7 +42,7 @@ def test_everything_read_once_in_order_passes() -> None:
     assert account.imbalance == 1
 
 
-def test_a_record_that_was_acknowledged_and_not_read_is_missing() -> None:
+def test_an_acknowledged_record_that_was_not_read_is_missing() -> None:
     account = account_of(100, [number for number in range(100) if number != 42])
     assert account.missing == 1
     assert account.incomplete() == {42 % PARTITIONS}
@@ -59,7 +59,7 @@ def test_a_record_read_before_its_acknowledgement_is_not_missing() -> None:
     assert account.verdict == PASS
 
 
-def test_a_second_copy_is_a_duplicate_and_nothing_else() -> None:
+def test_a_second_copy_is_only_a_duplicate() -> None:
     account = account_of(9, [0, 1, 2, 3, 4, 5, 0, 6, 7, 8])
     assert (account.duplicates, account.out_of_order, account.missing) == (1, 0, 0)
     assert account.consumed == 10
@@ -72,24 +72,24 @@ def test_one_offset_delivered_twice_is_a_duplicate() -> None:
     assert account.duplicates == 1
 
 
-def test_a_record_behind_a_later_one_of_its_partition_is_out_of_order() -> None:
+def test_a_record_read_after_a_later_record_of_its_partition_is_out_of_order() -> None:
     account = account_of(9, [0, 1, 2, 6, 3, 4, 5, 7, 8])
     assert (account.out_of_order, account.duplicates, account.missing) == (1, 0, 0)
     assert account.verdict == PARTIAL
 
 
-def test_partitions_are_not_ordered_among_each_other() -> None:
+def test_order_across_partitions_does_not_matter() -> None:
     assert account_of(9, [2, 5, 8, 1, 4, 7, 0, 3, 6]).verdict == PASS
 
 
-def test_a_first_delivery_from_an_offset_that_is_not_above_all_before_is_out_of_order() -> None:
+def test_a_new_record_at_an_offset_that_does_not_increase_is_out_of_order() -> None:
     account = Account(2, 1)
     account.delivered(0, 7, 0)
     account.delivered(0, 7, 1)
     assert account.out_of_order == 1
 
 
-def test_what_was_never_produced_or_lies_in_another_partition_is_unexpected() -> None:
+def test_a_record_never_produced_or_in_another_partition_is_unexpected() -> None:
     account = account_of(3, [0, 1, 2])
     account.delivered(0, 1, None)
     account.delivered(0, 2, 3)
@@ -99,7 +99,7 @@ def test_what_was_never_produced_or_lies_in_another_partition_is_unexpected() ->
     assert account.next_offset(0) == 4
 
 
-def test_a_refused_record_is_neither_missing_nor_a_fault_when_it_is_read() -> None:
+def test_a_rejected_record_is_not_missing_and_may_be_read() -> None:
     unread = account_of(10, range(9), acked=range(9))
     read = account_of(10, range(10), acked=range(9))
     for account in (unread, read):
@@ -110,7 +110,7 @@ def test_a_refused_record_is_neither_missing_nor_a_fault_when_it_is_read() -> No
     )
 
 
-def test_records_without_any_report_count_as_failed() -> None:
+def test_records_without_a_delivery_report_are_failed() -> None:
     account = Account(3, 1)
     for _ in range(3):
         account.sent()
@@ -119,18 +119,18 @@ def test_records_without_any_report_count_as_failed() -> None:
     assert (account.acked, account.failed) == (1, 2)
 
 
-def test_the_earlier_systems_figures_fail_and_better_ones_are_partial() -> None:
+def test_the_figures_of_the_earlier_system_fail_and_better_ones_are_partial() -> None:
     assert account_of(5000, range(4391)).verdict == FAIL
     assert account_of(5000, range(3814)).verdict == FAIL
     assert account_of(5000, range(4410)).verdict == PARTIAL
     assert account_of(5000, range(4410)).success_rate == 88.2
 
 
-def test_a_rate_of_100_means_all() -> None:
+def test_success_rate_is_100_only_if_no_record_is_missing() -> None:
     assert account_of(1_000_000, range(1, 1_000_000)).success_rate == 99.999
 
 
-def test_gaps_deviation_and_offsets_are_told_by_partition() -> None:
+def test_gaps_deviation_and_offsets_are_reported_by_partition() -> None:
     account = Account(30, PARTITIONS)
     for number in (0, 3, 6, 9):
         account.delivered(0, number // 3 + (10 if number > 3 else 0), number)
@@ -144,7 +144,7 @@ def test_gaps_deviation_and_offsets_are_told_by_partition() -> None:
     assert account.imbalance == 4
 
 
-def test_loss_and_copies_are_told_by_partition() -> None:
+def test_missing_and_duplicate_records_are_reported_by_partition() -> None:
     account = Account(6, 2)
     for number in range(5):
         account.acknowledged(number)
@@ -162,7 +162,7 @@ def test_loss_and_copies_are_told_by_partition() -> None:
     lost=st.sets(st.integers(0, 199), max_size=20),
     copied=st.sets(st.integers(0, 199), max_size=20),
 )
-def test_planted_losses_and_copies_are_counted_exactly(
+def test_planted_losses_and_duplicates_are_counted_exactly(
     messages: int, partitions: int, lost: set[int], copied: set[int]
 ) -> None:
     lost = {number for number in lost if number < messages}
@@ -178,7 +178,7 @@ def test_planted_losses_and_copies_are_counted_exactly(
 
 
 @given(order=st.permutations(range(12)), partitions=st.integers(1, 4))
-def test_a_reordering_is_found_exactly_where_a_partition_has_one(order: list[int], partitions: int) -> None:
+def test_out_of_order_records_are_counted_exactly_by_partition(order: list[int], partitions: int) -> None:
     account = account_of(12, order, partitions=partitions)
     expected = 0
     for partition in range(partitions):

@@ -30,7 +30,7 @@ def rows(kafka: ApacheKafka, **given: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("codec", range(len(CODECS)))
-def test_each_codec_is_read(apache_kafka: ApacheKafka, codec: int) -> None:
+def test_the_source_reads_each_codec(apache_kafka: ApacheKafka, codec: int) -> None:
     name = f"codec-{CODECS[codec]}"
     topics.create(apache_kafka.bootstrap, name, 2)
     topics.append(apache_kafka.bootstrap, name, 1, numbered(100), numbered(100, 100), codec=codec)
@@ -40,7 +40,7 @@ def test_each_codec_is_read(apache_kafka: ApacheKafka, codec: int) -> None:
     ]
 
 
-def test_aborted_transactions_are_seen_by_who_asks_for_all(apache_kafka: ApacheKafka) -> None:
+def test_aborted_records_are_visible_only_without_read_committed(apache_kafka: ApacheKafka) -> None:
     name = "transactions"
     topics.create(apache_kafka.bootstrap, name, 1)
     producer = Producer({"bootstrap.servers": apache_kafka.bootstrap, "transactional.id": "pipeline-test"})
@@ -56,7 +56,7 @@ def test_aborted_transactions_are_seen_by_who_asks_for_all(apache_kafka: ApacheK
     assert [(row["offset"], row["value"]) for row in committed] == [(0, b"kept"), (4, b"kept too")]
 
 
-def test_an_open_transaction_ends_a_committed_read(apache_kafka: ApacheKafka) -> None:
+def test_a_read_committed_read_ends_at_an_open_transaction(apache_kafka: ApacheKafka) -> None:
     name = "open-transaction"
     topics.create(apache_kafka.bootstrap, name, 1)
     topics.append(apache_kafka.bootstrap, name, 0, numbered(3))
@@ -71,7 +71,7 @@ def test_an_open_transaction_ends_a_committed_read(apache_kafka: ApacheKafka) ->
     producer.abort_transaction(30)
 
 
-def test_a_trimmed_log_is_an_error_or_a_gap(apache_kafka: ApacheKafka) -> None:
+def test_records_missing_from_a_trimmed_log_are_an_error_or_a_gap(apache_kafka: ApacheKafka) -> None:
     name = "trimmed"
     topics.create(apache_kafka.bootstrap, name, 1)
     topics.append(apache_kafka.bootstrap, name, 0, *[numbered(10)] * 3)
@@ -84,7 +84,7 @@ def test_a_trimmed_log_is_an_error_or_a_gap(apache_kafka: ApacheKafka) -> None:
     assert [row["offset"] for row in lenient] == list(range(13, 30))
 
 
-def test_offsets_are_committed_to_a_group(apache_kafka: ApacheKafka) -> None:
+def test_the_source_commits_offsets_to_a_group(apache_kafka: ApacheKafka) -> None:
     topics.create(apache_kafka.bootstrap, "grouped", 2)
     with BlockingCluster(apache_kafka.bootstrap) as cluster:
         cluster.commit("pipeline-group", {("grouped", 0): 5, ("grouped", 1): 7})

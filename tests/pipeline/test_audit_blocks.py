@@ -84,13 +84,13 @@ def test_sides_that_agree_are_complete() -> None:
     assert (told["partitions"][0]["first_offset"], told["partitions"][0]["last_offset"]) == (0, 19)
 
 
-def test_sides_that_were_not_given_are_null() -> None:
+def test_sides_that_are_not_given_are_null() -> None:
     told = look(Sides().batch(READABLE, 0, 5), Bounds(0, 0, 5), [READABLE]).to_json()
     assert (told["acked"], told["readable"], told["delivered"], told["landed"]) == (None, 5, None, None)
     assert told["verdict"] == "complete"
 
 
-def test_everything_planted_is_named() -> None:
+def test_all_planted_errors_are_reported() -> None:
     sides = Sides().batch(READABLE, 0, 30).records(ACKED, range(30))
     order = [*range(10), 11, 10, *range(12, 30)]
     sides.records(DELIVERED, order)
@@ -108,7 +108,7 @@ def test_everything_planted_is_named() -> None:
     assert (found.missing(), found.disorder, found.mismatches) == (3, 1, 1)
 
 
-def test_contents_that_changed_places_are_out_of_order_and_not_two_alterations() -> None:
+def test_swapped_contents_are_out_of_order_and_not_two_mismatches() -> None:
     sides = clean()
     sides.rows = [row for row in sides.rows if row[0] != LANDED]
     sides.records(LANDED, range(20), {5: 1006, 6: 1005})
@@ -117,26 +117,26 @@ def test_contents_that_changed_places_are_out_of_order_and_not_two_alterations()
     assert (found.disorder, found.mismatches) == (1, 0)
 
 
-def test_an_acknowledged_record_that_the_log_has_not_is_a_gap_of_the_log() -> None:
+def test_an_acknowledged_record_missing_from_the_log_is_a_gap_of_the_log() -> None:
     sides = Sides().batch(READABLE, 0, 8).batch(READABLE, 9, 12).records(ACKED, range(12))
     found = look(sides, Bounds(0, 0, 12), (ACKED, READABLE)).partitions[0]
     assert ranges(found.gaps) == [("readable", 8, 8)]
 
 
-def test_a_hole_in_the_log_is_a_gap_without_a_ledger_too_and_a_control_batch_is_none() -> None:
+def test_missing_offsets_are_a_gap_without_a_ledger_but_a_control_batch_is_not() -> None:
     sides = Sides().batch(READABLE, 0, 8).batch(CONTROL, 8, 9).batch(READABLE, 9, 12).batch(READABLE, 14, 20)
     result = look(sides, Bounds(0, 0, 20), [READABLE])
     assert ranges(result.partitions[0].gaps) == [("readable", 12, 13)]
     assert result.total(READABLE) == 17
 
 
-def test_batches_that_share_offsets_are_duplicates_of_the_log() -> None:
+def test_overlapping_batches_are_duplicates_of_the_log() -> None:
     sides = Sides().batch(READABLE, 0, 8).batch(READABLE, 5, 10)
     found = look(sides, Bounds(0, 0, 10), [READABLE]).partitions[0]
     assert ranges(found.duplicates) == [("readable", 5, 7)]
 
 
-def test_what_retention_took_is_expired_and_not_missing() -> None:
+def test_records_deleted_by_retention_are_expired_and_not_missing() -> None:
     sides = Sides().batch(READABLE, 6, 20).records(ACKED, range(20)).records(LANDED, range(20))
     result = look(sides, Bounds(0, 6, 20), (ACKED, READABLE, LANDED))
     told = result.to_json()
@@ -144,7 +144,7 @@ def test_what_retention_took_is_expired_and_not_missing() -> None:
     assert (told["acked"], told["readable"], told["landed"], told["expired"]) == (20, 14, 20, 6)
 
 
-def test_what_retention_took_while_the_audit_ran_is_expired_too() -> None:
+def test_records_deleted_by_retention_during_the_audit_are_expired() -> None:
     bounds = Bounds(0, 0, 20)
     sides = Sides().batch(READABLE, 9, 20).records(ACKED, range(20)).records(LANDED, range(4, 20))
     given = (ACKED, READABLE, LANDED)
@@ -154,7 +154,7 @@ def test_what_retention_took_while_the_audit_ran_is_expired_too() -> None:
     assert (result.verdict, result.partitions[0].expired) == ("complete", 9)
 
 
-def test_acknowledged_beyond_the_end_is_lost_unless_the_log_grew_to_it() -> None:
+def test_records_acknowledged_beyond_the_log_end_are_lost_unless_the_log_grew() -> None:
     bounds = Bounds(0, 0, 10)
     sides = Sides().batch(READABLE, 0, 10).records(ACKED, range(13))
     found = reconcile(0, 0, SIZE, sides.columns(), bounds, (ACKED, READABLE))
@@ -165,13 +165,13 @@ def test_acknowledged_beyond_the_end_is_lost_unless_the_log_grew_to_it() -> None
     assert (grown.verdict, grown.total(ACKED)) == ("complete", 10)
 
 
-def test_a_stated_start_leaves_out_what_is_before_it() -> None:
+def test_a_given_start_excludes_earlier_records() -> None:
     sides = Sides().batch(READABLE, 5, 20).records(ACKED, range(20)).records(LANDED, range(5, 20))
     told = look(sides, Bounds(5, 0, 20), (ACKED, READABLE, LANDED)).to_json()
     assert (told["verdict"], told["acked"], told["readable"], told["landed"]) == ("complete", 15, 15, 15)
 
 
-def test_a_committed_position_has_delivered_what_is_readable_below_it() -> None:
+def test_readable_records_below_a_committed_offset_are_delivered() -> None:
     sides = (
         Sides().batch(READABLE, 0, 4).batch(CONTROL, 4, 5).batch(READABLE, 5, 10).batch(DELIVERED, 0, 7, BY_POSITION)
     )
@@ -181,13 +181,13 @@ def test_a_committed_position_has_delivered_what_is_readable_below_it() -> None:
     assert result.partitions[0].lag(DELIVERED) == 3
 
 
-def test_delivered_without_being_in_the_log_is_unexpected() -> None:
+def test_a_delivered_record_that_is_not_in_the_log_is_unexpected() -> None:
     sides = Sides().batch(READABLE, 0, 4).batch(CONTROL, 4, 5).records(DELIVERED, range(5))
     found = look(sides, Bounds(0, 0, 5), (READABLE, DELIVERED)).partitions[0]
     assert ranges(found.unexpected) == [("delivered", 4, 4)]
 
 
-def test_a_compacted_log_needs_the_latest_of_each_key_only() -> None:
+def test_a_compacted_log_needs_only_the_latest_record_of_each_key() -> None:
     sides = Sides().records(READABLE, [3, 9]).records(ACKED, [9, 11]).records(LANDED, [0, 1, 2, 3, 9])
     result = look(sides, Bounds(0, 0, 12), (ACKED, READABLE, LANDED), is_compacted=True)
     assert ranges(result.partitions[0].gaps) == [("readable", 11, 11)]
@@ -210,7 +210,7 @@ def test_null_checksums_are_never_compared() -> None:
     assert (told["verdict"], told["verified"]) == ("complete", 0)
 
 
-def test_slices_of_time_count_each_side_and_what_is_missing() -> None:
+def test_time_buckets_count_the_records_of_each_side_and_the_gaps() -> None:
     sides = Sides().batch(READABLE, 0, 20).records(ACKED, range(20)).records(LANDED, range(15))
     told = look(sides, Bounds(0, 0, 20), (ACKED, READABLE, LANDED)).to_json()
     assert sum(row["acked"] for row in told["buckets"]) == 20
@@ -221,7 +221,7 @@ def test_slices_of_time_count_each_side_and_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("edge", [10, 16])
-def test_a_gap_over_two_blocks_is_one_gap_and_order_is_seen_across_them(edge: int) -> None:
+def test_gaps_and_order_are_checked_across_two_blocks(edge: int) -> None:
     bounds, found = Bounds(0, 0, 40), list[Finding]()
     given = (READABLE, DELIVERED, LANDED)
     delivered = [*range(edge - 1), edge, edge - 1, *range(edge + 1, 40)]
@@ -240,7 +240,7 @@ def test_a_gap_over_two_blocks_is_one_gap_and_order_is_seen_across_them(edge: in
     assert result.disorder == 1
 
 
-def test_records_without_a_time_are_counted_all_the_same() -> None:
+def test_records_without_a_timestamp_are_counted() -> None:
     sides = Sides().batch(READABLE, 0, 3)
     sides.rows = [(*row[:4], NO_TIME, *row[5:]) for row in sides.rows]
     told = look(sides, Bounds(0, 0, 3), [READABLE]).to_json()

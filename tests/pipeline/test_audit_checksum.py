@@ -46,7 +46,7 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("either")
-def test_each_is_the_one_of_its_record() -> None:
+def test_each_checksum_equals_that_of_its_record() -> None:
     records = rows(300)
     wanted = [record_checksum(key, value, headers or ()) for key, value, headers in records]
     keys, values, headers = columns(records)
@@ -56,13 +56,13 @@ def test_each_is_the_one_of_its_record() -> None:
 
 
 @pytest.mark.usefixtures("either")
-def test_null_and_empty_differ_and_no_headers_are_no_column() -> None:
+def test_null_and_empty_keys_differ_and_headers_are_optional() -> None:
     keys, values = pa.array([None, b""], pa.binary()), pa.array([b"v", b"v"], pa.large_binary())
     assert list(checksums(keys, values)) == [record_checksum(None, b"v"), record_checksum(b"", b"v")]
     assert list(checksums(pa.chunked_array([keys]), pa.chunked_array([values]))) == list(checksums(keys, values))
 
 
-def test_a_null_list_of_headers_may_still_span_entries() -> None:
+def test_a_null_header_list_that_spans_entries_counts_as_no_headers() -> None:
     entries = pa.array([{"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}], HEADERS.value_type)
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), entries, HEADERS, mask=pa.array([True, False]))
     keys = pa.array([b"k", b"k"], pa.binary())

@@ -44,7 +44,7 @@ def test_every_line_is_read_once_and_in_order(ledger: Path, monkeypatch: pytest.
     assert places == sorted(set(places))
 
 
-def test_a_torn_last_line_is_left_out_and_known(ledger: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_reported(ledger: Path) -> None:
     whole = ledger.stat().st_size
     with ledger.open("ab") as file:
         file.write(b'{"topic":"t","parti')
@@ -53,7 +53,7 @@ def test_a_torn_last_line_is_left_out_and_known(ledger: Path) -> None:
     assert len(lines_of(ledger, 1)) == 500
 
 
-def test_what_is_written_after_the_start_is_left_out(ledger: Path) -> None:
+def test_lines_written_after_the_snapshot_are_ignored(ledger: Path) -> None:
     lines = snapshot(str(ledger), "ledger")
     with Ledger(ledger) as more:
         more.record("t", 0, 9999, TIME_MS, b"k", b"late")
@@ -72,7 +72,7 @@ def test_what_is_written_after_the_start_is_left_out(ledger: Path) -> None:
     ],
     ids=["torn", "no json", "fields missing", "wrong type", "negative"],
 )
-def test_a_line_that_is_none_is_named(ledger: Path, line: bytes, said: str) -> None:
+def test_the_error_names_an_invalid_line(ledger: Path, line: bytes, said: str) -> None:
     with ledger.open("ab") as file:
         file.write(line)
     with Ledger(ledger) as more:
@@ -83,7 +83,7 @@ def test_a_line_that_is_none_is_named(ledger: Path, line: bytes, said: str) -> N
     assert str(ledger) in str(raised.value)
 
 
-def test_files_that_cannot_be_read_are_refused_at_once(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected_at_once(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"cannot read the ledger .*nothing: No such file"):
         snapshot(str(tmp_path / "nothing"), "ledger")
     one_line = tmp_path / "one"
@@ -98,7 +98,7 @@ def test_an_empty_ledger_has_no_lines(tmp_path: Path) -> None:
     assert lines_of(path, 1) == []
 
 
-def test_keys_come_along_with_what_has_no_value(tmp_path: Path) -> None:
+def test_keys_and_tombstone_flags_are_read_if_requested(tmp_path: Path) -> None:
     path = tmp_path / "acked.jsonl"
     with Ledger(path) as written:
         written.record("t", 0, 0, TIME_MS, b"\x00k", b"v")

@@ -43,7 +43,7 @@ def offsets(found: list[dict[str, Any]], side: int = READABLE) -> list[tuple[int
 
 @pytest.mark.parametrize("parts", [1, 7])
 @pytest.mark.parametrize("log", ["headers", "fetch", "records"])
-def test_each_way_finds_each_offset_once(shared_node: Node, log: str, parts: int) -> None:
+def test_each_way_to_read_the_log_finds_each_offset_once(shared_node: Node, log: str, parts: int) -> None:
     at, name = shared_node.bootstrap, f"audit-log-{log}-{parts}"
     topics.create(at, name, 2)
     topics.append(at, name, 0, *[numbered(50)] * 5, codec=LZ4)
@@ -60,7 +60,7 @@ def test_each_way_finds_each_offset_once(shared_node: Node, log: str, parts: int
     assert max(row["time_ms"] for row in found if row["partition"] == 1) >= NOW_MS
 
 
-def test_headers_are_the_way_unless_contents_are_needed(shared_node: Node, tmp_path: Any) -> None:
+def test_the_audit_reads_headers_unless_it_needs_contents(shared_node: Node, tmp_path: Any) -> None:
     at, name = shared_node.bootstrap, "audit-log-ways"
     topics.create(at, name, 1)
     empty = tmp_path / "lines"
@@ -73,7 +73,7 @@ def test_headers_are_the_way_unless_contents_are_needed(shared_node: Node, tmp_p
     assert (compacted.how, compacted.is_compacted) == ("records", True)
 
 
-def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
+def test_the_audit_fetches_a_compacted_batch_to_learn_its_offsets(
     shared_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch header has the number of remaining records, but not their offsets."""
@@ -94,7 +94,7 @@ def test_a_batch_that_compaction_thinned_out_is_fetched_for_its_offsets(
     assert sorted(row["stop"] - row["start"] for row in found) == [1] * 10 + [10]
 
 
-def test_a_new_leader_is_given_the_time_to_know_what_was_readable(
+def test_the_audit_waits_for_the_high_watermark_of_a_new_leader(
     shared_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at, name = shared_node.bootstrap, "audit-log-behind"
@@ -121,7 +121,7 @@ def test_a_new_leader_is_given_the_time_to_know_what_was_readable(
         rows(plan)
 
 
-def test_a_node_that_lists_no_batches_is_one_line(shared_node: Node) -> None:
+def test_an_unreachable_node_is_a_pipeline_error(shared_node: Node) -> None:
     at, name = shared_node.bootstrap, "audit-log-silent"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10))
@@ -131,7 +131,7 @@ def test_a_node_that_lists_no_batches_is_one_line(shared_node: Node) -> None:
         rows(plan)
 
 
-def test_a_start_leaves_out_what_is_older(shared_node: Node) -> None:
+def test_a_start_time_excludes_older_records(shared_node: Node) -> None:
     at, name = shared_node.bootstrap, "audit-log-start"
     topics.create(at, name, 2)
     topics.append(at, name, 0, *[[record] for record in numbered(20)])
@@ -141,7 +141,7 @@ def test_a_start_leaves_out_what_is_older(shared_node: Node) -> None:
 
 
 @pytest.mark.parametrize("log", ["auto", "records"])
-def test_apache_kafkas_control_batches_are_known_as_such(apache_kafka: ApacheKafka, log: str) -> None:
+def test_the_audit_recognises_control_batches_of_apache_kafka(apache_kafka: ApacheKafka, log: str) -> None:
     at, name = apache_kafka.bootstrap, f"audit-control-{log}"
     topics.create(at, name, 1)
     producer = Producer({"bootstrap.servers": at, "transactional.id": name})
@@ -158,7 +158,7 @@ def test_apache_kafkas_control_batches_are_known_as_such(apache_kafka: ApacheKaf
     assert offsets(found, CONTROL) == [(0, 3), (0, 6)]
 
 
-def test_apache_kafka_has_no_nodes_that_list_batches(apache_kafka: ApacheKafka) -> None:
+def test_apache_kafka_does_not_list_batches_over_http(apache_kafka: ApacheKafka) -> None:
     with BlockingCluster(apache_kafka.bootstrap) as cluster:
         assert http_nodes(cluster) == ()
     topics.create(apache_kafka.bootstrap, "audit-http", 1)

@@ -29,14 +29,14 @@ def charts(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
-def test_nothing_is_fetched_and_everything_is_drawn() -> None:
+def test_the_report_contains_all_charts_and_the_verdict() -> None:
     page = audit_html(result(), "now")
     assert len(charts(page)) == 4
     assert not re.search(r"https?://|url\(|@import|<script|<link|<img|src=", page)
     assert "complete: acked 2,000 = readable 2,000 = landed 2,000" in page
 
 
-def test_each_fault_is_marked_and_listed_with_its_offsets() -> None:
+def test_the_report_marks_each_fault_and_lists_its_offsets() -> None:
     planted = result(
         Finding("gap", LANDED, 1, 17, 19, 2),
         Finding("duplicate", LANDED, 0, 33, 34, 1),
@@ -58,19 +58,19 @@ def test_each_fault_is_marked_and_listed_with_its_offsets() -> None:
     assert sentence(planted).startswith("incomplete: 2 gaps, 1 duplicates, 1 out of order, 1 mismatches")
 
 
-def test_a_topics_name_is_text_and_not_markup() -> None:
+def test_the_report_escapes_the_topic_name() -> None:
     page = audit_html(result(topic="<script>alert(1)</script>"), "now & then")
     assert "<script" not in page
     assert "now &amp; then" in page
 
 
-def test_many_partitions_still_fit() -> None:
+def test_the_report_of_many_partitions_stays_small() -> None:
     page = audit_html(result(partitions=300), "now")
     assert len(charts(page)) == 4
     assert len(page) < 1_000_000
 
 
-def test_charts_of_nothing_are_charts() -> None:
+def test_charts_without_data_are_well_formed() -> None:
     empty = summarise("empty", {}, [READABLE], [])
     assert "no record has a time" in audit_html(empty, "now")
     assert charts(bar_chart(["a"], [Series("x", [0])]))
@@ -78,12 +78,12 @@ def test_charts_of_nothing_are_charts() -> None:
     assert charts(strip_chart([("a", 0, 0, [])]))
 
 
-def test_times_that_no_calendar_has_are_shown_all_the_same() -> None:
+def test_timestamps_outside_the_calendar_are_drawn() -> None:
     nanoseconds = 1_700_000_000_000_000_000
     assert charts(line_chart([Series("x", [1.0, 2.0], "", [TIME_MS, nanoseconds])]))
 
 
-def test_ticks_are_round_and_hold_the_values() -> None:
+def test_ticks_are_few_and_enclose_the_values() -> None:
     for low, high in ((0, 1), (0, 7), (0, 4999), (0, 1_234_567), (-3, 12), (0, 10**12)):
         steps = ticks(low, high)
         assert steps[0] <= low < high <= steps[-1]

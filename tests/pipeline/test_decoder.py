@@ -102,7 +102,9 @@ def batches(draw: st.DrawFn) -> tuple[bytes, int]:
 
 @settings(max_examples=150)
 @given(batches(), st.data())
-def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int], data: st.DataObject) -> None:
+def test_the_compiled_decoder_returns_the_same_rows_as_the_plain_decoder(
+    made: tuple[bytes, int], data: st.DataObject
+) -> None:
     raw, end = made
     start = data.draw(st.integers(max(0, end - 100), end))
     stop = data.draw(st.integers(start, end + 5))
@@ -116,9 +118,7 @@ def test_the_compiled_loop_gives_what_the_plain_one_gives(made: tuple[bytes, int
 
 @settings(max_examples=300)
 @given(st.lists(record, min_size=1, max_size=5), st.data())
-def test_damaged_records_are_an_error_or_what_the_plain_loop_reads(
-    records: list[NewRecord], data: st.DataObject
-) -> None:
+def test_both_decoders_read_damaged_records_alike(records: list[NewRecord], data: st.DataObject) -> None:
     """With a valid CRC, as a broken producer would send them."""
     raw = bytearray(encode_batch(records))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -138,7 +138,7 @@ def test_damaged_records_are_an_error_or_what_the_plain_loop_reads(
 
 
 @pytest.mark.parametrize("codec", range(len(CODECS)))
-def test_rows_are_the_records_that_were_put_in(codec: int) -> None:
+def test_rows_equal_the_encoded_records(codec: int) -> None:
     headers = [("a", b"1"), ("b", None), ("ü", b"")]
     records: list[NewRecord] = [(b"k", b"v" * 300, headers, NOW_MS), (None, None, (), NOW_MS + 5), (b"", b"", (), -1)]
     found = rows(encode_batch(records, codec=codec, base_offset=40))
@@ -150,19 +150,19 @@ def test_rows_are_the_records_that_were_put_in(codec: int) -> None:
     assert found[1]["headers"] is None
 
 
-def test_log_append_time_is_every_records_time() -> None:
+def test_log_append_time_is_the_timestamp_of_every_record() -> None:
     found = rows(encode_batch(numbered(2), append_time_ms=NOW_MS + 99))
     assert {row["timestamp"] // 1000 for row in found} == {NOW_MS + 99}
     assert {row["timestampType"] for row in found} == {1}
 
 
-def test_a_time_beyond_what_tables_hold_is_null() -> None:
+def test_a_timestamp_beyond_the_range_of_tables_is_null() -> None:
     """Nanoseconds instead of milliseconds are a common mistake of producers; the record is still valid."""
     found = rows(encode_batch([(None, b"v", (), NOW_MS * 1_000_000)]))
     assert [row["timestamp"] for row in found] == [None]
 
 
-def test_control_batches_have_no_rows_and_are_passed() -> None:
+def test_the_decoder_skips_control_batches() -> None:
     marker = encode_batch([(COMMIT_KEY, b"", (), NOW_MS)], base_offset=2, is_control=True, is_transactional=True)
     raw = encode_batch(numbered(2)) + marker + encode_batch(numbered(2), base_offset=3)
     assert offsets(raw) == [0, 1, 3, 4]
@@ -171,7 +171,7 @@ def test_control_batches_have_no_rows_and_are_passed() -> None:
     assert decoder.is_done
 
 
-def test_records_of_aborted_transactions_are_left_out() -> None:
+def test_the_decoder_skips_records_of_aborted_transactions() -> None:
     def written(producer_id: int, base_offset: int) -> bytes:
         return encode_batch(
             numbered(2), base_offset=base_offset, producer_id=producer_id, producer_epoch=0, is_transactional=True
@@ -192,12 +192,12 @@ def test_records_of_aborted_transactions_are_left_out() -> None:
     assert offsets(raw) == [0, 1, 2, 3, 6, 7]
 
 
-def test_a_range_cuts_inside_of_batches() -> None:
+def test_a_range_may_start_and_end_inside_a_batch() -> None:
     raw = encode_batch(numbered(10)) + encode_batch(numbered(10), base_offset=10)
     assert offsets(raw, start=7, stop=13) == list(range(7, 13))
 
 
-def test_a_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+def test_an_incomplete_batch_is_decoded_after_the_next_fetch() -> None:
     first, second = encode_batch(numbered(3)), encode_batch(numbered(3), base_offset=3)
     decoder = ArrowDecoder(RecordRange("orders", 3, 0, 6))
     list(decoder.feed(memoryview(first + second[:-1])))
@@ -207,14 +207,14 @@ def test_a_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
     assert [row for batch in decoder.finish() for row in batch["offset"].to_pylist()] == list(range(6))
 
 
-def test_rows_gather_across_fetches_until_a_chunk_is_full() -> None:
+def test_rows_accumulate_across_fetches_until_a_chunk_is_full() -> None:
     raws = [encode_batch(numbered(3), base_offset=3 * i) for i in range(4)]
     decoder = ArrowDecoder(RecordRange("orders", 3, 0, 12), rows_max=5)
     sizes = [batch.num_rows for raw in raws for batch in decoder.feed(memoryview(raw))]
     assert sizes + [batch.num_rows for batch in decoder.finish()] == [5, 5, 2]
 
 
-def test_a_record_with_more_headers_than_a_chunk_has_room_for_gets_in() -> None:
+def test_a_record_with_more_headers_than_a_chunk_holds_is_decoded() -> None:
     many = [(f"h{i}", b"x") for i in range(500)]
     found = rows(encode_batch([(b"k", b"v", many, NOW_MS), *numbered(3)]), rows_max=2)
     assert len(found[0]["headers"]) == 500
@@ -238,7 +238,7 @@ def test_a_damaged_batch_is_an_error(damage: Any) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_error_names_the_place() -> None:
+def test_the_error_names_the_partition_and_the_batch() -> None:
     raw = bytearray(encode_batch(numbered(3), base_offset=17))
     raw[HEADER_BYTES] = 0x7F
     struct.pack_into(">I", raw, 17, crc32c(raw[21:]))

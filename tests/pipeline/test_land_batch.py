@@ -48,7 +48,7 @@ def test_a_batch_lands_once_and_its_replay_is_a_no_op(tmp_path: Path) -> None:
     assert landed(tmp_path / "t") == each(range(10)) + each(range(5), partition=1)
 
 
-def test_a_batch_without_rows_counts_as_landed(tmp_path: Path) -> None:
+def test_a_batch_without_rows_is_landed(tmp_path: Path) -> None:
     """Control records are not rows, and the batch after them must still be accepted."""
     same = lander(tmp_path)
     for batch in range(3):
@@ -56,7 +56,7 @@ def test_a_batch_without_rows_counts_as_landed(tmp_path: Path) -> None:
     assert landed(tmp_path / "t") == each(range(5))
 
 
-def test_a_lost_checkpoint_does_not_duplicate(tmp_path: Path) -> None:
+def test_a_lost_checkpoint_does_not_duplicate_records(tmp_path: Path) -> None:
     lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(100, 200))))
     lander(tmp_path).land("q", 1, writer(tmp_path, records(0, range(200, 250)), records(1, range(10))))
     again = lander(tmp_path)
@@ -68,7 +68,7 @@ def test_a_lost_checkpoint_does_not_duplicate(tmp_path: Path) -> None:
     assert written == set(DeltaTable(str(tmp_path / "t")).file_uris())
 
 
-def test_what_another_job_lands_meanwhile_is_left_out(tmp_path: Path) -> None:
+def test_records_that_another_job_lands_concurrently_are_skipped(tmp_path: Path) -> None:
     """Between our read of the table and our commit: deltalake rejects the commit, and we read the table again."""
     other = writer(tmp_path, records(0, range(50)))
     ours = writer(tmp_path, records(0, range(80)))
@@ -84,7 +84,7 @@ def test_what_another_job_lands_meanwhile_is_left_out(tmp_path: Path) -> None:
     assert landed(tmp_path / "t") == each(range(80))
 
 
-def test_the_same_query_in_two_processes_lands_once(tmp_path: Path) -> None:
+def test_the_same_query_in_two_processes_lands_each_record_once(tmp_path: Path) -> None:
     write = writer(tmp_path, records(0, range(50)))
 
     def late(known: LandedOffsets) -> Sequence[NewFile]:
@@ -97,7 +97,7 @@ def test_the_same_query_in_two_processes_lands_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", [NUMBER, TEXT], ids=["same schema", "another schema"])
-def test_a_run_that_ends_between_both_tables_leaves_each_record_in_one(tmp_path: Path, then: StructType) -> None:
+def test_a_crash_between_both_commits_leaves_each_record_in_one_table(tmp_path: Path, then: StructType) -> None:
     """With the other schema, the dead letters would be rows, and the rows dead letters."""
     good, bad = b'{"n": 1}', b'{"n": "x"}'
     batch = records(0, range(4), [good, bad, good, bad])
@@ -110,7 +110,7 @@ def test_a_run_that_ends_between_both_tables_leaves_each_record_in_one(tmp_path:
     assert set(each(range(1, 4, 2))) <= set(dead)
 
 
-def test_a_checkpoint_that_is_ahead_of_the_table_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_ahead_of_the_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="has none of it: it belongs to another table"):
         lander(tmp_path).land("q", 7, writer(tmp_path, records(0, range(5))))
     lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_ahead_of_the_table_is_refused(tmp_path: Path) -> N
     assert landed(tmp_path / "t") == each(range(5))
 
 
-def test_a_topic_made_again_and_another_schema_are_refused(tmp_path: Path) -> None:
+def test_a_recreated_topic_and_another_schema_are_rejected(tmp_path: Path) -> None:
     table(tmp_path)
     table(tmp_path)
     with pytest.raises(PipelineError, match="was deleted and made again"):
@@ -140,7 +140,7 @@ def test_compaction_leaves_few_files_and_the_same_rows(tmp_path: Path) -> None:
     assert lander(tmp_path).land("new", 0, writer(tmp_path, records(0, range(710)))) == LandedBatch(10, 0)
 
 
-def test_tables_are_read_by_others_with_every_column(tmp_path: Path) -> None:
+def test_other_engines_read_every_column_of_the_table(tmp_path: Path) -> None:
     day_us = 24 * 3600 * 1_000_000
     times = [1_700_000_000_000_001, None, 1_700_000_000_000_000 + day_us]
     lander(tmp_path).land("q", 0, writer(tmp_path, records(3, range(3), [b"a", None, b""], times)))
@@ -157,7 +157,7 @@ def test_tables_are_read_by_others_with_every_column(tmp_path: Path) -> None:
     assert pl.scan_delta(where).filter(pl.col("timestamp") >= frame["timestamp"][0]).collect().height == 2
 
 
-def test_a_full_disk_is_told_and_the_table_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_the_table_unchanged(tmp_path: Path) -> None:
     lander(tmp_path).land("q", 0, writer(tmp_path, records(0, range(5))))
     task = WriteTask(str(tmp_path / "t"), "", "x", None, LandedOffsets())
     full = tmp_path / "t" / "date=2023-11-14" / "full-0.parquet"

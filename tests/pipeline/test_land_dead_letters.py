@@ -33,7 +33,7 @@ def split(*values: bytes | None, fields: StructType = FIELDS) -> tuple[list[dict
     return rows.to_pylist(), dead.to_pylist()
 
 
-def test_a_value_becomes_columns_of_the_schemas_types() -> None:
+def test_a_json_value_becomes_columns_with_the_types_of_the_schema() -> None:
     rows, dead = split(
         b'{"id": 7, "user-name": "ann", "at": "2026-01-31T12:00:00+02:00", "price": 12.5, "tags": ["a", null],'
         b'"where": {"x": 1, "day": "2026-02-01"}, "more": {"k": 9}, "unknown": true}',
@@ -65,14 +65,14 @@ def test_a_value_becomes_columns_of_the_schemas_types() -> None:
         (None, "no value, and id is required"),
     ],
 )
-def test_what_does_not_parse_has_its_reason(value: bytes | None, reason: str) -> None:
+def test_a_value_that_does_not_parse_is_a_dead_letter_with_a_reason(value: bytes | None, reason: str) -> None:
     rows, dead = split(b'{"id": 1}', value, b'{"id": 2}')
     assert [row["offset"] for row in rows] == [0, 2]
     assert [(letter["offset"], letter["value"]) for letter in dead] == [(1, value)]
     assert reason in dead[0]["reason"]
 
 
-def test_a_tombstone_is_a_row_of_nulls_where_nothing_is_required() -> None:
+def test_a_tombstone_is_a_row_of_nulls_if_no_field_is_required() -> None:
     rows, dead = split(None, fields=StructType([StructField("n", t.LongType())]))
     assert (rows[0]["n"], rows[0]["value"], dead) == (None, None, [])
 
@@ -85,7 +85,7 @@ def test_a_tombstone_is_a_row_of_nulls_where_nothing_is_required() -> None:
         ([], "has no fields"),
     ],
 )
-def test_schemas_that_cannot_be_landed_are_refused(fields: list[StructField], said: str) -> None:
+def test_unsupported_schemas_are_rejected(fields: list[StructField], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         parse_schema(StructType(fields).json(), "s.json")
     with pytest.raises(PipelineError, match="is no schema"):

@@ -29,7 +29,7 @@ def told(second: int, rows: int, ends: dict[int, int], latest: dict[int, int]) -
     }
 
 
-def test_catching_up_takes_what_waits_at_the_pace_less_what_comes_in() -> None:
+def test_time_to_catch_up_is_the_lag_over_the_net_rate() -> None:
     account = ProgressAccount()
     first = account.take(told(0, 100, {0: 100, 1: 0}, {0: 500, 1: 100}))
     assert first is not None
@@ -42,12 +42,12 @@ def test_catching_up_takes_what_waits_at_the_pace_less_what_comes_in() -> None:
     assert idle is not None and (idle.catch_up_s, idle.rows_per_s) == (0, 100)
 
 
-def test_offsets_are_read_from_both_sources() -> None:
+def test_offsets_of_both_sources_are_parsed() -> None:
     assert offsets_of('{"t": {"0": 5, "1": 7}}') == {("t", 0): 5, ("t", 1): 7}
     assert offsets_of(None) == offsets_of("x") == offsets_of('{"version": 9}') == {}
 
 
-def test_a_checkpoint_folder_has_one_landing(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_allows_one_landing_at_a_time(tmp_path: Path) -> None:
     folder = str(tmp_path / "c")
     with claim(folder), pytest.raises(PipelineError, match="another chronik pipeline land"), claim(folder):
         pass
@@ -55,7 +55,7 @@ def test_a_checkpoint_folder_has_one_landing(tmp_path: Path) -> None:
         pass
 
 
-def test_a_start_waits_until_the_jvm_of_a_killed_driver_is_gone(tmp_path: Path) -> None:
+def test_a_landing_waits_for_the_jvm_of_a_killed_driver_to_exit(tmp_path: Path) -> None:
     jvm = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "java"], stdin=subprocess.PIPE)
     driver = (
         f"import os\nfrom chronik.pipeline.land_claim import claim\nwith claim({str(tmp_path)!r}) as held:\n"

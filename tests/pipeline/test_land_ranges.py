@@ -17,9 +17,7 @@ batches = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 40), min
 
 
 @given(batches, batches, st.lists(st.integers(0, 45), min_size=1))
-def test_ranges_leave_out_what_has_landed_and_nothing_else(
-    some: list[Batch], more: list[Batch], offsets: list[int]
-) -> None:
+def test_ranges_skip_exactly_the_landed_offsets(some: list[Batch], more: list[Batch], offsets: list[int]) -> None:
     landed = LandedOffsets.of(records(*batch) for batch in some)
     union = landed.merged_with([LandedOffsets.of(records(*batch) for batch in more)])
     expected = {(partition, offset) for partition, numbers in some + more for offset in numbers}
@@ -31,6 +29,6 @@ def test_ranges_leave_out_what_has_landed_and_nothing_else(
         assert all(stop < start for (_, stop), (start, _) in pairwise(ranges))
 
 
-def test_a_range_goes_to_spark_and_comes_back_as_it_was() -> None:
+def test_a_range_is_unchanged_after_a_round_trip_through_spark() -> None:
     wanted = RecordRange("größe", 3, 5, 2**40)
     assert list(from_rows(to_row(wanted, "id"))) == [(wanted, "id")]

@@ -16,7 +16,7 @@ def parse(streaming: bool = False, **given: str) -> SourceOptions:
     )
 
 
-def test_names_are_taken_in_any_case_and_defaults_are_sparks() -> None:
+def test_option_names_ignore_case_and_defaults_are_those_of_spark() -> None:
     batch = SourceOptions.parse({"KAFKA.bootstrap.servers": "a:1", "Subscribe": "t, u,t"}, streaming=False)
     assert (batch.bootstrap, batch.topics) == ("a:1", ("t", "u"))
     assert (batch.starting, batch.ending) == (Edge(EARLIEST, latest_if_none=True), Edge(LATEST))
@@ -24,7 +24,7 @@ def test_names_are_taken_in_any_case_and_defaults_are_sparks() -> None:
     assert parse(streaming=True).starting.everywhere == LATEST
 
 
-def test_offsets_and_times_are_read_by_partition() -> None:
+def test_offsets_and_timestamps_are_parsed_by_partition() -> None:
     assert parse(startingOffsets='{"t": {"0": 5, "1": -2}}').starting.offsets == {("t", 0): 5, ("t", 1): EARLIEST}
     assert parse(startingTimestamp="7", startingOffsets="latest").starting.time_ms == 7
     by_time = parse(startingOffsetsByTimestamp='{"t": {"0": 9}}', startingOffsetsByTimestampStrategy="latest").starting
@@ -32,7 +32,7 @@ def test_offsets_and_times_are_read_by_partition() -> None:
     assert not parse(startingTimestamp="7").starting.latest_if_none
 
 
-def test_assign_names_partitions() -> None:
+def test_assign_selects_partitions() -> None:
     options = SourceOptions.parse({"kafka.bootstrap.servers": "a:1", "assign": '{"t": [0, 2]}'}, streaming=False)
     assert options.topics == ("t",)
     assert [options.wants("t", partition) for partition in range(3)] == [True, False, True]
@@ -57,13 +57,13 @@ def test_assign_names_partitions() -> None:
         (True, {"endingOffsets": "latest"}, "a stream has no end"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(streaming: bool, given: dict[str, str], said: str) -> None:
+def test_an_invalid_option_is_a_one_line_error(streaming: bool, given: dict[str, str], said: str) -> None:
     with pytest.raises(PipelineError) as raised:
         parse(streaming, **given)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_options_that_only_tune_a_client_are_taken() -> None:
+def test_options_that_only_tune_a_client_are_ignored() -> None:
     tuned = {"kafka.fetch.max.bytes": "1", "kafka.security.protocol": "plaintext"}
     assert SourceOptions.parse(WHERE | tuned, streaming=False) == SourceOptions.parse(WHERE, streaming=False)

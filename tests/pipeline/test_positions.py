@@ -17,7 +17,7 @@ partitions = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5))
 sizes = st.dictionaries(partitions, st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), min_size=1)
 
 
-def test_equal_positions_are_equal_json() -> None:
+def test_equal_positions_have_equal_json() -> None:
     one = Position({("b", 0): 1, ("a", 10): 2, ("a", 2): 3}, {"a": "x", "b": ""})
     other = Position({("a", 2): 3, ("a", 10): 2, ("b", 0): 1}, {"b": "", "a": "x"})
     assert json.dumps(one.to_json("h:1", "g")) == json.dumps(other.to_json("h:1", "g"))
@@ -32,13 +32,15 @@ def test_equal_positions_are_equal_json() -> None:
         ({"version": 2, "topics": {}}, "another version of chronik"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(written: dict[str, object], said: str) -> None:
+def test_a_checkpoint_of_another_source_or_version_is_rejected(written: dict[str, object], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         Position.from_json(written)
 
 
 @given(sizes, st.integers(1, 10**7))
-def test_a_limit_is_used_up_and_never_exceeded(ranges: dict[tuple[str, int], tuple[int, int]], rows_max: int) -> None:
+def test_a_micro_batch_fills_its_limit_and_never_exceeds_it(
+    ranges: dict[tuple[str, int], tuple[int, int]], rows_max: int
+) -> None:
     start = {place: begin for place, (begin, _) in ranges.items()}
     end = {place: begin + size for place, (begin, size) in ranges.items()}
     found = limited(start, end, rows_max)
@@ -62,7 +64,7 @@ def test_splits_cover_each_offset_once(
         assert edges[-1] == whole.stop
 
 
-def test_large_ranges_are_split_by_their_share() -> None:
+def test_ranges_are_split_in_proportion_to_their_size() -> None:
     wanted = [RecordRange("t", 0, 0, 900), RecordRange("t", 1, 0, 100), RecordRange("t", 2, 5, 5)]
     assert [part.partition for part in split(wanted, 10)] == [0] * 9 + [1]
     assert split(wanted, 1) == wanted[:2]

@@ -67,7 +67,7 @@ def offsets(topic: str, partition: int, first: int, stop: int) -> list[tuple[str
     return [(topic, partition, offset) for offset in range(first, stop)]
 
 
-def test_a_topic_is_read_whole_in_order_across_many_fetches(shared_node: Node, source: Any) -> None:
+def test_the_source_reads_a_whole_topic_in_order_across_many_fetches(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-whole"
     topics.create(at, name, 2)
     big = [(b"k", b"x" * 300_000, (), NOW_MS)] * 2
@@ -77,7 +77,7 @@ def test_a_topic_is_read_whole_in_order_across_many_fetches(shared_node: Node, s
     assert source(subscribe=name, minPartitions="9").all() == offsets(name, 0, 0, 124) + offsets(name, 1, 0, 50)
 
 
-def test_edges_are_offsets_or_times(shared_node: Node, source: Any) -> None:
+def test_a_read_starts_and_ends_at_offsets_or_timestamps(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-edges"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10, 10))
@@ -94,7 +94,7 @@ def test_edges_are_offsets_or_times(shared_node: Node, source: Any) -> None:
         source(subscribe=name, startingOffsets=f'{{"{name}": {{"0": 3, "7": 1}}}}').all()
 
 
-def test_topics_are_found_by_pattern_and_partitions_by_assignment(shared_node: Node, source: Any) -> None:
+def test_a_pattern_selects_topics_and_an_assignment_selects_partitions(shared_node: Node, source: Any) -> None:
     at = shared_node.bootstrap
     for name in ("reading-match-a", "reading-match-b", "reading-match-b-not"):
         topics.create(at, name, 2)
@@ -126,7 +126,7 @@ def test_micro_batches_are_limited_and_reach_the_end(shared_node: Node, source: 
     assert rounds == 3
 
 
-def test_a_partition_that_is_added_is_read_from_its_first_record(shared_node: Node, source: Any) -> None:
+def test_an_added_partition_is_read_from_its_first_record(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-grown"
     topics.create(at, name, 1)
     stream = source(streaming=True, subscribe=name)
@@ -137,7 +137,7 @@ def test_a_partition_that_is_added_is_read_from_its_first_record(shared_node: No
     assert stream.read(position, following) == offsets(name, 1, 0, 5)
 
 
-def test_records_that_retention_took_are_an_error_or_a_gap(shared_node: Node, source: Any) -> None:
+def test_records_deleted_by_retention_are_an_error_or_a_gap(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-trimmed"
     topics.create(at, name, 1)
     topics.append(at, name, 0, *[numbered(10)] * 3)
@@ -153,7 +153,7 @@ def test_records_that_retention_took_are_an_error_or_a_gap(shared_node: Node, so
     assert lenient.read(start, end) == offsets(name, 0, 13, 30)
 
 
-def test_a_topic_that_was_made_again_is_noticed(shared_node: Node, source: Any) -> None:
+def test_the_source_detects_a_recreated_topic(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-again"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10))
@@ -176,7 +176,7 @@ def test_a_topic_that_was_made_again_is_noticed(shared_node: Node, source: Any) 
     assert "made again" in lenient.warnings[0]
 
 
-def test_a_topic_that_is_gone_is_named(shared_node: Node, source: Any) -> None:
+def test_the_error_names_a_deleted_topic(shared_node: Node, source: Any) -> None:
     at, name = shared_node.bootstrap, "reading-gone"
     topics.create(at, name, 1)
     stream = source(streaming=True, subscribe=name)
@@ -186,7 +186,7 @@ def test_a_topic_that_is_gone_is_named(shared_node: Node, source: Any) -> None:
         stream.planner.latest()
 
 
-def test_another_subscription_than_the_checkpoints_is_refused(shared_node: Node, source: Any) -> None:
+def test_a_subscription_that_differs_from_the_checkpoint_is_rejected(shared_node: Node, source: Any) -> None:
     at = shared_node.bootstrap
     for name in ("reading-before", "reading-after"):
         topics.create(at, name, 1)
@@ -195,7 +195,7 @@ def test_another_subscription_than_the_checkpoints_is_refused(shared_node: Node,
         source(streaming=True, subscribe="reading-after").step(position)
 
 
-def test_brokers_out_of_reach_are_one_line() -> None:
+def test_unreachable_brokers_and_invalid_addresses_are_pipeline_errors() -> None:
     (port,) = free_ports(1)
     with BlockingCluster(f"127.0.0.1:{port}") as cluster, pytest.raises(PipelineError) as raised:
         cluster.topics(["t"])
@@ -205,7 +205,7 @@ def test_brokers_out_of_reach_are_one_line() -> None:
     assert parse_bootstrap("[::1]:9092, host:1") == [("::1", 9092), ("host", 1)]
 
 
-def test_a_reader_that_stops_early_leaves_nothing_behind(shared_node: Node) -> None:
+def test_a_reader_that_stops_early_leaves_no_task_or_socket_open(shared_node: Node) -> None:
     at, name = shared_node.bootstrap, "reading-abandoned"
     topics.create(at, name, 1)
     topics.append(at, name, 0, *[[(b"k", b"x" * 300_000, (), NOW_MS)] * 3] * 10)

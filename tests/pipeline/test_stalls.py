@@ -13,7 +13,7 @@ def causes(stalls: list[Stall]) -> list[str]:
     return [stall.cause for stall in stalls]
 
 
-def test_consumption_that_goes_on_has_no_stall() -> None:
+def test_continuous_consumption_has_no_stall() -> None:
     assert consuming(30).stalls() == []
 
 
@@ -24,11 +24,11 @@ def test_a_topic_with_nothing_to_read_has_no_stall() -> None:
     assert story.stalls() == []
 
 
-def test_records_that_nobody_ever_asked_for_are_no_stall() -> None:
+def test_records_that_no_consumer_ever_fetched_are_not_a_stall() -> None:
     assert Story().produced(0, 1).produced(60, 2).stalls() == []
 
 
-def test_a_watermark_that_stands_is_the_cause() -> None:
+def test_a_stuck_watermark_is_the_cause() -> None:
     story = consuming(3)
     for second in range(3, 20):
         story.produced(second, second + 1, watermark=3)
@@ -42,7 +42,7 @@ def test_a_watermark_that_stands_is_the_cause() -> None:
     assert stall.until_ms == START_MS + 20_100
 
 
-def test_a_fetch_that_does_not_come_back_is_the_cause() -> None:
+def test_a_fetch_that_hangs_is_the_cause() -> None:
     story = consuming(3)
     story.produced(3, 10)
     hanging = story.asked(3.1, 3, 10)
@@ -51,7 +51,7 @@ def test_a_fetch_that_does_not_come_back_is_the_cause() -> None:
     assert (stall.cause, stall.evidence["slowest_fetch_ms"]) == ("fetch-hang", 10_000)
 
 
-def test_a_fetch_that_hangs_at_the_end_of_the_traces_lasts() -> None:
+def test_a_fetch_that_hangs_at_the_end_of_the_traces_is_an_open_stall() -> None:
     story = consuming(3)
     story.produced(3, 10)
     story.asked(3.1, 3, 10)
@@ -59,7 +59,7 @@ def test_a_fetch_that_hangs_at_the_end_of_the_traces_lasts() -> None:
     assert (stall.cause, stall.until_ms, round(stall.seconds)) == ("fetch-hang", None, 17)
 
 
-def test_fetches_that_come_back_empty_with_records_there_hang_too() -> None:
+def test_empty_fetches_despite_readable_records_are_a_fetch_hang() -> None:
     story = consuming(3)
     story.produced(3, 10)
     for second in range(3, 15):
@@ -68,7 +68,7 @@ def test_fetches_that_come_back_empty_with_records_there_hang_too() -> None:
     assert causes(story.stalls()) == ["fetch-hang"]
 
 
-def test_refusals_are_the_cause() -> None:
+def test_rejected_fetches_are_the_cause() -> None:
     story = consuming(3)
     story.produced(3, 10)
     for second in range(3, 12):
@@ -79,27 +79,27 @@ def test_refusals_are_the_cause() -> None:
     assert "NOT_LEADER_OR_FOLLOWER" in stall.summary
 
 
-def test_a_consumer_that_asks_no_more_has_stopped() -> None:
+def test_a_consumer_that_sends_no_more_fetches_has_stopped() -> None:
     (stall,) = stopped_consumer().stalls(now_s=30)
     assert (stall.cause, stall.until_ms, stall.evidence["client"]) == ("consumer-stopped", None, "c")
     assert stall.evidence["unread"] == 7
 
 
-def test_a_consumer_that_came_back_had_stopped() -> None:
+def test_a_consumer_that_resumed_had_stopped() -> None:
     (stall,) = stopped_consumer().fetch(25, 3, 10, size=700).stalls()
     assert (stall.cause, stall.seconds) == ("consumer-stopped", 22)
 
 
-def test_a_consumer_that_reads_other_partitions_leaves_this_one_behind() -> None:
+def test_a_consumer_that_reads_only_other_partitions_is_an_imbalance() -> None:
     assert causes(stopped_consumer().stalls(now_s=30, others=12)) == ["partition-imbalance"]
 
 
 @pytest.mark.parametrize(("back_s", "count"), [(7.9, 0), (8.1, 1)])
-def test_five_seconds_make_a_stall(back_s: float, count: int) -> None:
+def test_a_pause_above_five_seconds_is_a_stall(back_s: float, count: int) -> None:
     assert len(stopped_consumer().fetch(back_s, 3, 10, size=700).stalls()) == count
 
 
-def test_the_doctors_own_fetches_deliver_nothing() -> None:
+def test_fetches_of_the_doctor_do_not_end_a_stall() -> None:
     story = stopped_consumer()
     for second in range(4, 20):
         number = story.asked(second, 3, 10, client="chronik-doctor")

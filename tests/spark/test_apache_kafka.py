@@ -25,7 +25,7 @@ def options(kafka: ApacheKafka, topic: str, **more: str) -> dict[str, str]:
     return {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": topic, **more}
 
 
-def test_a_batch_read_has_every_record_as_sparks_own_connector_reads_it(
+def test_a_batch_read_returns_the_same_rows_as_the_kafka_connector_of_spark(
     spark: SparkSession, apache_kafka: ApacheKafka
 ) -> None:
     name = "spark-on-apache"
@@ -49,7 +49,7 @@ def test_a_batch_read_has_every_record_as_sparks_own_connector_reads_it(
         assert ours == rows("kafka")
 
 
-def test_a_stream_reads_to_the_end_goes_on_and_commits_to_its_group(
+def test_a_stream_reads_to_the_end_resumes_and_commits_to_its_group(
     spark: SparkSession, apache_kafka: ApacheKafka, tmp_path: Path
 ) -> None:
     at, name, group = apache_kafka.bootstrap, "spark-stream-on-apache", "spark-on-apache-group"

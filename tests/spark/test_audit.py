@@ -139,7 +139,9 @@ def test_the_experiment_of_5000_records_is_complete_from_end_to_end(story: Calla
 
 
 @pytest.mark.parametrize("log", ["auto", "fetch", "records"])
-def test_everything_planted_is_named_with_its_offsets(story: Callable[..., Story], audit: Audit, log: str) -> None:
+def test_the_audit_reports_all_planted_errors_with_their_offsets(
+    story: Callable[..., Story], audit: Audit, log: str
+) -> None:
     it = story(300, 300, 300)
     removed = [(0, 17), (0, 18), (1, 250)]
     third = [(2, offset) for offset in range(100, 200)]
@@ -164,7 +166,7 @@ def test_everything_planted_is_named_with_its_offsets(story: Callable[..., Story
     assert told["partitions"][2]["deviation"] == -100
 
 
-def test_without_a_ledger_the_log_itself_is_what_the_table_must_hold(story: Callable[..., Story], audit: Audit) -> None:
+def test_without_a_ledger_the_table_is_compared_with_the_log(story: Callable[..., Story], audit: Audit) -> None:
     it = story(120)
     it.landed[7] = Stored(0, 7, (b"key-7", b"altered", (), NOW_MS))
     result = audit(it.request(ledger=None, receipts=None))
@@ -192,7 +194,7 @@ def test_expired_records_are_not_lost(story: Callable[..., Story], audit: Audit)
     assert (told["verdict"], told["acked"], told["readable"], told["expired"]) == ("complete", 200, 125, 75)
 
 
-def test_a_groups_positions_stand_for_receipts(story: Callable[..., Story], audit: Audit) -> None:
+def test_the_committed_offsets_of_a_group_replace_receipts(story: Callable[..., Story], audit: Audit) -> None:
     it = story(100, 100)
     with BlockingCluster(it.bootstrap) as cluster:
         cluster.commit("audit-group", {(it.topic, 0): 100, (it.topic, 1): 60})
@@ -202,7 +204,9 @@ def test_a_groups_positions_stand_for_receipts(story: Callable[..., Story], audi
     assert result.partitions[1].lag(2) == 40
 
 
-def test_of_a_compacted_topic_the_latest_of_each_key_is_needed(shared_node: Node, tmp_path: Path, audit: Audit) -> None:
+def test_a_compacted_topic_needs_only_the_latest_record_of_each_key(
+    shared_node: Node, tmp_path: Path, audit: Audit
+) -> None:
     at, name = shared_node.bootstrap, "audit-compacted"
     topics.create(at, name, 1)
     topics.alter(at, name, {"cleanup.policy": "compact"})

@@ -55,7 +55,7 @@ class Links(HTMLParser):
         self.found += [value or "" for name, value in attributes if name in ("src", "href", "data", "action")]
 
 
-def test_a_lost_record_is_exit_1_with_json_and_a_report_that_needs_no_network(
+def test_a_lost_record_exits_with_1_and_writes_json_and_an_offline_report(
     shared_node: Node, ledger: Path, tmp_path: Path
 ) -> None:
     """In a separate process, as a user runs it."""
@@ -80,7 +80,7 @@ def test_a_lost_record_is_exit_1_with_json_and_a_report_that_needs_no_network(
     assert "incomplete" in page
 
 
-def test_a_table_for_people_ends_with_the_verdict(shared_node: Node, ledger: Path, command: Command) -> None:
+def test_the_table_without_json_ends_with_the_verdict(shared_node: Node, ledger: Path, command: Command) -> None:
     done = command("pipeline", "audit", "audit-command", "-b", shared_node.bootstrap)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
@@ -96,7 +96,7 @@ def test_a_table_for_people_ends_with_the_verdict(shared_node: Node, ledger: Pat
     assert lines[-1].startswith("complete: readable 89")
 
 
-def test_a_torn_line_inside_of_the_ledger_is_one_line_and_exit_2(
+def test_a_torn_line_inside_the_ledger_is_a_one_line_error_with_exit_code_2(
     shared_node: Node, ledger: Path, tmp_path: Path, command: Command
 ) -> None:
     torn = tmp_path / "torn.jsonl"
@@ -120,7 +120,7 @@ def test_a_torn_line_inside_of_the_ledger_is_one_line_and_exit_2(
     ],
     ids=["unknown topic", "unreachable", "no ledger", "no table", "no group", "no time", "unknown way"],
 )
-def test_what_is_not_there_is_one_line_before_spark_starts(
+def test_missing_inputs_are_a_one_line_error_before_spark_starts(
     shared_node: Node, ledger: Path, command_without_spark: Command, arguments: tuple[str, ...], said: str
 ) -> None:
     where = () if "-b" in arguments else ("-b", shared_node.bootstrap)
@@ -129,7 +129,7 @@ def test_what_is_not_there_is_one_line_before_spark_starts(
     assert said in done.error_line
 
 
-def test_without_java_it_says_what_to_install(
+def test_the_audit_names_what_to_install_if_java_is_missing(
     shared_node: Node,
     ledger: Path,
     tmp_path: Path,

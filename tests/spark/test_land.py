@@ -66,7 +66,7 @@ def each(partition: int, number: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_topic_lands_once_goes_on_and_survives_a_lost_checkpoint(
+def test_a_topic_lands_once_even_after_a_restart_or_a_lost_checkpoint(
     spark: SparkSession, shared_node: Node, tmp_path: Path
 ) -> None:
     at, name = shared_node.bootstrap, "land-once"
@@ -90,7 +90,7 @@ def test_a_topic_lands_once_goes_on_and_survives_a_lost_checkpoint(
     assert topics.committed(at, f"{name}-group") == {(name, 0): 155, (name, 1): 50}
 
 
-def test_json_lands_as_columns_and_the_rest_as_dead_letters(
+def test_json_lands_as_columns_and_invalid_values_as_dead_letters(
     spark: SparkSession, shared_node: Node, tmp_path: Path
 ) -> None:
     at, name = shared_node.bootstrap, "land-json"
@@ -107,7 +107,7 @@ def test_json_lands_as_columns_and_the_rest_as_dead_letters(
         parse_schema("id BIGNIT", "s.sql")
 
 
-def test_a_running_landing_follows_its_topic_and_stops_when_that_is_made_again(
+def test_a_running_landing_follows_its_topic_and_fails_if_it_is_recreated(
     spark: SparkSession, shared_node: Node, tmp_path: Path
 ) -> None:
     at, name = shared_node.bootstrap, "land-again"
@@ -134,7 +134,7 @@ def test_a_running_landing_follows_its_topic_and_stops_when_that_is_made_again(
         landing(spark, shared_node, name, tmp_path)
 
 
-def test_a_checkpoint_of_another_job_is_refused(spark: SparkSession, shared_node: Node, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_job_is_rejected(spark: SparkSession, shared_node: Node, tmp_path: Path) -> None:
     at = shared_node.bootstrap
     for name in ("land-one", "land-two"):
         topics.create(at, name)

@@ -89,7 +89,7 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
         pytest.param(2_001_000, 5, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )
-def test_each_record_lands_once_though_drivers_and_a_broker_are_killed(
+def test_each_record_lands_once_despite_killed_drivers_and_a_killed_broker(
     chronik_cluster: TestCluster, tmp_path: Path, records: int, kills: int
 ) -> None:
     seed = random.randrange(2**32)

@@ -37,7 +37,7 @@ def refused(done: Outcome) -> str:
         (["t", "t_dead_letters", "--schema", "/dev/null"], "t_dead_letters cannot be a table beside the others"),
     ],
 )
-def test_wrong_use_is_told_before_spark_starts(
+def test_wrong_usage_is_an_error_before_spark_starts(
     shared_node: Node, tmp_path: Path, command_without_spark: Command, arguments: list[str], said: str
 ) -> None:
     where = [] if "-b" in arguments else ["-b", shared_node.bootstrap]
@@ -46,9 +46,7 @@ def test_wrong_use_is_told_before_spark_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_java_one_line_says_what_to_install(
-    shared_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_java_is_a_one_line_error(shared_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topics.create(shared_node.bootstrap, "land-no-java")
     monkeypatch.setenv("JAVA_HOME", "/no/such/folder")
     done = chronik("pipeline", "land", "land-no-java", "--to", str(tmp_path), "-b", shared_node.bootstrap)
@@ -70,7 +68,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(500)
-def test_a_full_disk_stops_the_job_and_what_has_landed_stays(
+def test_a_full_disk_stops_the_job_and_keeps_the_landed_rows(
     shared_node: Node, tmp_path: Path, small_disk: Path, command: Command
 ) -> None:
     at, name = shared_node.bootstrap, "land-full"

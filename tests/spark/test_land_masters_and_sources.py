@@ -64,7 +64,7 @@ def filled(node: Node, topic: str) -> None:
     topics.append(node.bootstrap, topic, 1, numbered(20))
 
 
-def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: Node, tmp_path: Path) -> None:
+def test_separate_worker_processes_land_and_audit_a_topic(shared_node: Node, tmp_path: Path) -> None:
     """The whole pipeline; the ledger is sent to the workers."""
     topics.create(shared_node.bootstrap, "land-workers", 2)
     ledger, to = str(tmp_path / "acked.jsonl"), str(tmp_path / "tables")
@@ -94,7 +94,7 @@ def test_a_topic_lands_and_is_audited_by_separate_worker_processes(shared_node: 
     assert told["verified"] == 100
 
 
-def test_spark_submit_runs_the_command_at_its_own_master(shared_node: Node, tmp_path: Path) -> None:
+def test_spark_submit_runs_the_command_on_its_own_master(shared_node: Node, tmp_path: Path) -> None:
     """As docs/pipeline.md describes; the command must not replace spark-submit's master."""
     topics.create(shared_node.bootstrap, "land-submit", 1)
     topics.append(shared_node.bootstrap, "land-submit", 0, numbered(20))
@@ -124,7 +124,7 @@ def test_spark_submit_runs_the_command_at_its_own_master(shared_node: Node, tmp_
     assert refused.returncode == 2 and "--source none is unknown" in refused.stdout
 
 
-def test_sparks_own_connector_reads_and_writes_what_our_source_reads(
+def test_the_source_reads_the_same_rows_as_the_kafka_connector_of_spark(
     spark: SparkSession, shared_node: Node, jars: str
 ) -> None:
     name = "land-interop"
@@ -145,7 +145,7 @@ def test_sparks_own_connector_reads_and_writes_what_our_source_reads(
     assert len(ours) == 260
 
 
-def test_both_sources_land_the_same(shared_node: Node, tmp_path: Path, jars: str, command: Command) -> None:
+def test_both_sources_land_the_same_rows(shared_node: Node, tmp_path: Path, jars: str, command: Command) -> None:
     filled(shared_node, "land-sources")
     land = ("pipeline", "land", "land-sources", "-b", shared_node.bootstrap, "--once", "--to")
     kafka = ("--group", "land-sources-group", "--source", "kafka", "--conf", f"spark.jars={jars}")

@@ -38,7 +38,7 @@ def is_gone(group: int) -> bool:
     return False
 
 
-def test_it_shows_pace_lag_and_time_to_catch_up_and_ctrl_c_leaves_a_whole_table(
+def test_land_shows_its_rate_and_lag_and_ctrl_c_leaves_an_intact_table(
     shared_node: Node, tmp_path: Path, command: Callable[..., Outcome]
 ) -> None:
     at = shared_node.bootstrap

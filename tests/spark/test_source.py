@@ -57,7 +57,7 @@ class Landing:
         return sorted(place for batch in self.batches.values() for place in batch)
 
 
-def test_rows_are_the_records(shared_node: Node, read: Read) -> None:
+def test_rows_equal_the_records(shared_node: Node, read: Read) -> None:
     at, name = shared_node.bootstrap, "spark-rows"
     topics.create(at, name, 1)
     headers = [("h", b"1"), ("h", None)]
@@ -73,7 +73,7 @@ def test_rows_are_the_records(shared_node: Node, read: Read) -> None:
     assert [row.ms for row in times] == [NOW_MS, NOW_MS, NOW_MS + 1]
 
 
-def test_spark_finds_the_source_by_itself_with_the_columns_of_its_kafka_source(shared_node: Node, read: Read) -> None:
+def test_spark_discovers_the_source_with_the_columns_of_its_kafka_source(shared_node: Node, read: Read) -> None:
     topics.create(shared_node.bootstrap, "spark-columns", 1)
     frame = read(subscribe="spark-columns")
     assert frame.dtypes == [
@@ -98,7 +98,7 @@ def test_large_ranges_are_split_into_tasks(shared_node: Node, read: Read) -> Non
     assert places(frame) == each(0, 3000) + each(1, 500)
 
 
-def test_a_stream_reads_to_the_end_goes_on_from_its_checkpoint_and_commits_each_batch(
+def test_a_stream_reads_to_the_end_resumes_at_its_checkpoint_and_commits(
     shared_node: Node, read_stream: Read, tmp_path: Path
 ) -> None:
     at, name, group = shared_node.bootstrap, "spark-stream", "spark-stream-group"
@@ -117,7 +117,7 @@ def test_a_stream_reads_to_the_end_goes_on_from_its_checkpoint_and_commits_each_
     assert topics.committed(at, group) == {(name, 0): 260, (name, 1): 30}
 
 
-def test_a_running_stream_picks_up_new_partitions_and_commits_at_once(
+def test_a_running_stream_reads_new_partitions_and_commits_at_once(
     shared_node: Node, read_stream: Read, tmp_path: Path
 ) -> None:
     at, name, group = shared_node.bootstrap, "spark-running", "spark-running-group"
@@ -145,7 +145,7 @@ def test_a_running_stream_picks_up_new_partitions_and_commits_at_once(
     ],
     ids=["unknown topic", "unreachable", "unknown option"],
 )
-def test_what_goes_wrong_is_one_line_inside_of_sparks_error(
+def test_a_spark_error_contains_the_one_line_reason(
     spark: SparkSession, shared_node: Node, options: dict[str, str], said: str
 ) -> None:
     where = {"kafka.bootstrap.servers": shared_node.bootstrap} | options
@@ -156,7 +156,7 @@ def test_what_goes_wrong_is_one_line_inside_of_sparks_error(
     assert said in line
 
 
-def test_a_topic_made_again_while_the_stream_rested_stops_it(
+def test_a_stream_fails_if_its_topic_was_recreated_while_it_was_stopped(
     shared_node: Node, read_stream: Read, tmp_path: Path
 ) -> None:
     at, name = shared_node.bootstrap, "spark-again"
@@ -174,7 +174,7 @@ def test_a_topic_made_again_while_the_stream_rested_stops_it(
     assert again.places == []
 
 
-def test_importing_the_package_registers_it_in_the_active_session(
+def test_the_package_registers_the_source_in_the_active_session(
     spark: SparkSession, shared_node: Node, read: Read
 ) -> None:
     """The last test here: from now on the session has the registered source, not the one that it discovered."""

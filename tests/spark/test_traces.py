@@ -51,7 +51,7 @@ def traced(start_shared_node: StartNode) -> Node:
     return node
 
 
-def test_planted_stalls_are_found_with_their_cause(spark: SparkSession, traced: Node) -> None:
+def test_the_job_finds_planted_stalls_and_their_causes(spark: SparkSession, traced: Node) -> None:
     check_traces(traced.bootstrap)
     result = stalls_of(spark, traced.bootstrap, topic="planted")
     (stall,) = result.stalls
@@ -65,7 +65,7 @@ def test_planted_stalls_are_found_with_their_cause(spark: SparkSession, traced: 
     ]
 
 
-def test_a_nodes_own_events_are_all_understood(spark: SparkSession, traced: Node) -> None:
+def test_the_job_can_read_all_events_of_a_real_node(spark: SparkSession, traced: Node) -> None:
     told = stalls_of(spark, traced.bootstrap, topic="real").to_json()
     assert told["events"] > 0
     assert (told["unreadable"], told["stalls"]) == (0, [])
@@ -84,7 +84,9 @@ def test_the_command_prints_json_and_writes_a_report(traced: Node, tmp_path: Pat
     assert "http" not in page
 
 
-def test_without_traces_it_says_how_to_begin(shared_node: Node, command_without_spark: Command) -> None:
+def test_the_command_explains_how_to_enable_traces_if_there_are_none(
+    shared_node: Node, command_without_spark: Command
+) -> None:
     done = command_without_spark("pipeline", "traces", "-b", shared_node.bootstrap)
     assert done.code == 2
     assert "chronik trace on TOPIC begins them" in done.error_line

@@ -114,7 +114,7 @@ def test_a_node_is_alive_before_it_is_ready() -> None:
     served(work)
 
 
-def test_metrics_are_those_of_this_node_now() -> None:
+def test_metrics_are_the_current_metrics_of_this_node() -> None:
     async def work(node: Node, port: int) -> None:
         node.metrics.watermark_updates = 41
         assert "chronik_watermark_updates_total 41.0" in (await get(port, "/metrics"))[1]
@@ -124,7 +124,7 @@ def test_metrics_are_those_of_this_node_now() -> None:
     served(work)
 
 
-def test_what_is_not_there_is_404_and_nothing_can_be_changed() -> None:
+def test_an_unknown_path_returns_404_and_post_returns_405() -> None:
     async def work(node: Node, port: int) -> None:
         assert (await get(port, "/nothing"))[0] == 404
         assert (await get(port, "/healthz", method="POST"))[0] == 405
@@ -132,7 +132,7 @@ def test_what_is_not_there_is_404_and_nothing_can_be_changed() -> None:
     served(work)
 
 
-def test_the_cluster_is_told_as_this_node_knows_it() -> None:
+def test_the_cluster_endpoint_returns_the_metadata_of_this_node() -> None:
     async def work(node: Node, port: int) -> None:
         assert (await get_json(port, "/api/cluster"))[0] == 503
         node.image = three_nodes_one_of_them_fenced()
@@ -156,7 +156,7 @@ def test_the_cluster_is_told_as_this_node_knows_it() -> None:
     served(work)
 
 
-def test_a_node_that_knows_no_controller_says_null() -> None:
+def test_an_unknown_controller_is_null() -> None:
     async def work(node: Node, port: int) -> None:
         node.image = three_nodes_one_of_them_fenced()
         assert (await get_json(port, "/api/cluster"))[1]["controller"] is None
@@ -164,7 +164,7 @@ def test_a_node_that_knows_no_controller_says_null() -> None:
     served(work)
 
 
-def test_topics_are_listed_and_described_with_this_nodes_offsets() -> None:
+def test_topics_are_listed_and_described_with_the_offsets_of_this_node() -> None:
     async def work(node: Node, port: int) -> None:
         node.image = three_nodes_one_of_them_fenced()
         node.replicas[("orders", 1)] = Replica(3, 10, 8)
@@ -190,7 +190,7 @@ def test_topics_are_listed_and_described_with_this_nodes_offsets() -> None:
     served(work)
 
 
-def test_damage_that_this_node_found_is_told_with_what_became_of_it_the_newest_first() -> None:
+def test_damages_of_this_node_are_listed_with_their_outcome_newest_first() -> None:
     async def work(node: Node, port: int) -> None:
         node.image, node.is_ready = three_nodes_one_of_them_fenced(), True
         node.damages = [
@@ -222,7 +222,7 @@ def test_damage_that_this_node_found_is_told_with_what_became_of_it_the_newest_f
     served(work)
 
 
-def test_a_topic_that_is_not_there_is_404_in_words() -> None:
+def test_an_unknown_topic_returns_404_and_an_error_message() -> None:
     async def work(node: Node, port: int) -> None:
         node.image = three_nodes_one_of_them_fenced()
         status, answer = await get_json(port, "/api/topics/payments")
@@ -232,7 +232,7 @@ def test_a_topic_that_is_not_there_is_404_in_words() -> None:
     served(work)
 
 
-def test_many_requests_at_once_are_all_answered() -> None:
+def test_all_concurrent_requests_are_answered() -> None:
     async def work(node: Node, port: int) -> None:
         answers = await asyncio.gather(*(get(port, "/healthz") for _ in range(50)))
         assert {status for status, _ in answers} == {200}
@@ -240,7 +240,7 @@ def test_many_requests_at_once_are_all_answered() -> None:
     served(work)
 
 
-def test_a_taken_port_is_found_at_bind() -> None:
+def test_bind_fails_if_the_port_is_in_use() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -258,7 +258,7 @@ def test_a_server_that_never_started_frees_its_port() -> None:
     bind("127.0.0.1", asyncio.run(run())).close()
 
 
-def test_odd_names_and_numbers_are_refused_in_one_line() -> None:
+def test_invalid_names_and_numbers_return_a_one_line_error() -> None:
     odd = ("%00", "%FF%FE", "a%0d%0ab", "..%2f..%2fetc", "%F0%9F%90%9F", "x" * 5000, "-", "+1", "1e3", "0x1", "%20")
 
     async def work(node: Node, port: int) -> None:

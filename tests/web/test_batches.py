@@ -23,7 +23,7 @@ def all_pages(address: object, topic: str, limit: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_node_names_the_batches_of_the_leader(chronik_cluster: TestCluster) -> None:
+def test_every_node_lists_the_batches_of_the_leader(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     sent = [batch_of([b"x"] * size, codec=GZIP if size == 3 else 0) for size in (1, 3, 2, 5)]
     put(chronik_cluster.bootstrap, topic, 0, *sent)
@@ -49,7 +49,7 @@ def test_every_node_names_the_batches_of_the_leader(chronik_cluster: TestCluster
         assert get(node.http, f"/api/topics/{topic}/batches?partition=0&from=11")[1]["batches"] == []
 
 
-def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestCluster) -> None:
+def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     for path, status, says in (
         ("nothing/batches?partition=0", 404, "/api/topics"),

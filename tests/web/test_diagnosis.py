@@ -13,7 +13,7 @@ from chronik.testing.cluster import TestCluster
 from chronik.web.diagnosis import in_own_thread
 
 
-def test_a_healthy_topic_is_healthy_and_one_topic_is_examined_at_a_time(chronik_cluster: TestCluster) -> None:
+def test_the_doctor_reports_a_healthy_topic_and_examines_one_topic_at_a_time(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=2)
     put(chronik_cluster.bootstrap, topic, 0, batch_of([b"x"] * 3))
     address = chronik_cluster.nodes[0].http
@@ -30,7 +30,7 @@ def test_a_healthy_topic_is_healthy_and_one_topic_is_examined_at_a_time(chronik_
     assert f"the doctor examines {topic} now" in answers[503]["error"]
 
 
-def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestCluster) -> None:
+def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     for path, status, says in (
         ("nothing", 404, "/api/topics"),
@@ -43,7 +43,7 @@ def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestClust
         assert says in body["error"]
 
 
-def test_work_on_a_loop_of_its_own_gives_its_result_its_error_and_ends_with_who_waits() -> None:
+def test_work_in_its_own_thread_returns_raises_and_ends_with_its_caller() -> None:
     async def run() -> None:
         async def result() -> int:
             await asyncio.sleep(0)

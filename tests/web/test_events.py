@@ -56,7 +56,7 @@ def events(address: str, query: str = "") -> Iterator[Events]:
         connection.close()
 
 
-def test_a_topic_is_told_whole_at_every_node_while_it_grows(chronik_cluster: TestCluster) -> None:
+def test_every_node_streams_all_partitions_of_a_growing_topic(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=3)
     put(chronik_cluster.bootstrap, topic, 1, batch_of([b"x"] * 7))
     for node in chronik_cluster.nodes:
@@ -76,7 +76,7 @@ def test_a_topic_is_told_whole_at_every_node_while_it_grows(chronik_cluster: Tes
             )
 
 
-def test_a_watermark_that_stands_is_told_with_since_when(chronik_cluster: TestCluster) -> None:
+def test_the_stream_reports_how_long_a_watermark_is_stuck(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
     leader = chronik_cluster.leader(topic)
     follower = next(node.id for node in chronik_cluster.nodes if node.id not in (leader, chronik_cluster.controller))
@@ -91,7 +91,7 @@ def test_a_watermark_that_stands_is_told_with_since_when(chronik_cluster: TestCl
         next(told for told in stream.until("topic") if told["partitions"][0]["high_watermark"] == 4)
 
 
-def test_groups_are_told_with_their_lag(chronik_cluster: TestCluster) -> None:
+def test_the_stream_reports_groups_with_their_lag(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=2)
     put(chronik_cluster.bootstrap, topic, 0, batch_of([b"x"] * 5))
     consumer = KafkaConsumer(
@@ -121,7 +121,7 @@ def test_groups_are_told_with_their_lag(chronik_cluster: TestCluster) -> None:
         consumer.close()
 
 
-def test_what_is_not_there_is_told_in_words(chronik_cluster: TestCluster) -> None:
+def test_an_unknown_group_topic_or_parameter_is_an_error_message(chronik_cluster: TestCluster) -> None:
     address = chronik_cluster.nodes[0].http
     assert get(address, "/api/groups/nobody") == (404, {"error": "group nobody does not exist: see /api/groups"})
     status, body = get(address, "/api/events?topics=yes")
@@ -132,7 +132,7 @@ def test_what_is_not_there_is_told_in_words(chronik_cluster: TestCluster) -> Non
         assert "does not exist" in next(stream.until("group"))["error"]
 
 
-def test_streams_end_when_the_node_stops_and_their_number_is_bounded(start_node: StartNode) -> None:
+def test_streams_end_when_the_node_stops_and_are_limited_in_number(start_node: StartNode) -> None:
     node = start_node()
     address = f"127.0.0.1:{node.http_port}"
     with events(address) as stream:
@@ -164,7 +164,7 @@ def _status(address: str) -> int:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/nothing.js", "/api/nothing"])
-def test_every_answer_keeps_other_sites_out(chronik_cluster: TestCluster, path: str) -> None:
+def test_every_response_denies_access_to_other_sites(chronik_cluster: TestCluster, path: str) -> None:
     connection = http.client.HTTPConnection(str(chronik_cluster.nodes[0].http), timeout=10)
     connection.request("GET", path, headers={"Origin": "http://elsewhere.example"})
     response = connection.getresponse()
@@ -183,7 +183,7 @@ def test_every_answer_keeps_other_sites_out(chronik_cluster: TestCluster, path: 
     connection.close()
 
 
-def test_a_name_that_was_made_to_point_here_is_refused(chronik_cluster: TestCluster) -> None:
+def test_a_request_with_a_foreign_host_name_is_rejected(chronik_cluster: TestCluster) -> None:
     address = chronik_cluster.nodes[0].http
 
     def status(host: str, path: str = "/api/topics") -> int:

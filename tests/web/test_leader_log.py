@@ -29,7 +29,7 @@ class Elsewhere:
         return ClusterImage(cluster_id="c", version=1, topics={self.topic: topic}, brokers={self.leader: broker})
 
 
-def test_a_leader_without_reachable_http_tells_the_same_over_kafka(chronik_cluster: TestCluster) -> None:
+def test_a_leader_with_unreachable_http_returns_the_same_over_kafka(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     put(chronik_cluster.bootstrap, topic, 0, *(batch_of([b"x"] * size) for size in (1, 3, 2, 5)))
     leader = chronik_cluster.nodes[chronik_cluster.leader(topic) - 1]
@@ -62,7 +62,7 @@ def test_a_leader_without_reachable_http_tells_the_same_over_kafka(chronik_clust
     served(work)
 
 
-def test_a_leader_that_is_gone_is_a_line_that_names_it() -> None:
+def test_the_error_names_a_leader_that_does_not_answer() -> None:
     async def work(node: Node, port: int) -> None:
         node.node_id = 9
         node.is_ready = True

@@ -13,7 +13,7 @@ from chronik.wire.batch import encode_batch
 GZIP = 1
 
 
-def test_every_node_shows_the_records_by_offset_and_by_time(chronik_cluster: TestCluster) -> None:
+def test_every_node_returns_records_by_offset_and_by_time(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     put(
         chronik_cluster.bootstrap,
@@ -52,7 +52,7 @@ def test_every_node_shows_the_records_by_offset_and_by_time(chronik_cluster: Tes
         assert offsets("&offset=99") == ([], None)
 
 
-def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestCluster) -> None:
+def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=2)
     address = chronik_cluster.nodes[0].http
     for path, status, says in (
@@ -71,7 +71,7 @@ def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestClust
         assert says in body["error"]
 
 
-def test_a_node_shows_its_own_copy_where_the_leader_does_not_answer(chronik_cluster: TestCluster) -> None:
+def test_a_node_returns_its_own_records_if_the_leader_does_not_answer(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1)
     put(chronik_cluster.bootstrap, topic, 0, batch_of([b"kept"]))
     leader = chronik_cluster.leader(topic)
@@ -83,7 +83,7 @@ def test_a_node_shows_its_own_copy_where_the_leader_does_not_answer(chronik_clus
     assert page["messages"][0]["value"]["data"] == "kept"
 
 
-def test_a_batch_that_cannot_be_decoded_is_shown_as_one_and_the_others_are_read() -> None:
+def test_an_undecodable_batch_is_one_error_message_and_decoding_continues() -> None:
     good = encode_batch([(b"k", b"v", [], 1)], base_offset=0)
     bad = bytearray(encode_batch([(b"k", b"v" * 50, [], 1)] * 3, base_offset=1, codec=GZIP))
     bad[70:80] = b"\x00" * 10
@@ -94,7 +94,7 @@ def test_a_batch_that_cannot_be_decoded_is_shown_as_one_and_the_others_are_read(
     assert found.next_offset == 5
 
 
-def test_a_page_is_bounded_in_records_and_bytes() -> None:
+def test_a_page_is_limited_in_records_and_bytes() -> None:
     data = memoryview(encode_batch([(None, b"v" * 1000, [("h", None)] * 200, 1)] * 50))
     assert decode(data, 10, 5, 1 << 20, 100).next_offset == 15
     by_bytes = decode(data, 0, 100, 2500, CONTENT_BYTES_MAX)

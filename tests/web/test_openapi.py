@@ -24,7 +24,7 @@ def parameters(path: str) -> dict[str, Any]:
     return {each["name"]: each["schema"] for each in PATHS[path]["get"].get("parameters", ())}
 
 
-def test_every_route_but_the_pages_own_is_described_and_nothing_else() -> None:
+def test_the_description_has_exactly_the_routes_of_the_api() -> None:
     pages = {"/", "/page/{name}"}
     served = {route.path.replace(":path}", "}") for route in routes()} - pages
     assert set(PATHS) == served
@@ -32,7 +32,7 @@ def test_every_route_but_the_pages_own_is_described_and_nothing_else() -> None:
     assert all((route.methods or set()) == {"GET", "HEAD"} for route in routes())
 
 
-def test_the_description_names_the_parameters_that_each_handler_knows() -> None:
+def test_the_description_has_exactly_the_parameters_of_each_handler() -> None:
     known = {
         "/api/topics/{name}/batches": batches.PARAMETERS,
         "/api/topics/{name}/messages": messages.PARAMETERS,
@@ -44,7 +44,7 @@ def test_the_description_names_the_parameters_that_each_handler_knows() -> None:
         assert set(parameters(path)) == set(known.get(path, ())), path
 
 
-def test_the_description_has_the_bounds_that_the_handlers_keep() -> None:
+def test_the_description_has_the_bounds_of_the_handlers() -> None:
     def bounds(path: str, name: str) -> tuple[int, int, int]:
         schema = parameters(path)[name]
         return schema["minimum"], schema["maximum"], schema["default"]

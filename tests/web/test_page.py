@@ -16,7 +16,7 @@ from chronik.testing.cluster import TestCluster
 SCRIPT = b"<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
 
 
-def test_it_shows_the_cluster_and_a_record_as_soon_as_it_is_produced(
+def test_the_page_shows_the_cluster_and_new_records_at_once(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     topic = chronik_cluster.topic(partitions=2)
@@ -39,7 +39,7 @@ def test_it_shows_the_cluster_and_a_record_as_soon_as_it_is_produced(
     expect(row).to_contain_text("source")
 
 
-def test_script_in_a_message_is_shown_as_text_and_bytes_as_hex(
+def test_the_page_shows_a_script_as_text_and_bytes_as_hex(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     topic = chronik_cluster.topic(partitions=1)
@@ -63,7 +63,7 @@ def test_script_in_a_message_is_shown_as_text_and_bytes_as_hex(
     expect(rows).to_have_count(3)
 
 
-def test_a_watermark_that_stands_is_shown_and_explained_until_it_moves_again(
+def test_the_page_explains_a_stuck_watermark_until_it_advances_again(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     topic = chronik_cluster.topic(partitions=1, min_insync_replicas="3")
@@ -92,7 +92,7 @@ def test_a_watermark_that_stands_is_shown_and_explained_until_it_moves_again(
     expect(stalls).not_to_contain_text("still")
 
 
-def test_a_node_that_goes_down_and_comes_back_is_shown_without_a_reload(
+def test_the_page_shows_that_a_node_stops_and_restarts_without_a_reload(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     topic = chronik_cluster.topic(partitions=3)
@@ -124,7 +124,7 @@ def test_a_node_that_goes_down_and_comes_back_is_shown_without_a_reload(
         assert one.evaluate("window.opened") is True
 
 
-def test_nothing_is_wider_than_a_phone_and_groups_are_told_with_their_lag(
+def test_the_page_fits_a_phone_and_shows_the_lag_of_groups(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     topic = chronik_cluster.topic(partitions=2, chronik_trace="true")
@@ -159,7 +159,7 @@ def test_nothing_is_wider_than_a_phone_and_groups_are_told_with_their_lag(
         consumer.close()
 
 
-def test_what_does_not_exist_is_said_in_words(
+def test_the_page_reports_unknown_topics_and_groups(
     chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
 ) -> None:
     page = open_page(chronik_cluster.nodes[0].http, "/#/topics/nothing")
@@ -168,7 +168,9 @@ def test_what_does_not_exist_is_said_in_words(
     expect(page.get_by_text(re.compile("group nobody does not exist"))).to_be_visible()
 
 
-def test_stall_windows_are_read_off_traces(chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect) -> None:
+def test_the_page_derives_stall_windows_from_traces(
+    chronik_cluster: TestCluster, open_page: OpenPage, expect: Expect
+) -> None:
     def event(kind: str, time_ms: int, **more: Any) -> dict[str, Any]:
         return {"kind": kind, "time_ms": time_ms, "node": 1, "partition": 0, **more}
 
@@ -192,7 +194,7 @@ def test_stall_windows_are_read_off_traces(chronik_cluster: TestCluster, open_pa
     assert "fetch of stuck at 12 took 2000 ms on node 1" in found[2]["what"]
 
 
-def test_the_page_asks_nothing_of_other_hosts_and_is_in_the_wheel() -> None:
+def test_the_page_requests_nothing_from_other_hosts_and_is_in_the_wheel() -> None:
     from chronik.web.page_files import CONTENT_TYPES, FOLDER
 
     for path in FOLDER.iterdir():

@@ -76,7 +76,7 @@ def sockets_of(node: Node) -> int:
     return count
 
 
-def test_health_checks_are_answered_beside_silent_and_slow_connections(node: Node) -> None:
+def test_health_checks_succeed_despite_silent_and_slow_connections(node: Node) -> None:
     with held() as silent, held() as slow:
         for number in range(ROUNDS):
             # Reopen at once every connection that the node closed.
@@ -98,7 +98,7 @@ def test_health_checks_are_answered_beside_silent_and_slow_connections(node: Nod
     [b"", b"GET /heal", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"],
     ids=["nothing", "half a head", "one request", "half a body"],
 )
-def test_a_connection_without_a_next_request_is_closed(node: Node, sent: bytes) -> None:
+def test_the_node_closes_a_connection_without_a_next_request(node: Node, sent: bytes) -> None:
     with held() as connections:
         connections.append(connect(node))
         connections[0].sendall(sent)
@@ -112,7 +112,7 @@ def test_a_connection_without_a_next_request_is_closed(node: Node, sent: bytes) 
         eventually(ended, 20, "the node closes it")
 
 
-def test_thousands_of_silent_connections_hold_a_bounded_number_of_sockets(node: Node) -> None:
+def test_thousands_of_silent_connections_use_a_bounded_number_of_sockets(node: Node) -> None:
     before = sockets_of(node)
     with held() as connections:
         for number in range(3_000):
@@ -123,7 +123,7 @@ def test_thousands_of_silent_connections_hold_a_bounded_number_of_sockets(node: 
         assert status(node, "/api/cluster") == 200
 
 
-def test_health_checks_have_room_beside_as_many_requests_as_are_answered_at_a_time() -> None:
+def test_health_checks_succeed_while_the_request_limit_is_reached() -> None:
     async def play(port: int, release: asyncio.Event) -> None:
         with held() as connections:
             for _ in range(REQUESTS_MAX):
@@ -142,7 +142,7 @@ def test_health_checks_have_room_beside_as_many_requests_as_are_answered_at_a_ti
     asyncio.run(served(play))
 
 
-def test_a_peer_that_does_not_read_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_closes_a_connection_whose_client_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chronik.web.http_bounds.STALL_S_MAX", 0.2)
 
     async def play(port: int, release: asyncio.Event) -> None:

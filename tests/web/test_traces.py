@@ -9,7 +9,7 @@ from tests.web.test_events import events
 from chronik.testing.cluster import TestCluster
 
 
-def test_a_traced_topic_is_told_by_its_leader_and_by_every_nodes_feed(chronik_cluster: TestCluster) -> None:
+def test_the_leader_and_the_feed_of_each_node_return_the_traces_of_a_topic(chronik_cluster: TestCluster) -> None:
     topic = chronik_cluster.topic(partitions=1, chronik_trace="true")
     leader = chronik_cluster.leader(topic)
     address = chronik_cluster.nodes[leader - 1].http
@@ -37,7 +37,7 @@ def test_a_traced_topic_is_told_by_its_leader_and_by_every_nodes_feed(chronik_cl
                     break
 
 
-def test_a_wrong_question_is_answered_with_what_to_do(chronik_cluster: TestCluster) -> None:
+def test_an_invalid_request_returns_an_error_with_advice(chronik_cluster: TestCluster) -> None:
     address = chronik_cluster.nodes[0].http
     for query, says in (
         ("after=-1", "0 or more"),
