@@ -151,7 +151,7 @@ def test_imports_inside_node_run_downwards_only() -> None:
     assert faults == []
 
 
-def test_no_modules_of_node_import_each_other_in_a_circle() -> None:
+def test_node_modules_have_no_import_cycle() -> None:
     def name_of(path: Path) -> str:
         return ".".join(("chronik", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
@@ -168,12 +168,12 @@ def test_no_modules_of_node_import_each_other_in_a_circle() -> None:
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-def test_every_room_has_its_level() -> None:
+def test_every_package_has_a_level() -> None:
     rooms = {room_of(path) for path in MODULES} - {""}
     assert rooms <= LEVEL_OF.keys() | set(BESIDE)
 
 
-def test_direction_rule_catches_what_it_should() -> None:
+def test_direction_rule_rejects_forbidden_imports_only() -> None:
     assert direction_fault("wire", "storage")
     assert direction_fault("storage", "observe")
     assert direction_fault("groups", "storage")
@@ -185,13 +185,13 @@ def test_direction_rule_catches_what_it_should() -> None:
     assert direction_fault("testing", "cli") is None
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_nested_and_relative_imports_are_found() -> None:
     source = "def f():\n    from chronik.node import broker\nif TYPE_CHECKING:\n    from ..storage.log import Log\n"
     tree = ast.parse(source)
     assert [room for _, room in imported_rooms(tree, SOURCE / "wire" / "frames.py")] == ["node", "storage"]
 
 
-def test_every_package_and_module_says_what_it_is_for() -> None:
+def test_every_package_and_module_has_a_docstring() -> None:
     assert [place(path, 1) for path in MODULES if not ast.get_docstring(parse(path))] == []
 
 
@@ -236,7 +236,7 @@ def is_seam(path: Path) -> bool:
     return room_of(path) in SEAMS or path.relative_to(SOURCE).as_posix() in SEAM_MODULES
 
 
-def test_time_and_chance_come_in_through_the_seams_only() -> None:
+def test_only_seam_modules_use_the_real_clock_and_randomness() -> None:
     faults = [
         f"{place(path, line)}: {fault}"
         for path in MODULES
@@ -246,7 +246,7 @@ def test_time_and_chance_come_in_through_the_seams_only() -> None:
     assert faults == []
 
 
-def test_banned_uses_are_found_under_any_name() -> None:
+def test_banned_uses_are_found_under_import_aliases() -> None:
     source = (
         "import time as t\nimport asyncio, datetime, uuid as u\nfrom random import Random, choice\n"
         "from datetime import datetime as dt\n"

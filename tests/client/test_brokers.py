@@ -28,7 +28,7 @@ def moved(error: ErrorCode) -> Mapping[str, Any]:
     return {"error_code": 0, "responses": [{"name": "t", "partitions": partitions}]}
 
 
-def test_moves_are_asked_by_topic() -> None:
+def test_reassignments_are_requested_by_topic() -> None:
     async def work() -> None:
         async with controller({ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda _: moved(ErrorCode.none)}) as broker:
             async with Cluster([broker.address]) as cluster:
@@ -42,7 +42,7 @@ def test_moves_are_asked_by_topic() -> None:
     run(work)
 
 
-def test_one_partition_that_cannot_move_is_an_error() -> None:
+def test_a_refused_reassignment_of_one_partition_raises_an_error() -> None:
     async def work() -> None:
         refusal = ErrorCode.invalid_replica_assignment
         async with controller({ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda _: moved(refusal)}) as broker:
@@ -54,7 +54,7 @@ def test_one_partition_that_cannot_move_is_an_error() -> None:
     run(work)
 
 
-def test_what_is_on_the_move_is_listed_by_partition() -> None:
+def test_ongoing_reassignments_are_listed_by_partition() -> None:
     async def work() -> None:
         partition = {"partition_index": 2, "replicas": [1, 2, 3], "adding_replicas": [3], "removing_replicas": [1]}
         listed = {"error_code": 0, "topics": [{"name": "t", "partitions": [partition]}]}
@@ -65,7 +65,7 @@ def test_what_is_on_the_move_is_listed_by_partition() -> None:
     run(work)
 
 
-def test_a_broker_that_is_out_already_may_be_taken_out_again() -> None:
+def test_unregistering_an_unregistered_broker_succeeds() -> None:
     async def work() -> None:
         answers = [ErrorCode.none, ErrorCode.broker_id_not_registered, ErrorCode.invalid_request]
         broker = controller({ApiKey.UNREGISTER_BROKER: lambda _: {"error_code": answers.pop(0)}})
@@ -97,7 +97,7 @@ def test_an_unclean_election_is_requested_for_one_partition(answer: ErrorCode) -
     run(work)
 
 
-def test_an_unclean_election_that_finds_no_leader_is_an_error() -> None:
+def test_an_unclean_election_without_an_eligible_leader_raises_an_error() -> None:
     async def work() -> None:
         refusal = ErrorCode.eligible_leaders_not_available
         async with controller({ApiKey.ELECT_LEADERS: lambda _: elected(refusal)}) as broker:
@@ -110,7 +110,7 @@ def test_an_unclean_election_that_finds_no_leader_is_an_error() -> None:
     run(work)
 
 
-def test_a_broker_that_knows_preferred_elections_only_is_not_asked() -> None:
+def test_a_broker_without_unclean_elections_receives_no_election_request() -> None:
     async def work() -> None:
         async with controller({ApiKey.ELECT_LEADERS: lambda _: elected(ErrorCode.none)}) as broker:
             async with Cluster([broker.address]) as cluster:

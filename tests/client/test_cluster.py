@@ -30,7 +30,7 @@ def offsets(request: Any, offset: int, error: int = 0) -> Mapping[str, Any]:
     }
 
 
-def test_offsets_are_asked_at_the_leader_of_each_partition() -> None:
+def test_offsets_are_requested_from_the_leader_of_each_partition() -> None:
     async def work() -> None:
         async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two:
             for broker in (one, two):
@@ -44,7 +44,7 @@ def test_offsets_are_asked_at_the_leader_of_each_partition() -> None:
     run(work)
 
 
-def test_a_leader_that_moved_is_found_again() -> None:
+def test_the_client_finds_the_new_leader_after_a_leader_change() -> None:
     async def work() -> None:
         async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two:
             leader = 1
@@ -65,7 +65,7 @@ def test_a_leader_that_moved_is_found_again() -> None:
     run(work)
 
 
-def test_a_partition_without_a_leader_is_waited_for_until_the_deadline() -> None:
+def test_the_client_waits_for_a_partition_leader_until_the_deadline() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             answers = iter([[-1], [-1], [1]])
@@ -80,7 +80,7 @@ def test_a_partition_without_a_leader_is_waited_for_until_the_deadline() -> None
     run(work)
 
 
-def test_a_topic_that_does_not_exist_is_said_at_once() -> None:
+def test_a_missing_topic_raises_an_error_without_retries() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             broker.handlers[ApiKey.METADATA] = lambda _: metadata(broker)
@@ -92,7 +92,7 @@ def test_a_topic_that_does_not_exist_is_said_at_once() -> None:
     run(work)
 
 
-def test_a_refusal_that_another_try_cannot_cure_is_not_retried() -> None:
+def test_a_non_retriable_error_is_not_retried() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             refusal = {"name": "t", "error_code": ErrorCode.topic_already_exists, "error_message": "there already"}
@@ -128,7 +128,7 @@ def test_admin_calls_follow_the_controller() -> None:
     run(work)
 
 
-def test_groups_of_all_brokers_are_listed() -> None:
+def test_groups_are_listed_from_all_brokers() -> None:
     async def work() -> None:
         async with FakeBroker(node_id=1) as one, FakeBroker(node_id=2) as two:
             for broker in (one, two):
@@ -141,7 +141,7 @@ def test_groups_of_all_brokers_are_listed() -> None:
     run(work)
 
 
-def test_any_bootstrap_address_will_do() -> None:
+def test_one_reachable_bootstrap_address_is_enough() -> None:
     async def work() -> None:
         async with FakeBroker() as gone:
             closed = gone.address
@@ -156,7 +156,7 @@ def test_any_bootstrap_address_will_do() -> None:
     run(work)
 
 
-def test_a_lost_connection_is_opened_again() -> None:
+def test_the_client_reopens_a_lost_connection() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             broker.handlers[ApiKey.METADATA] = lambda _: metadata(broker)
@@ -168,14 +168,14 @@ def test_a_lost_connection_is_opened_again() -> None:
     run(work)
 
 
-def test_an_assignment_is_read_from_the_consumer_protocols_bytes() -> None:
+def test_an_assignment_is_decoded_from_consumer_protocol_bytes() -> None:
     encoded = b"\x00\x01\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00\x07\xff\xff\xff\xff"
     assert read_assignment(encoded) == (("t", 0), ("t", 7))
     for cut in range(len(encoded) - 4):
         assert read_assignment(encoded[:cut]) == ()
 
 
-def test_a_brokers_word_outlives_the_answer_that_came_too_late() -> None:
+def test_the_brokers_last_error_is_raised_if_a_retry_gets_no_response() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             answers = iter([ErrorCode.request_timed_out])

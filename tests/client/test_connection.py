@@ -21,7 +21,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_a_connection_speaks_the_newest_version_that_both_know() -> None:
+def test_a_connection_uses_the_newest_version_that_both_sides_support() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             broker.versions[ApiKey.METADATA] = (0, 9)
@@ -35,7 +35,7 @@ def test_a_connection_speaks_the_newest_version_that_both_know() -> None:
     run(work)
 
 
-def test_a_broker_that_refuses_our_api_versions_is_asked_in_version_0() -> None:
+def test_the_client_falls_back_to_api_versions_version_0() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             broker.versions[ApiKey.API_VERSIONS] = (0, 2)
@@ -46,7 +46,7 @@ def test_a_broker_that_refuses_our_api_versions_is_asked_in_version_0() -> None:
     run(work)
 
 
-def test_requests_are_pipelined_and_each_gets_its_own_answer() -> None:
+def test_pipelined_requests_each_receive_their_own_response() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             broker.handlers[ApiKey.METADATA] = lambda request: metadata(
@@ -64,7 +64,7 @@ def test_requests_are_pipelined_and_each_gets_its_own_answer() -> None:
     run(work)
 
 
-def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
+def test_a_response_larger_than_the_buffer_is_complete() -> None:
     async def work() -> None:
         async with FakeBroker() as broker:
             topics = {f"topic-{number:05}": [1, 1, 1] for number in range(2000)}
@@ -78,7 +78,7 @@ def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
     run(work)
 
 
-def test_a_broker_that_never_answers_costs_no_more_than_the_deadline() -> None:
+def test_a_request_to_an_unresponsive_broker_times_out_at_its_deadline() -> None:
     async def work() -> None:
         async with FakeBroker({ApiKey.METADATA: lambda request: None}) as broker:
             connection = await Connection.open(*broker.address)
@@ -93,7 +93,7 @@ def test_a_broker_that_never_answers_costs_no_more_than_the_deadline() -> None:
     run(work)
 
 
-def test_all_that_waits_fails_when_the_broker_hangs_up() -> None:
+def test_all_pending_requests_fail_when_the_broker_disconnects() -> None:
     async def work() -> None:
         async with FakeBroker({ApiKey.METADATA: lambda request: None}) as broker:
             connection = await Connection.open(*broker.address)
@@ -109,7 +109,7 @@ def test_all_that_waits_fails_when_the_broker_hangs_up() -> None:
     run(work)
 
 
-def test_an_answer_that_does_not_parse_is_an_error_and_not_a_crash() -> None:
+def test_a_malformed_response_raises_an_error() -> None:
     async def work() -> None:
         async with FakeBroker({ApiKey.METADATA: lambda request: {}}) as broker:
             connection = await Connection.open(*broker.address)
@@ -121,7 +121,7 @@ def test_an_answer_that_does_not_parse_is_an_error_and_not_a_crash() -> None:
     run(work)
 
 
-def test_something_that_is_not_kafka_is_told_apart() -> None:
+def test_a_server_that_does_not_speak_kafka_is_detected() -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()

@@ -87,7 +87,7 @@ def produce_aiokafka(bootstrap: str, topic: str, ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("produce", [produce_confluent, produce_kafka_python, produce_aiokafka])
-def test_a_ledger_names_what_the_log_holds(shared_node: Node, tmp_path: Path, produce: Any) -> None:
+def test_the_ledger_lists_the_records_of_the_log(shared_node: Node, tmp_path: Path, produce: Any) -> None:
     topic = produce.__name__.replace("_", "-")
     topics.create(shared_node.bootstrap, topic, 1)
     with chronik.Ledger(tmp_path / "acked.jsonl") as ledger:
@@ -97,7 +97,7 @@ def test_a_ledger_names_what_the_log_holds(shared_node: Node, tmp_path: Path, pr
     assert ledger.failed == 0
 
 
-def test_what_was_not_acknowledged_is_counted_and_not_written(tmp_path: Path) -> None:
+def test_unacknowledged_records_are_counted_but_not_written(tmp_path: Path) -> None:
     async def fail(ledger: Ledger) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(ledger.aiokafka(None, b"v"))
@@ -111,7 +111,7 @@ def test_what_was_not_acknowledged_is_counted_and_not_written(tmp_path: Path) ->
     assert list(entries(tmp_path / "l")) == []
 
 
-def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path: Path) -> None:
+def test_readers_skip_a_torn_last_line_and_the_next_writer_removes_it(tmp_path: Path) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         ledger.record("t", 0, 1, 2, b"k", b"v" * 10)
@@ -127,13 +127,13 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_writer(tmp_path: P
     assert path.read_bytes() == b""
 
 
-def test_a_line_that_is_none_of_ours_is_named(tmp_path: Path) -> None:
+def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "l").write_text('{"topic": "t"}\n')
     with pytest.raises(LedgerError, match="line 1, is no ledger's"):
         list(entries(tmp_path / "l"))
 
 
-def test_threads_lose_no_line_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_lose_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "FLUSH_S", 0.0001)
     monkeypatch.setattr(ledger_module, "PENDING_RECORDS_MAX", 7)
     interval = sys.getswitchinterval()
@@ -156,13 +156,13 @@ def test_threads_lose_no_line_to_each_other(tmp_path: Path, monkeypatch: pytest.
     assert sorted(written) == [(p, o) for p in range(4) for o in range(2000)]
 
 
-def test_lines_are_written_while_nobody_flushes(tmp_path: Path) -> None:
+def test_lines_are_written_without_an_explicit_flush(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.record("t", 0, 5, 0, None, b"v")
         eventually(lambda: [entry.offset for entry in entries(tmp_path / "l")] == [5])
 
 
-def test_a_full_disk_is_an_error_for_who_reports_next() -> None:
+def test_the_next_call_raises_an_error_if_the_disk_is_full() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
     ledger = Ledger("/dev/full")
@@ -175,7 +175,7 @@ def test_a_full_disk_is_an_error_for_who_reports_next() -> None:
         ledger.close()
 
 
-def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_complete_lines(tmp_path: Path) -> None:
     script = (
         "import chronik, itertools, sys\n"
         "ledger = chronik.Ledger(sys.argv[1])\n"

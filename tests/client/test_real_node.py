@@ -24,7 +24,7 @@ def with_cluster(node: Node, work: Callable[[Cluster], Awaitable[None]]) -> None
     asyncio.run(run())
 
 
-def test_batches_come_back_as_they_were_appended(shared_node: Node) -> None:
+def test_fetch_returns_batches_as_they_were_appended(shared_node: Node) -> None:
     async def work(cluster: Cluster) -> None:
         topics, batches = Topics(cluster), Batches(cluster)
         await topics.create("client-batches", 2, None, {})
@@ -46,7 +46,7 @@ def test_batches_come_back_as_they_were_appended(shared_node: Node) -> None:
     with_cluster(shared_node, work)
 
 
-def test_offsets_are_found_by_place_and_by_time(shared_node: Node) -> None:
+def test_offsets_are_found_by_position_and_by_timestamp(shared_node: Node) -> None:
     async def work(cluster: Cluster) -> None:
         topics = Topics(cluster)
         await topics.create("client-offsets", 1, None, {})
@@ -62,7 +62,7 @@ def test_offsets_are_found_by_place_and_by_time(shared_node: Node) -> None:
     with_cluster(shared_node, work)
 
 
-def test_an_empty_groups_offsets_can_be_set_and_deleted(shared_node: Node) -> None:
+def test_offsets_of_an_empty_group_can_be_set_and_deleted(shared_node: Node) -> None:
     async def work(cluster: Cluster) -> None:
         groups = Groups(cluster)
         await Topics(cluster).create("client-groups", 2, None, {})
@@ -78,7 +78,7 @@ def test_an_empty_groups_offsets_can_be_set_and_deleted(shared_node: Node) -> No
     with_cluster(shared_node, work)
 
 
-def test_configs_are_set_one_by_one_and_taken_back(shared_node: Node) -> None:
+def test_single_configs_can_be_set_and_reset(shared_node: Node) -> None:
     async def work(cluster: Cluster) -> None:
         topics = Topics(cluster)
         await topics.create("client-configs", 1, None, {"retention.ms": "1000", "segment.bytes": "1048576"})

@@ -31,12 +31,14 @@ def log(node_id: int, start: int, end: int, epoch: int = 3) -> ReplicaLog:
         ([log(1, 0, 0), log(2, 0, 0)], [0, 0]),
     ],
 )
-def test_a_replica_loses_the_records_of_another_one_that_it_lacks(logs: list[ReplicaLog], losses: list[int]) -> None:
+def test_a_new_leader_loses_the_records_that_only_another_replica_has(
+    logs: list[ReplicaLog], losses: list[int]
+) -> None:
     assert [loss_if_leading(each, logs) for each in logs] == [Loss(lost, is_exact=True) for lost in losses]
 
 
 @pytest.mark.parametrize("other", [log(2, 0, 70, epoch=4), ReplicaLog(2, DOWN), ReplicaLog(2, ANSWERS, 0, 70)])
-def test_more_may_be_lost_where_a_replica_is_silent_or_ends_in_another_epoch(other: ReplicaLog) -> None:
+def test_the_loss_is_inexact_if_a_replica_is_down_or_ends_in_another_epoch(other: ReplicaLog) -> None:
     assert loss_if_leading(log(1, 0, 100), [log(1, 0, 100), other]) == Loss(0, is_exact=False)
 
 
@@ -55,7 +57,7 @@ def answered(request: Any, start: int, end: int, error: ErrorCode = ErrorCode.no
     return {"topics": [{"name": "t", "partitions": partitions}]}
 
 
-def test_every_replica_is_asked_for_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_replica_is_queried_for_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 1.0)
 
     async def work() -> None:

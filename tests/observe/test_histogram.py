@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from chronik.observe.histogram import Histogram
 
 
-def test_a_value_on_a_bound_counts_as_at_or_below_it() -> None:
+def test_a_value_equal_to_a_bound_belongs_to_its_bucket() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(1.0)
     assert histogram.cumulative() == [("1.0", 1.0), ("2.0", 1.0), ("+Inf", 1.0)]
 
 
 @given(st.lists(st.floats(min_value=0, max_value=100)))
-def test_the_last_bucket_counts_everything(values: list[float]) -> None:
+def test_the_last_bucket_contains_every_value(values: list[float]) -> None:
     histogram = Histogram()
     for value in values:
         histogram.observe(value)

@@ -17,7 +17,7 @@ def parsed(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_line_is_json_with_the_handed_in_time() -> None:
+def test_a_log_line_is_json_with_the_time_of_the_given_clock() -> None:
     lines: list[str] = []
     logger_into(lines).info("ready", port=9092)
     assert lines[0].endswith("\n")
@@ -44,7 +44,7 @@ def test_each_component_has_its_own_level() -> None:
     assert parsed(lines)[1]["group"] == "g"
 
 
-def test_an_exception_stays_one_line() -> None:
+def test_an_exception_is_logged_in_one_line() -> None:
     lines: list[str] = []
     try:
         raise ValueError("no\nsuch thing")
@@ -56,24 +56,24 @@ def test_an_exception_stays_one_line() -> None:
     assert "ValueError" in line["traceback"]
 
 
-def test_what_json_does_not_know_is_written_as_text() -> None:
+def test_values_without_a_json_type_are_written_as_text() -> None:
     lines: list[str] = []
     logger_into(lines).info("odd", value={1, 2}.__class__, data=b"x")
     assert parsed(lines)[0]["data"] == "b'x'"
 
 
-def test_levels_are_read_as_people_write_them() -> None:
+def test_levels_are_parsed_from_names_with_optional_components() -> None:
     assert parse_levels(["warn", "groups=debug"]) == {"default": "warn", "groups": "debug"}
     assert LogLevels.from_names({"default": "warn"}).level_of("anything") == 30
 
 
 @pytest.mark.parametrize("text", ["loud", "groups=loud", "=debug"])
-def test_a_level_that_is_not_one_is_refused(text: str) -> None:
+def test_an_invalid_level_is_refused(text: str) -> None:
     with pytest.raises(LogLevelError):
         parse_levels([text])
 
 
-def test_what_a_library_says_is_one_line_even_where_it_says_it_wrongly() -> None:
+def test_a_library_message_is_one_line_even_if_its_format_is_wrong() -> None:
     lines: list[str] = []
     library = logging.Logger("library")
     library.addHandler(LibraryLog(logger_into(lines)))

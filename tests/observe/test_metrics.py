@@ -38,7 +38,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
     }
 
 
-def test_every_promised_metric_is_there_from_the_start() -> None:
+def test_every_documented_metric_exists_from_the_start() -> None:
     families = {family.name for family in text_string_to_metric_families(Metrics().exposition().decode())}
     assert set(PROMISED) <= families
 
@@ -64,7 +64,7 @@ def test_requests_are_counted_and_timed_by_api() -> None:
     assert found["chronik_request_seconds_bucket", (("api", "ListOffsets"), ("le", "0.0025"))] == 1
 
 
-def test_partitions_and_groups_are_read_at_the_moment_of_the_scrape() -> None:
+def test_partitions_and_groups_are_read_at_scrape_time() -> None:
     metrics = Metrics()
     end = 10
     metrics.partitions = lambda: [PartitionGauges("t", 0, 2, end, 7, replicas=3, in_sync_replicas=2, size_bytes=99)]
@@ -78,7 +78,7 @@ def test_partitions_and_groups_are_read_at_the_moment_of_the_scrape() -> None:
     assert found["chronik_group_lag", (("group", "g"), *partition)] == 4
 
 
-def test_a_follower_does_not_count_what_its_leader_counts() -> None:
+def test_a_follower_reports_no_under_replicated_partition() -> None:
     metrics = Metrics()
     metrics.partitions = lambda: [PartitionGauges("t", 0, 0, 0, 0, 3, 2, 0, is_leader=False)]
     assert samples(metrics)["chronik_under_replicated_partitions", ()] == 0
@@ -91,13 +91,13 @@ def test_two_nodes_in_one_process_do_not_share_counters() -> None:
     assert samples(other)["chronik_not_leader_total", ()] == 0
 
 
-def test_the_process_tells_its_cpu_and_memory() -> None:
+def test_the_metrics_include_cpu_and_memory_of_the_process() -> None:
     found = samples(Metrics())
     assert found["process_cpu_seconds_total", ()] > 0
     assert found["process_resident_memory_bytes", ()] > 1_000_000
     assert found["process_open_fds", ()] > 0
 
 
-def test_apis_are_named_as_kafka_names_them() -> None:
+def test_apis_have_their_kafka_names() -> None:
     assert api_name(2) == "ListOffsets"
     assert api_name(4711) == "4711"

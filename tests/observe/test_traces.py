@@ -24,7 +24,7 @@ def numbers(events: list[Trace]) -> list[int]:
     return [event.n for event in events]
 
 
-def test_every_kind_of_event_is_json_and_comes_back_equal() -> None:
+def test_every_kind_of_event_survives_a_json_round_trip() -> None:
     ring, _ = ring_of(100)
     trace = PartitionTrace(ring, "orders", 2)
     trace.fetch_started(1, "client", 5, 500, 1)
@@ -63,7 +63,7 @@ def test_every_kind_of_event_is_json_and_comes_back_equal() -> None:
     assert served.elapsed_ms == 12.5
 
 
-def test_reading_goes_on_where_it_stopped_and_says_only_what_is_asked_for() -> None:
+def test_reading_resumes_at_its_position_and_returns_only_requested_events() -> None:
     ring, _ = ring_of(100)
     one, two = PartitionTrace(ring, "a", 0), PartitionTrace(ring, "a", 1)
     other = PartitionTrace(ring, "b", 0)
@@ -78,7 +78,7 @@ def test_reading_goes_on_where_it_stopped_and_says_only_what_is_asked_for() -> N
     assert numbers(ring.read(0, 100, "b")[0]) == [3, 6, 9, 12]
 
 
-def test_the_oldest_events_make_room_and_those_that_reached_nobody_are_counted() -> None:
+def test_the_ring_overwrites_the_oldest_events_and_counts_unread_ones() -> None:
     ring, counter = ring_of(4)
     trace = PartitionTrace(ring, "a", 0)
     for fetch in range(4):
@@ -96,13 +96,13 @@ def test_the_oldest_events_make_room_and_those_that_reached_nobody_are_counted()
     assert counter.traces_dropped == 5
 
 
-def test_a_reader_that_knows_a_former_process_begins_anew() -> None:
+def test_a_reader_with_a_position_of_an_earlier_process_starts_over() -> None:
     ring, _ = ring_of(4)
     PartitionTrace(ring, "a", 0).no_data(1)
     assert numbers(ring.read(500, 10)[0]) == [1]
 
 
-def test_the_acks_of_a_watermark_are_those_of_the_last_produce_and_no_follower_knows_them() -> None:
+def test_a_watermark_event_has_the_acks_of_the_last_produce_only_on_the_leader() -> None:
     ring, _ = ring_of(4)
     trace = PartitionTrace(ring, "a", 0)
     trace.acks = 1

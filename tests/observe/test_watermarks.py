@@ -9,14 +9,14 @@ def at(end: int, watermark: int, partition: int = 0) -> WatermarkPosition:
     return WatermarkPosition("orders", partition, end, watermark)
 
 
-def test_a_calm_cluster_is_looked_at_every_5_s() -> None:
+def test_the_monitor_samples_a_cluster_without_lag_every_5_s() -> None:
     monitor = WatermarkMonitor()
     for second in range(0, 50, 5):
         assert monitor.sample([at(second, second)], second) == []
         assert monitor.interval_s == CALM_INTERVAL_S
 
 
-def test_more_than_100_records_behind_is_looked_at_every_500_ms_until_no_lag_is_left() -> None:
+def test_the_monitor_samples_a_lag_above_100_records_every_500_ms_until_it_is_0() -> None:
     monitor = WatermarkMonitor()
     monitor.sample([at(100, 0)], 0)
     assert monitor.interval_s == CALM_INTERVAL_S, "100 are not above 100"
@@ -28,7 +28,7 @@ def test_more_than_100_records_behind_is_looked_at_every_500_ms_until_no_lag_is_
     assert monitor.interval_s == CALM_INTERVAL_S
 
 
-def test_a_small_lag_that_is_older_than_1_s_is_looked_at_closely_too() -> None:
+def test_the_monitor_samples_a_small_lag_older_than_1_s_every_500_ms() -> None:
     monitor = WatermarkMonitor()
     monitor.sample([at(10, 9)], 0)
     monitor.sample([at(10, 9)], 5)
@@ -36,7 +36,7 @@ def test_a_small_lag_that_is_older_than_1_s_is_looked_at_closely_too() -> None:
     assert monitor.age_s("orders", 0) == 5
 
 
-def test_a_watermark_that_keeps_pace_is_never_old_though_it_is_always_behind() -> None:
+def test_a_small_lag_has_age_0_while_the_watermark_advances() -> None:
     monitor = WatermarkMonitor()
     for second in range(0, 60, 5):
         monitor.sample([at(second * 100 + 5, second * 100)], second)
@@ -44,7 +44,7 @@ def test_a_watermark_that_keeps_pace_is_never_old_though_it_is_always_behind() -
         assert monitor.age_s("orders", 0) == 0
 
 
-def test_one_partition_that_stands_keeps_the_close_look_while_others_are_level() -> None:
+def test_one_lagging_partition_keeps_the_short_sampling_interval() -> None:
     monitor = WatermarkMonitor()
     monitor.sample([at(500, 0, 0), at(500, 500, 1)], 0)
     monitor.sample([at(500, 499, 0), at(900, 900, 1)], 0.5)
@@ -53,7 +53,7 @@ def test_one_partition_that_stands_keeps_the_close_look_while_others_are_level()
     assert monitor.interval_s == CALM_INTERVAL_S, "it is led elsewhere now"
 
 
-def test_a_lag_above_10_is_told_once_with_its_numbers_and_again_only_after_it_was_0() -> None:
+def test_the_monitor_reports_a_lag_above_10_once_until_it_returns_to_0() -> None:
     monitor = WatermarkMonitor()
     assert monitor.sample([at(10, 0)], 0) == []
     (told,) = monitor.sample([at(20, 0)], 5)

@@ -32,7 +32,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 24)
 
 
-def test_offsets_and_epoch_are_stamped_into_the_callers_buffer() -> None:
+def test_append_stamps_offsets_and_epoch_into_the_callers_buffer() -> None:
     log = reopen(FaultyDisk())
     append_many(log, 2, records=3)
     buffer = memoryview(bytearray(batch(2) + batch(1)))
@@ -41,7 +41,7 @@ def test_offsets_and_epoch_are_stamped_into_the_callers_buffer() -> None:
     assert [(h.base_offset, h.partition_leader_epoch) for _, h in headers(bytes(buffer))] == [(6, 7), (8, 7)]
 
 
-def test_a_buffer_that_cannot_be_written_is_copied() -> None:
+def test_append_copies_a_read_only_buffer() -> None:
     log = reopen(FaultyDisk())
     append(log, batch())
     records = batch()
@@ -50,21 +50,21 @@ def test_a_buffer_that_cannot_be_written_is_copied() -> None:
     assert headers(records)[0][1].base_offset == 0
 
 
-def test_what_was_sent_is_what_is_read_but_for_offset_and_epoch() -> None:
+def test_a_read_returns_the_sent_bytes_except_offset_and_epoch() -> None:
     log = reopen(FaultyDisk())
     records = batch(5, codec=4)
     append(log, records)
     assert read(log, 0)[16:] == records[16:]
 
 
-def test_log_append_time_is_stamped_with_a_right_crc() -> None:
+def test_a_batch_stamped_with_log_append_time_has_a_valid_crc() -> None:
     log = reopen(FaultyDisk(), replace(SMALL, log_append_time=True))
     result = append(log, batch(2, timestamp_ms=5), now_ms=NOW_MS)
     assert result.log_append_time_ms == NOW_MS
     assert [record.timestamp_ms for record in read_all(log)] == [NOW_MS, NOW_MS]
 
 
-def test_a_follower_keeps_offsets_and_epochs_and_the_gaps_of_its_leader() -> None:
+def test_a_follower_keeps_the_offsets_epochs_and_gaps_of_its_leader() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     sent = b"".join(
@@ -92,7 +92,7 @@ def test_the_log_rolls_by_size_and_a_batch_stays_in_one_segment() -> None:
     assert offsets(log) == list(range(150))
 
 
-def test_a_block_larger_than_a_segment_gets_one_of_its_own() -> None:
+def test_a_batch_larger_than_a_segment_gets_its_own_segment() -> None:
     log = reopen(FaultyDisk())
     append(log, batch())
     append(log, batch(1, value_bytes=5000))
@@ -115,7 +115,7 @@ def test_the_log_rolls_by_time_with_and_without_appends() -> None:
     assert offsets(log) == [0, 1, 2]
 
 
-def test_an_untouched_log_has_no_files_and_holds_none_open() -> None:
+def test_an_unused_log_has_no_files() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     assert log.read(0, 100, 0) is not None
@@ -138,7 +138,7 @@ def test_reading_many_segments_keeps_few_files_open() -> None:
     assert disk.open_files == 0
 
 
-def test_reads_out_of_range_are_refused_and_at_the_end_are_empty() -> None:
+def test_reads_out_of_range_are_refused_and_reads_at_the_end_are_empty() -> None:
     log = reopen(FaultyDisk())
     append_many(log, 3)
     log.increment_log_start(1)
@@ -158,7 +158,7 @@ def test_a_read_starts_with_the_batch_that_holds_the_offset() -> None:
     assert [h.base_offset for _, h in headers(read(log, 6))] == [4, 8]
 
 
-def test_the_first_batch_is_whole_even_if_larger_than_asked_unless_told_otherwise() -> None:
+def test_the_first_batch_is_returned_whole_above_max_bytes_unless_disabled() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     append_many(log, 3, value_bytes=300)
@@ -172,7 +172,7 @@ def test_the_first_batch_is_whole_even_if_larger_than_asked_unless_told_otherwis
     assert log.read_job(1, 10, 3, min_one_batch=False)() == b""
 
 
-def test_nothing_at_or_above_the_limit_is_read_even_inside_a_batch() -> None:
+def test_a_read_returns_no_batch_with_a_record_at_or_above_the_limit() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     append_many(log, 4, records=3)
@@ -184,7 +184,7 @@ def test_nothing_at_or_above_the_limit_is_read_even_inside_a_batch() -> None:
             assert [h.base_offset for _, h in headers(read(log, 0, upto_offset=upto))] == list(range(0, upto - 2, 3))
 
 
-def test_consumers_at_the_tail_are_served_without_search_or_thread() -> None:
+def test_tail_reads_need_no_index_lookup_and_no_thread() -> None:
     disk = FaultyDisk()
     disk.is_warm = False
     log = reopen(disk, ONE_SEGMENT)
@@ -198,7 +198,7 @@ def test_consumers_at_the_tail_are_served_without_search_or_thread() -> None:
     assert disk.reads == before + 1
 
 
-def test_a_reader_far_back_searches_once_and_then_continues_on_the_loop() -> None:
+def test_a_lagging_reader_needs_one_index_lookup_and_then_reads_on_the_loop() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     for _ in range(3 * BATCHES_MAX):
@@ -217,7 +217,7 @@ def test_a_reader_far_back_searches_once_and_then_continues_on_the_loop() -> Non
     assert log.read(offset, 1000, log.log_end_offset) is None, "pages that are not in memory are for a thread"
 
 
-def test_large_reads_of_small_batches_end_at_a_batch() -> None:
+def test_large_reads_of_small_batches_end_at_a_batch_boundary() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(ONE_SEGMENT, index_interval_bytes=4096))
     for _ in range(2500):
@@ -233,7 +233,7 @@ def test_large_reads_of_small_batches_end_at_a_batch() -> None:
         assert [h.base_offset for _, h in limited] == list(range(17, 300))
 
 
-def test_bytes_between_is_exact_at_the_tail_and_near_elsewhere() -> None:
+def test_bytes_between_is_exact_at_the_tail_and_approximate_elsewhere() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 100)
@@ -253,7 +253,7 @@ def test_bytes_between_is_exact_at_the_tail_and_near_elsewhere() -> None:
     upto=st.integers(0, 200),
     min_one=st.booleans(),
 )
-def test_the_tail_finds_what_a_walk_would_find(
+def test_a_tail_lookup_agrees_with_a_linear_scan(
     counts: list[int], offset: int, max_bytes: int, upto: int, min_one: bool
 ) -> None:
     tail = Tail()
@@ -278,7 +278,7 @@ def test_the_tail_finds_what_a_walk_would_find(
         assert span.start == span.end
 
 
-def test_five_thousand_idle_logs_are_cheap(tmp_path: object) -> None:
+def test_five_thousand_idle_logs_keep_no_files_open(tmp_path: object) -> None:
     disk = RealDisk()
     open_before = len(os.listdir("/proc/self/fd"))
     logs = [Log.open(disk, f"{tmp_path}/t-{i}", LogConfig(), NOW_MS) for i in range(5000)]

@@ -28,7 +28,7 @@ def compact(log: Log, now_ms: int = NOW_MS) -> bool:
     return True
 
 
-def test_only_the_last_record_of_a_key_stays_and_keeps_its_offset() -> None:
+def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
     log = reopen(FaultyDisk(), CONFIG)
     for i in range(30):
         put(log, b"k%d" % (i % 3), b"%d" % i)
@@ -42,7 +42,7 @@ def test_only_the_last_record_of_a_key_stays_and_keeps_its_offset() -> None:
     assert (log.log_start_offset, log.log_end_offset) == (0, 30)
 
 
-def test_small_neighbours_become_one_segment() -> None:
+def test_compaction_merges_small_adjacent_segments() -> None:
     log = reopen(FaultyDisk(), CONFIG)
     for i in range(200):
         put(log, b"k%d" % (i % 3), b"%d" % i)
@@ -57,7 +57,7 @@ def test_small_neighbours_become_one_segment() -> None:
     assert len(read_all(log)) == 3
 
 
-def test_the_active_segment_and_what_is_not_committed_stay_untouched() -> None:
+def test_compaction_skips_the_active_segment_and_uncommitted_records() -> None:
     log = reopen(FaultyDisk(), CONFIG)
     for _ in range(100):
         put(log, b"key", b"value")
@@ -69,7 +69,7 @@ def test_the_active_segment_and_what_is_not_committed_stay_untouched() -> None:
     assert offsets(log) == list(range(first_closed_end - 1, 100))
 
 
-def test_a_batch_that_loses_nothing_is_not_touched() -> None:
+def test_compaction_copies_a_batch_that_keeps_all_records_unchanged() -> None:
     log = reopen(FaultyDisk(), replace(CONFIG, segment_bytes=10_000))
     append(log, batch(3, keys=[b"a", b"b", b"c"], codec=1))
     append(log, batch(2, keys=[b"d", b"d"], codec=1))
@@ -83,7 +83,7 @@ def test_a_batch_that_loses_nothing_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-def test_batches_of_every_codec_are_filtered(codec: int) -> None:
+def test_compaction_filters_batches_of_every_codec(codec: int) -> None:
     log = reopen(FaultyDisk(), CONFIG)
     keys = [b"a", b"b", b"a", b"c"]
     append(log, batch(4, keys=keys, values=[b"1", b"2", b"3", b"4"], codec=codec))
@@ -98,7 +98,7 @@ def test_batches_of_every_codec_are_filtered(codec: int) -> None:
     assert all(header.codec == codec for _, header in headers(read(log, 0)))
 
 
-def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
+def test_a_tombstone_is_removed_after_delete_retention() -> None:
     log = reopen(FaultyDisk(), CONFIG)
     put(log, b"gone", b"value")
     put(log, b"gone", None)
@@ -116,7 +116,7 @@ def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
     assert offsets(log) == [2, 3, 4]
 
 
-def test_a_pass_is_bounded_in_keys_and_the_next_goes_on() -> None:
+def test_a_compaction_pass_has_a_key_limit_and_the_next_pass_continues() -> None:
     log = reopen(FaultyDisk(), replace(CONFIG, compaction_keys_max=10))
     for i in range(100):
         put(log, b"k%d" % (i % 50), b"%d" % i)
@@ -130,7 +130,7 @@ def test_a_pass_is_bounded_in_keys_and_the_next_goes_on() -> None:
     assert offsets(log) == list(range(50, 100))
 
 
-def test_the_last_batch_of_a_producer_stays_without_its_records() -> None:
+def test_compaction_keeps_the_last_batch_of_a_producer_as_an_empty_batch() -> None:
     disk = FaultyDisk()
     log = reopen(disk, CONFIG)
     for sequence in range(3):
@@ -149,7 +149,7 @@ def test_the_last_batch_of_a_producer_stays_without_its_records() -> None:
     assert state.batches[-1].last_sequence == 5
 
 
-def test_clean_logs_are_left_alone_until_enough_is_dirty() -> None:
+def test_a_log_is_compacted_only_above_the_min_cleanable_ratio() -> None:
     disk = FaultyDisk()
     config = replace(CONFIG, min_cleanable_ratio=0.5)
     log = reopen(disk, config)
@@ -166,7 +166,7 @@ def test_clean_logs_are_left_alone_until_enough_is_dirty() -> None:
     assert not compact(log), "how far it is compacted was forgotten"
 
 
-def test_young_records_wait_for_the_compaction_lag() -> None:
+def test_records_are_compacted_only_after_the_min_compaction_lag() -> None:
     log = reopen(FaultyDisk(), replace(CONFIG, min_compaction_lag_ms=1000))
     put(log, b"key", b"old")
     put(log, b"key", b"new")
@@ -175,7 +175,7 @@ def test_young_records_wait_for_the_compaction_lag() -> None:
     assert compact(log, NOW_MS + 1000)
 
 
-def test_a_compaction_is_dropped_when_its_segments_are_gone_meanwhile() -> None:
+def test_a_compaction_is_discarded_if_retention_removed_its_segments() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(CONFIG, cleanup_delete=True, retention_ms=1000))
     for _ in range(60):
@@ -192,7 +192,7 @@ def test_a_compaction_is_dropped_when_its_segments_are_gone_meanwhile() -> None:
     assert read_all(log) == []
 
 
-def test_a_compaction_that_fails_leaves_the_log_as_it_was() -> None:
+def test_a_failed_compaction_leaves_the_log_unchanged() -> None:
     disk = FaultyDisk()
     log = reopen(disk, CONFIG)
     for _ in range(60):
@@ -209,7 +209,7 @@ def test_a_compaction_that_fails_leaves_the_log_as_it_was() -> None:
     assert compact(log)
 
 
-def test_a_reader_on_its_way_is_not_disturbed() -> None:
+def test_compaction_does_not_disturb_a_read_in_progress() -> None:
     log = reopen(FaultyDisk(), CONFIG)
     for _ in range(60):
         put(log, b"key", b"value")
@@ -227,7 +227,7 @@ def test_a_reader_on_its_way_is_not_disturbed() -> None:
     keys_max=st.integers(1, 8),
     data=st.data(),
 )
-def test_compaction_never_changes_what_the_log_says_of_a_key(
+def test_compaction_never_changes_the_latest_value_of_a_key(
     writes: list[tuple[int, bytes | None]], keys_max: int, data: st.DataObject
 ) -> None:
     disk = FaultyDisk()

@@ -141,7 +141,7 @@ def begin(config: LogConfig) -> tuple[FaultyDisk, Log]:
 
 
 @pytest.mark.parametrize("start", [prepared, begin])
-def test_what_is_synced_after_a_kill_at_any_step_survives_a_power_failure(
+def test_records_synced_after_a_kill_at_any_step_survive_a_power_failure(
     start: Callable[[LogConfig], tuple[FaultyDisk, Log]],
 ) -> None:
     """The second process continues with files of the first one, whose names may not be durable yet."""
@@ -169,7 +169,7 @@ def test_what_is_synced_after_a_kill_at_any_step_survives_a_power_failure(
 
 
 @pytest.mark.parametrize("power_is_lost", [False, True])
-def test_a_crash_at_any_step_of_a_compaction_keeps_the_last_record_of_every_key(power_is_lost: bool) -> None:
+def test_a_crash_at_any_step_of_compaction_keeps_the_last_record_of_each_key(power_is_lost: bool) -> None:
     for seed in range(3 if power_is_lost else 1):
         steps = 0
         while (disk := crashed(COMPACTED, compact, steps)) is not None:
@@ -193,7 +193,7 @@ def test_a_crash_at_any_step_of_a_compaction_keeps_the_last_record_of_every_key(
         assert steps > 20
 
 
-def test_a_crash_during_recovery_is_recovered_from() -> None:
+def test_a_log_recovers_from_a_crash_during_recovery() -> None:
     for seed in range(10):
         disk, log = prepared(SMALL)
         append_many(log, 30)

@@ -11,7 +11,7 @@ from chronik.storage.disk import RealDisk, read_file, write_file_atomic
 from chronik.storage.shared_file import SharedFile
 
 
-def test_bytes_written_are_bytes_read(tmp_path: Path) -> None:
+def test_a_file_returns_the_bytes_that_were_written(tmp_path: Path) -> None:
     file = RealDisk().open(str(tmp_path / "f"), create=True)
     file.pwrite(memoryview(b"world"), 6)
     file.pwrite(bytearray(b"hello "), 0)
@@ -34,9 +34,7 @@ def test_allocated_bytes_are_zeros(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_write_that_the_system_cuts_short_is_completed_or_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_write_is_completed_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.pwrite
     file = RealDisk().open(str(tmp_path / "f"), create=True)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))
@@ -54,7 +52,9 @@ def test_a_write_that_the_system_cuts_short_is_completed_or_fails(
     file.close()
 
 
-def test_without_the_systems_help_cached_reads_are_plain_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_reads_become_plain_reads_if_the_system_does_not_support_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = RealDisk()
     file = disk.open(str(tmp_path / "f"), create=True)
     file.pwrite(b"data", 0)
@@ -68,7 +68,7 @@ def test_without_the_systems_help_cached_reads_are_plain_reads(tmp_path: Path, m
     file.close()
 
 
-def test_cold_pages_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_read_returns_none_if_pages_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = RealDisk().open(str(tmp_path / "f"), create=True)
     file.pwrite(b"data", 0)
 
@@ -82,7 +82,7 @@ def test_cold_pages_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file.close()
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_an_atomic_write_replaces_the_whole_file(tmp_path: Path) -> None:
     disk = RealDisk()
     path = str(tmp_path / "f")
     assert read_file(disk, path) is None
@@ -92,7 +92,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert disk.listdir(str(tmp_path)) == ["f"]
 
 
-def test_a_shared_file_is_closed_by_its_last_user(tmp_path: Path) -> None:
+def test_the_last_user_closes_a_shared_file(tmp_path: Path) -> None:
     file = RealDisk().open(str(tmp_path / "f"), create=True)
     shared = SharedFile(file)
     reader = shared.acquire()
@@ -103,7 +103,7 @@ def test_a_shared_file_is_closed_by_its_last_user(tmp_path: Path) -> None:
         file.pread(0, 1)
 
 
-def test_the_space_of_a_folder_is_known(tmp_path: Path) -> None:
+def test_the_disk_reports_free_and_total_space(tmp_path: Path) -> None:
     space = RealDisk().space(str(tmp_path))
     assert 0 < space.free_bytes <= space.total_bytes
     assert space.total_bytes == shutil.disk_usage(tmp_path).total

@@ -12,11 +12,11 @@ from chronik.storage.small_files import encode_lines
     ("asked", "answer"),
     [(0, (0, 5)), (1, (1, 9)), (2, (1, 9)), (3, (1, 9)), (4, (4, 20)), (5, (-1, -1)), (-1, (-1, -1))],
 )
-def test_the_end_of_an_epoch_is_where_the_next_begins(asked: int, answer: tuple[int, int]) -> None:
+def test_an_epoch_ends_at_the_start_of_the_next_epoch(asked: int, answer: tuple[int, int]) -> None:
     assert LeaderEpochs([(1, 5), (4, 9)]).end_offset(asked, 20) == answer
 
 
-def test_an_epoch_without_records_leaves_no_trace() -> None:
+def test_an_epoch_without_records_leaves_no_entry() -> None:
     epochs = LeaderEpochs()
     for epoch in (1, 2, 3):
         epochs.assign(epoch, 0)
@@ -24,7 +24,7 @@ def test_an_epoch_without_records_leaves_no_trace() -> None:
     assert epochs.entries() == [(3, 0)]
 
 
-def test_epochs_follow_the_logs_start_and_end() -> None:
+def test_epochs_are_trimmed_to_the_logs_start_and_end() -> None:
     epochs = LeaderEpochs([(0, 0), (2, 10), (5, 20)])
     epochs.truncate_to(20)
     assert epochs.entries() == [(0, 0), (2, 10)]
@@ -33,7 +33,7 @@ def test_epochs_follow_the_logs_start_and_end() -> None:
     assert (epochs.epoch_of(11), epochs.epoch_of(12), epochs.latest) == (-1, 2, 2)
 
 
-def test_the_file_is_kafkas_with_a_checksum() -> None:
+def test_the_file_has_kafkas_format_with_a_checksum() -> None:
     epochs = LeaderEpochs([(0, 0), (3, 1745)])
     assert epochs.encode() == b"1\n2\n0 0\n3 1745\ncrc32c=cb05cc82\n"
     read = LeaderEpochs.decode(epochs.encode())
@@ -44,11 +44,11 @@ def test_the_file_is_kafkas_with_a_checksum() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"1\n0\n", b"\xff\xfe", encode_lines("1", ["1 0", "0 5"]), encode_lines("1", ["x y"])]
 )
-def test_a_damaged_file_is_not_believed(data: bytes) -> None:
+def test_a_damaged_file_is_rejected(data: bytes) -> None:
     assert LeaderEpochs.decode(data) is None
 
 
-def test_a_flipped_bit_is_noticed() -> None:
+def test_a_flipped_bit_is_detected() -> None:
     good = LeaderEpochs([(0, 0), (3, 1745)]).encode()
     for at in range(len(good)):
         for bit in range(8):
@@ -57,7 +57,7 @@ def test_a_flipped_bit_is_noticed() -> None:
             assert LeaderEpochs.decode(bytes(spoilt)) is None
 
 
-def test_a_log_finds_its_epochs_again_when_their_file_is_damaged() -> None:
+def test_a_log_rebuilds_its_epochs_if_their_file_is_damaged() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     for epoch in (0, 0, 2, 5, 5):
@@ -75,7 +75,7 @@ def test_a_log_finds_its_epochs_again_when_their_file_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("how", ["cleanly", "killed"])
-def test_a_log_keeps_its_epochs(how: str) -> None:
+def test_a_log_keeps_its_epochs_across_restarts(how: str) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     for epoch in (0, 0, 2, 5, 5):

@@ -20,7 +20,7 @@ def opened(path: Path, node_id: int = 1) -> DataFolder:
     return DataFolder.open(RealDisk(), str(path / "data"), node_id, "new-cluster")
 
 
-def test_a_new_folder_gets_the_nodes_name_and_keeps_it(tmp_path: Path) -> None:
+def test_a_data_folder_keeps_the_node_id_and_cluster_id_of_its_creation(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     assert (folder.meta.format_version, folder.meta.node_id, folder.meta.cluster_id) == (1, 1, "new-cluster")
     folder.close()
@@ -29,7 +29,7 @@ def test_a_new_folder_gets_the_nodes_name_and_keeps_it(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_second_node_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+def test_a_data_folder_refuses_a_second_node_while_the_first_runs(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     with pytest.raises(DataFolderError, match="in use by another node"):
         opened(tmp_path)
@@ -37,7 +37,7 @@ def test_a_second_node_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_another_nodes_folder_is_refused(tmp_path: Path) -> None:
+def test_a_node_refuses_the_data_folder_of_another_node(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with pytest.raises(DataFolderError, match=r"belongs to node 1, this is node 2.*--node-id 1"):
         opened(tmp_path, node_id=2)
@@ -60,13 +60,13 @@ def test_a_folder_of_an_unknown_format_is_refused(tmp_path: Path, meta: str, why
         opened(tmp_path)
 
 
-def test_logs_without_meta_are_not_taken_for_an_empty_folder(tmp_path: Path) -> None:
+def test_a_folder_with_logs_but_no_meta_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data" / "logs" / "topic-0").mkdir(parents=True)
     with pytest.raises(DataFolderError, match="holds logs but no"):
         opened(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     with pytest.raises(DataFolderError) as raised:
         opened(tmp_path)
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert "cannot be used" in str(raised.value)
 
 
-def test_only_a_clean_shutdown_leaves_the_marker_and_only_for_one_start(tmp_path: Path) -> None:
+def test_only_a_clean_shutdown_leaves_a_marker_and_the_next_start_removes_it(tmp_path: Path) -> None:
     assert not opened_and_closed(tmp_path, clean=True)
     assert opened_and_closed(tmp_path, clean=False)
     assert not opened_and_closed(tmp_path, clean=True)
@@ -88,7 +88,7 @@ def opened_and_closed(path: Path, *, clean: bool) -> bool:
     return folder.was_clean
 
 
-def test_the_marker_says_which_broker_epoch_has_stopped(tmp_path: Path) -> None:
+def test_the_clean_shutdown_marker_names_the_stopped_broker_epoch(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     assert (folder.was_clean, folder.stopped_epoch) == (False, None)
     folder.record_clean_shutdown({}, {}, 17)
@@ -99,7 +99,7 @@ def test_the_marker_says_which_broker_epoch_has_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mark", "was_clean"), [(b"", True), (b"1x", False)], ids=["of the first versions", "damaged"])
-def test_a_marker_without_an_epoch_proves_nothing(tmp_path: Path, mark: bytes, was_clean: bool) -> None:
+def test_a_marker_without_an_epoch_yields_no_stopped_epoch(tmp_path: Path, mark: bytes, was_clean: bool) -> None:
     opened(tmp_path).close()
     (tmp_path / "data" / "clean-shutdown").write_bytes(mark)
     folder = opened(tmp_path)
@@ -107,7 +107,7 @@ def test_a_marker_without_an_epoch_proves_nothing(tmp_path: Path, mark: bytes, w
     folder.close()
 
 
-def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+def test_recovery_points_persist_and_a_damaged_file_yields_none(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     points = {
         ("a.topic-with_signs", 3): RecoveryPoint(UUID(int=1), 17),
@@ -124,7 +124,7 @@ def test_recovery_points_are_kept_and_a_damaged_file_counts_as_none(tmp_path: Pa
     assert opened(tmp_path).recovery_points == {}
 
 
-def test_partitions_are_listed_and_a_removed_one_is_gone_at_once(tmp_path: Path) -> None:
+def test_partitions_are_listed_and_a_removed_partition_disappears_at_once(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     for topic, partition in (("a-b", 0), ("a-b", 12), ("c", 0)):
         Path(folder.log_path(topic, partition)).mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_partitions_are_listed_and_a_removed_one_is_gone_at_once(tmp_path: Path)
     again.close()
 
 
-def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Path) -> None:
+def test_a_new_topic_does_not_inherit_the_log_of_a_deleted_topic_of_its_name(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.claim_log("topic", 0, UUID(int=1), NOW_MS)
     data = Path(folder.log_path("topic", 0)) / "data"
@@ -152,7 +152,7 @@ def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_inherited(tmp_path: Pa
     folder.close()
 
 
-def test_the_name_of_a_folder_that_is_made_is_made_durable(tmp_path: Path) -> None:
+def test_a_new_data_folder_syncs_its_parent_folders(tmp_path: Path) -> None:
     class Watched(RealDisk):
         synced: list[str]
 
@@ -167,7 +167,7 @@ def test_the_name_of_a_folder_that_is_made_is_made_durable(tmp_path: Path) -> No
     assert str(tmp_path / "a") in disk.synced
 
 
-def test_the_boot_record_names_the_last_registered_process_and_all_since(tmp_path: Path) -> None:
+def test_the_boot_record_names_the_last_registered_process_and_later_ones(tmp_path: Path) -> None:
     first, second, third = (UUID(int=number) for number in (1, 2, 3))
     folder = opened(tmp_path)
     assert folder.boot is None
@@ -198,7 +198,7 @@ def test_the_boot_record_is_bounded_and_keeps_the_last_registered_process(tmp_pa
     folder.close()
 
 
-def test_after_a_failed_sync_the_page_cache_proves_nothing_to_the_next_process(tmp_path: Path) -> None:
+def test_after_a_failed_sync_the_next_process_distrusts_the_page_cache(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.record_registration("boot 1", 7, UUID(int=1), 11)
     folder.distrust_page_cache()
@@ -208,7 +208,7 @@ def test_after_a_failed_sync_the_page_cache_proves_nothing_to_the_next_process(t
     folder.close()
 
 
-def test_a_listed_log_whose_folder_is_gone_is_lost(tmp_path: Path) -> None:
+def test_a_log_with_a_recovery_point_but_no_folder_is_lost(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     folder.recovery_points[("orders", 0)] = RecoveryPoint(TOPIC_ID, 0)
@@ -221,7 +221,7 @@ def test_a_listed_log_whose_folder_is_gone_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recovery-points", "high-watermarks", "boot-record"])
-def test_a_flipped_bit_in_a_small_file_is_noticed(tmp_path: Path, name: str) -> None:
+def test_a_flipped_bit_in_a_checkpoint_file_is_detected(tmp_path: Path, name: str) -> None:
     folder = opened(tmp_path)
     folder.record_registration("boot 1", 7, UUID(int=1), 11)
     folder.record_clean_shutdown({("orders", 0): RecoveryPoint(TOPIC_ID, 60)}, {(TOPIC_ID, 0): 60}, 3)
@@ -256,7 +256,7 @@ def test_a_flipped_bit_in_a_topic_id_deletes_no_record(tmp_path: Path, flipped: 
     folder.close()
 
 
-def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_path: Path) -> None:
+def test_an_incomplete_topic_id_of_an_empty_log_is_rewritten(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     path = Path(folder.log_path("orders", 0)) / "topic-id"
@@ -267,7 +267,7 @@ def test_an_unfinished_topic_id_of_a_log_without_records_is_written_anew(tmp_pat
     folder.close()
 
 
-def test_a_topic_id_that_a_killed_process_may_not_have_synced_is_synced_at_the_next_start(
+def test_a_restarted_node_syncs_a_topic_id_that_may_not_be_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a power loss removes the id and leaves records whose topic is unknown (seed 2968494986)."""
@@ -288,7 +288,7 @@ def test_a_topic_id_that_a_killed_process_may_not_have_synced_is_synced_at_the_n
     folder.close()
 
 
-def test_a_topic_id_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_a_topic_id_file_of_an_earlier_version_is_readable(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.claim_log("orders", 0, TOPIC_ID, NOW_MS)
     log = Path(folder.log_path("orders", 0))
@@ -301,7 +301,7 @@ def test_a_topic_id_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_a_stopped_nodes_folder_is_read_and_locked_and_nothing_else(tmp_path: Path) -> None:
+def test_opening_a_stopped_nodes_folder_locks_it_and_changes_no_file(tmp_path: Path) -> None:
     folder = opened(tmp_path)
     folder.claim_log("t", 0, TOPIC_ID, NOW_MS)
     folder.claim_log("untold", 0, TOPIC_ID, NOW_MS)
@@ -324,7 +324,7 @@ def test_a_stopped_nodes_folder_is_read_and_locked_and_nothing_else(tmp_path: Pa
     again.close()
 
 
-def test_a_folder_that_is_no_nodes_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_opening_a_folder_that_belongs_to_no_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataFolderError, match="not the data folder of a node"):
         DataFolder.open_stopped(RealDisk(), str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ def fill(log: Log, now_ms: int = NOW_MS) -> StorageError:
     raise AssertionError("the disk never filled up")
 
 
-def test_a_full_disk_refuses_appends_and_keeps_what_there_is() -> None:
+def test_a_log_on_a_full_disk_refuses_appends_and_keeps_its_records() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 5)
@@ -43,7 +43,7 @@ def test_a_full_disk_refuses_appends_and_keeps_what_there_is() -> None:
     assert offsets(log) == list(range(end))
 
 
-def test_the_log_is_tried_again_after_a_second_and_recovers_when_there_is_room() -> None:
+def test_a_log_retries_after_one_second_and_accepts_appends_if_space_is_free() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     disk.capacity_bytes = 5_000
@@ -57,7 +57,7 @@ def test_the_log_is_tried_again_after_a_second_and_recovers_when_there_is_room()
     assert offsets(log) == list(range(end + 1))
 
 
-def test_a_wall_clock_that_is_set_back_does_not_put_off_the_next_try() -> None:
+def test_a_wall_clock_that_is_set_back_does_not_delay_the_next_retry() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     disk.capacity_bytes = 5_000
@@ -67,7 +67,7 @@ def test_a_wall_clock_that_is_set_back_does_not_put_off_the_next_try() -> None:
     assert append(log, batch(), now_ms=NOW_MS - 24 * 60 * 60 * 1000).base_offset == end
 
 
-def test_while_the_disk_stays_full_it_is_touched_once_a_second() -> None:
+def test_a_log_tries_to_write_once_per_second_while_the_disk_is_full() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     disk.capacity_bytes = 5_000
@@ -83,7 +83,7 @@ def test_while_the_disk_stays_full_it_is_touched_once_a_second() -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("operation", ["pwrite", "create"])
-def test_a_failed_append_leaves_nothing_behind(operation: str, code: int) -> None:
+def test_a_failed_append_leaves_no_bytes_in_the_log(operation: str, code: int) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 3)
@@ -100,7 +100,7 @@ def test_a_failed_append_leaves_nothing_behind(operation: str, code: int) -> Non
     assert offsets(log) == list(range(end + 30))
 
 
-def test_a_torn_append_that_could_not_be_cleaned_is_cleaned_before_the_next() -> None:
+def test_the_next_append_removes_a_torn_append_that_could_not_be_truncated() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(SMALL, preallocate_bytes_min=1 << 16, preallocate_bytes_max=1 << 16))
     append_many(log, 3)
@@ -114,7 +114,7 @@ def test_a_torn_append_that_could_not_be_cleaned_is_cleaned_before_the_next() ->
     assert offsets(reopen(disk)) == [0, 1, 2, 3]
 
 
-def test_preallocation_that_finds_no_room_does_not_fail_an_append_that_fits() -> None:
+def test_failed_preallocation_does_not_fail_an_append_that_fits() -> None:
     disk = FaultyDisk()
     log = reopen(disk, LogConfig())
     disk.capacity_bytes = 1000
@@ -132,7 +132,7 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_size_limit_of_the_system_is_a_full_disk(tmp_path: object) -> None:
+def test_a_log_treats_the_systems_file_size_limit_as_a_full_disk(tmp_path: object) -> None:
     folder = f"{tmp_path}/topic-0"
     log = Log.open(RealDisk(), folder, LogConfig(), NOW_MS)
     with file_size_limit(200_000):

@@ -45,19 +45,19 @@ def read_headers(log: Log) -> list[BatchHeader]:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 1000])
-def test_pages_name_every_batch_once(limit: int) -> None:
+def test_pages_list_every_batch_once(limit: int) -> None:
     log = log_of_many_segments()
     assert pages(log, 0, ALL, limit) == read_headers(log)
 
 
-def test_a_range_has_the_batches_that_hold_any_of_it() -> None:
+def test_a_range_lists_every_batch_that_overlaps_it() -> None:
     log = log_of_many_segments()
     expected = [header for header in read_headers(log) if header.last_offset >= 30 and header.base_offset < 71]
     assert expected[0].base_offset <= 30
     assert pages(log, 30, 71, 5) == expected
 
 
-def test_nothing_above_the_visible_end_is_named() -> None:
+def test_no_batch_above_the_visible_end_is_listed() -> None:
     log = reopen(FaultyDisk(), SMALL)
     append_many(log, 3, records=2)
     found, following = log.headers_job(0, ALL, 4, 100)()
@@ -65,7 +65,7 @@ def test_nothing_above_the_visible_end_is_named() -> None:
     assert following is None
 
 
-def test_an_offset_outside_of_the_log_is_refused_and_an_empty_log_has_no_batches() -> None:
+def test_an_offset_out_of_range_is_refused_and_an_empty_log_has_no_batches() -> None:
     log = reopen(FaultyDisk(), SMALL)
     assert log.headers_job(0, ALL, ALL, 10)() == ([], None)
     with pytest.raises(KafkaError) as refusal:
@@ -73,7 +73,7 @@ def test_an_offset_outside_of_the_log_is_refused_and_an_empty_log_has_no_batches
     assert refusal.value.code is ErrorCode.offset_out_of_range
 
 
-def test_files_are_given_back_when_the_walk_is_over() -> None:
+def test_a_finished_listing_releases_its_files() -> None:
     log = log_of_many_segments()
     job = log.headers_job(0, ALL, ALL, 10)
     job()

@@ -13,7 +13,7 @@ from chronik.storage.index import DROPPED_ENTRIES_AT, OFFSET_ENTRY, SparseIndex
     column=st.integers(0, 1),
     written=st.booleans(),
 )
-def test_the_floor_is_the_last_entry_that_is_not_above(
+def test_floor_returns_the_last_entry_at_or_below_the_value(
     steps: list[int], asked: int, column: int, written: bool
 ) -> None:
     index = SparseIndex(FaultyDisk(), "/index", OFFSET_ENTRY)
@@ -33,7 +33,7 @@ def test_the_floor_is_the_last_entry_that_is_not_above(
     assert index.view().last() == (expected[-1] if expected else None)
 
 
-def test_a_view_stays_as_it_was() -> None:
+def test_a_view_does_not_change_when_entries_are_appended() -> None:
     index = SparseIndex(FaultyDisk(), "/index", OFFSET_ENTRY)
     index.append(1, 10)
     view = index.view()
@@ -42,7 +42,7 @@ def test_a_view_stays_as_it_was() -> None:
     assert view.floor(0, 100) == (1, 10)
 
 
-def test_entries_are_kept_in_memory_while_the_disk_is_full_but_not_without_bound() -> None:
+def test_an_index_on_a_full_disk_keeps_a_bounded_number_of_unwritten_entries() -> None:
     disk = FaultyDisk()
     disk.capacity_bytes = 0
     index = SparseIndex(disk, "/index", OFFSET_ENTRY)

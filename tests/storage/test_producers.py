@@ -37,30 +37,30 @@ def test_batches_in_sequence_are_accepted() -> None:
     assert sent(0, 1, 2).check(header(3)) is None
 
 
-def test_a_repeated_batch_is_told_where_it_is() -> None:
+def test_a_duplicate_batch_returns_its_original_offsets() -> None:
     states = sent(0, 1, 2)
     duplicate = states.check(header(1))
     assert duplicate is not None
     assert (duplicate.base_offset, duplicate.last_offset) == (1, 1)
 
 
-def test_a_gap_is_refused() -> None:
+def test_a_sequence_gap_is_refused() -> None:
     assert refused(sent(0, 1), header(3)) == ErrorCode.out_of_order_sequence_number
 
 
-def test_a_batch_older_than_those_kept_is_a_duplicate_without_an_offset() -> None:
+def test_a_batch_older_than_the_kept_batches_is_a_duplicate_without_an_offset() -> None:
     states = sent(*range(BATCHES_KEPT + 3))
     assert refused(states, header(0)) == ErrorCode.duplicate_sequence_number
     assert states.check(header(BATCHES_KEPT + 2)) is not None
 
 
-def test_the_same_sequences_in_other_batches_are_refused() -> None:
+def test_the_same_sequences_in_different_batches_are_refused() -> None:
     states = ProducerStates(1000)
     states.record(header(0, 3), 0, NOW_MS)
     assert refused(states, header(1, 2)) == ErrorCode.out_of_order_sequence_number
 
 
-def test_sequences_wrap() -> None:
+def test_sequences_wrap_to_zero() -> None:
     states = ProducerStates(1000)
     states.record(header(LAST_SEQUENCE - 1, 2), 0, NOW_MS)
     assert states.check(header(0)) is None
@@ -71,7 +71,7 @@ def test_sequences_wrap() -> None:
     assert across.check(header(2)) is None
 
 
-def test_an_old_epoch_is_fenced_and_a_new_one_starts_at_zero() -> None:
+def test_an_old_epoch_is_fenced_and_a_new_epoch_starts_at_sequence_zero() -> None:
     states = ProducerStates(1000)
     states.record(header(5, epoch=3), 0, NOW_MS)
     assert refused(states, header(6, epoch=2)) == ErrorCode.invalid_producer_epoch
@@ -79,18 +79,18 @@ def test_an_old_epoch_is_fenced_and_a_new_one_starts_at_zero() -> None:
     assert states.check(header(0, epoch=4)) is None
 
 
-def test_an_unknown_producer_may_start_anywhere() -> None:
+def test_an_unknown_producer_may_start_at_any_sequence() -> None:
     assert ProducerStates(1000).check(header(17)) is None
 
 
-def test_silent_producers_are_forgotten() -> None:
+def test_inactive_producers_expire() -> None:
     states = sent(0)
     assert states.expire(NOW_MS + 1000) == 0
     assert states.expire(NOW_MS + 1001) == 1
     assert states.check(header(9)) is None
 
 
-def test_a_log_knows_its_producers_after_every_way_of_opening() -> None:
+def test_a_log_restores_its_producers_after_crash_clean_restart_and_truncation() -> None:
     disk = FaultyDisk()
     config = replace(SMALL, checkpoint_bytes=500)
     log = reopen(disk, config)
@@ -116,7 +116,7 @@ def test_a_log_knows_its_producers_after_every_way_of_opening() -> None:
     assert log.producers.check(header(30, producer_id=4)) is None
 
 
-def test_producers_outlive_the_segments_that_retention_removed() -> None:
+def test_producer_state_survives_removal_of_segments_by_retention() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(SMALL, retention_ms=1000))
     append(log, batch(producer_id=4, producer_epoch=0, base_sequence=0))
@@ -131,7 +131,7 @@ def test_producers_outlive_the_segments_that_retention_removed() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, LAST_SEQUENCE))
-def test_every_kept_batch_is_a_duplicate_and_only_the_next_is_accepted(counts: list[int], first: int) -> None:
+def test_every_kept_batch_is_a_duplicate_and_only_the_next_batch_is_accepted(counts: list[int], first: int) -> None:
     states = ProducerStates(1000)
     sequence = first
     batches: list[tuple[int, int]] = []

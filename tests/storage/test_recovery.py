@@ -49,7 +49,7 @@ def test_a_clean_shutdown_leaves_nothing_to_scan() -> None:
     assert offsets(log) == list(range(50))
 
 
-def test_a_clean_shutdown_gives_back_what_was_allocated_ahead() -> None:
+def test_a_clean_shutdown_releases_preallocated_space() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     append_many(log, 3)
@@ -58,7 +58,7 @@ def test_a_clean_shutdown_gives_back_what_was_allocated_ahead() -> None:
     assert disk.size(FIRST) == log.size_bytes
 
 
-def test_the_true_end_is_found_before_preallocated_zeros() -> None:
+def test_recovery_finds_the_log_end_before_preallocated_zeros() -> None:
     disk = FaultyDisk()
     filled(disk)
     log = reopen(disk, ONE_SEGMENT)
@@ -70,7 +70,7 @@ def test_the_true_end_is_found_before_preallocated_zeros() -> None:
 
 
 @pytest.mark.parametrize("kept_bytes", [1, 11, 12, 60, 61, 90])
-def test_a_torn_tail_is_cut_off(kept_bytes: int) -> None:
+def test_recovery_truncates_a_torn_tail(kept_bytes: int) -> None:
     disk = FaultyDisk()
     log = filled(disk)
     torn = batch()[:kept_bytes]
@@ -86,7 +86,7 @@ def test_a_torn_tail_is_cut_off(kept_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 8, 11, 16, 17, 22, 26, 60, 70])
-def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None:
+def test_recovery_truncates_at_a_flipped_bit_above_the_recovery_point(at: int) -> None:
     disk = FaultyDisk()
     log = filled(disk)
     batch_bytes = log.size_bytes // 10
@@ -102,7 +102,7 @@ def test_a_flipped_bit_above_the_recovery_point_truncates_there(at: int) -> None
 
 
 @pytest.mark.parametrize("at", [0, 8, 11, 16, 17, 22, 26, 60, 70])
-def test_a_flipped_bit_below_the_synced_end_is_damage(at: int) -> None:
+def test_recovery_reports_a_flipped_bit_below_the_synced_end_as_damage(at: int) -> None:
     """The recovery point is a few seconds old; the synced end proves that the batch was durable."""
     disk = FaultyDisk()
     log = filled(disk)
@@ -114,7 +114,7 @@ def test_a_flipped_bit_below_the_synced_end_is_damage(at: int) -> None:
     assert log.recovery.recovery_point == 10
 
 
-def test_a_log_that_ends_below_its_synced_end_says_so() -> None:
+def test_recovery_reports_a_log_that_ends_below_its_synced_end() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     del disk.content(FIRST)[9 * (log.size_bytes // 10) :]
@@ -123,7 +123,7 @@ def test_a_log_that_ends_below_its_synced_end_says_so() -> None:
     assert (log.log_end_offset, log.recovery.ends_below_recovery_point) == (9, True)
 
 
-def test_a_log_that_was_cut_on_purpose_is_not_short() -> None:
+def test_recovery_reports_no_damage_after_a_deliberate_truncation() -> None:
     disk = FaultyDisk()
     filled(disk)
     log = reopen(disk, ONE_SEGMENT)
@@ -134,7 +134,7 @@ def test_a_log_that_was_cut_on_purpose_is_not_short() -> None:
     assert log.log_end_offset == 6
 
 
-def test_a_rotten_batch_below_the_recovery_point_is_kept_and_reported() -> None:
+def test_recovery_keeps_and_reports_a_corrupt_batch_below_the_recovery_point() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     batch_bytes = log.size_bytes // 10
@@ -149,7 +149,7 @@ def test_a_rotten_batch_below_the_recovery_point_is_kept_and_reported() -> None:
     assert len(log.read_job(6, 1 << 20, 10)()) == 4 * batch_bytes
 
 
-def test_a_broken_chain_below_the_recovery_point_keeps_the_files_and_refuses_appends() -> None:
+def test_a_broken_chain_below_the_recovery_point_keeps_files_and_refuses_appends() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     batch_bytes = log.size_bytes // 10
@@ -166,7 +166,7 @@ def test_a_broken_chain_below_the_recovery_point_keeps_the_files_and_refuses_app
     assert bytes(disk.content(FIRST)) == before
 
 
-def test_a_log_that_ends_below_its_recovery_point_says_so() -> None:
+def test_recovery_reports_a_log_that_ends_below_its_recovery_point() -> None:
     disk = FaultyDisk()
     filled(disk)
     log = reopen(disk, ONE_SEGMENT, recovery_point=12)
@@ -176,7 +176,7 @@ def test_a_log_that_ends_below_its_recovery_point_says_so() -> None:
     assert log.log_end_offset == 10
 
 
-def test_segments_behind_a_bad_batch_are_removed() -> None:
+def test_recovery_removes_segments_after_a_corrupt_batch() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(SMALL, checkpoint_bytes=1 << 30))
     append_many(log, 80)
@@ -204,7 +204,7 @@ def test_recovery_starts_at_the_last_snapshot() -> None:
     assert offsets(log) == list(range(105))
 
 
-def test_a_damaged_snapshot_is_passed_over() -> None:
+def test_recovery_skips_a_damaged_snapshot() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(ONE_SEGMENT, checkpoint_bytes=100))
     for _ in range(3):
@@ -230,7 +230,7 @@ def test_at_most_two_snapshots_are_kept() -> None:
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("harm", ["missing", "short", "zeros", "garbage"])
-def test_an_index_that_is_not_right_is_rebuilt_or_not_believed(suffix: str, harm: str) -> None:
+def test_a_damaged_index_is_rebuilt_or_ignored(suffix: str, harm: str) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     for i in range(120):
@@ -260,7 +260,7 @@ def test_an_index_that_is_not_right_is_rebuilt_or_not_believed(suffix: str, harm
         assert bytes(disk.content(path)) == good
 
 
-def test_producers_and_epochs_survive_a_crash_without_snapshot() -> None:
+def test_producers_and_epochs_survive_a_crash_without_a_snapshot() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     append(log, batch(2, producer_id=7, producer_epoch=1, base_sequence=0), epoch=3)
@@ -273,7 +273,7 @@ def test_producers_and_epochs_survive_a_crash_without_snapshot() -> None:
     assert log.epochs.entries() == [(3, 0), (5, 2)]
 
 
-def test_log_start_survives_when_the_tail_behind_it_is_lost() -> None:
+def test_the_log_start_survives_the_loss_of_the_tail_after_it() -> None:
     disk = FaultyDisk()
     log = reopen(disk, ONE_SEGMENT)
     append_many(log, 10)
@@ -287,7 +287,7 @@ def test_log_start_survives_when_the_tail_behind_it_is_lost() -> None:
     assert offsets(reopen(disk, ONE_SEGMENT)) == [8]
 
 
-def test_a_real_disk_gives_the_same(tmp_path: object) -> None:
+def test_a_log_recovers_on_a_real_disk(tmp_path: object) -> None:
     disk = RealDisk()
     folder = f"{tmp_path}/topic-0"
     log = Log.open(disk, folder, SMALL, NOW_MS)
@@ -327,7 +327,7 @@ def overwrite(disk: FaultyDisk, path: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "empty"])
-def test_a_closed_segment_that_is_gone_is_reported_and_not_skipped_over(how: str) -> None:
+def test_recovery_reports_a_missing_closed_segment_and_ends_the_log_before_it(how: str) -> None:
     disk = FaultyDisk()
     second = of_segments(disk)[1]
     if how == "removed":
@@ -341,7 +341,7 @@ def test_a_closed_segment_that_is_gone_is_reported_and_not_skipped_over(how: str
         append(log, batch())
 
 
-def test_swapped_segments_below_the_recovery_point_are_not_thrown_away() -> None:
+def test_recovery_keeps_swapped_segments_below_the_recovery_point() -> None:
     disk = FaultyDisk()
     names = of_segments(disk)
     first, second = contents(disk, names[-2]), contents(disk, names[-1])
@@ -352,7 +352,7 @@ def test_swapped_segments_below_the_recovery_point_are_not_thrown_away() -> None
     assert (contents(disk, names[-2]), contents(disk, names[-1])) == (second, first)
 
 
-def test_a_flipped_bit_in_an_offset_below_the_recovery_point_deletes_nothing() -> None:
+def test_a_flipped_bit_in_an_offset_below_the_recovery_point_deletes_no_record() -> None:
     """The CRC does not cover a batch's offset: the log seems to skip past the recovery point there."""
     disk = FaultyDisk()
     filled(disk)
@@ -368,7 +368,7 @@ def test_a_flipped_bit_in_an_offset_below_the_recovery_point_deletes_nothing() -
 
 
 @pytest.mark.parametrize("at", [6, 25], ids=["offset", "last offset delta"])
-def test_a_reader_of_a_batch_whose_header_lies_gets_an_error_rather_than_nothing(at: int) -> None:
+def test_a_read_of_a_batch_with_a_damaged_header_fails(at: int) -> None:
     disk = FaultyDisk()
     names = of_segments(disk)
     spoilt = bytearray(contents(disk, names[0]))
@@ -379,7 +379,7 @@ def test_a_reader_of_a_batch_whose_header_lies_gets_an_error_rather_than_nothing
         log.read_job(0, 1 << 20, log.log_end_offset)()
 
 
-def test_a_page_of_zeros_in_a_closed_segment_is_not_taken_for_its_end() -> None:
+def test_a_read_of_a_zeroed_page_in_a_closed_segment_fails() -> None:
     disk = FaultyDisk()
     names = of_segments(disk)
     spoilt = bytearray(contents(disk, names[0]))
@@ -390,7 +390,7 @@ def test_a_page_of_zeros_in_a_closed_segment_is_not_taken_for_its_end() -> None:
         log.read_job(0, 1 << 20, log.log_end_offset)()
 
 
-def test_an_index_entry_that_points_before_the_file_is_not_believed(tmp_path: Path) -> None:
+def test_an_index_entry_with_a_negative_position_is_ignored(tmp_path: Path) -> None:
     log = Log.open(RealDisk(), str(tmp_path), SMALL, NOW_MS)
     append_many(log, 60)
     log.close()
@@ -403,7 +403,7 @@ def test_an_index_entry_that_points_before_the_file_is_not_believed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("flipped", range(8))
-def test_a_flipped_bit_in_the_log_start_file_hides_and_deletes_no_record(flipped: int) -> None:
+def test_a_flipped_bit_in_the_log_start_file_neither_hides_nor_deletes_records(flipped: int) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 60)

@@ -32,30 +32,30 @@ def is_refused(
 
 
 @pytest.mark.parametrize("order", [(0, 16, 20), (20, 0, 16)])
-def test_only_the_first_that_was_refused_may_come(order: tuple[int, ...]) -> None:
+def test_only_the_first_refused_batch_is_accepted(order: tuple[int, ...]) -> None:
     refused = refusing(*order)
     assert is_refused(refused, header(34))
     assert is_refused(refused, header(16))
     assert not is_refused(refused, header(0))
 
 
-def test_an_earlier_one_may_come_too() -> None:
+def test_a_batch_before_the_refused_batch_is_accepted() -> None:
     assert not is_refused(refusing(16), header(0))
 
 
-def test_the_order_holds_where_sequences_wrap() -> None:
+def test_batches_stay_in_order_when_sequences_wrap() -> None:
     refused = refusing(LAST_SEQUENCE)
     assert is_refused(refused, header(0))
     assert not is_refused(refused, header(LAST_SEQUENCE))
 
 
-def test_one_that_has_come_again_holds_up_nobody() -> None:
+def test_a_refused_batch_that_was_retried_blocks_no_later_batch() -> None:
     refused = refusing(0)
     assert not is_refused(refused, header(0))
     assert not is_refused(refused, header(1))
 
 
-def test_those_behind_it_are_refused_as_it_was_though_the_log_knows_the_producer() -> None:
+def test_batches_of_a_known_producer_after_a_refused_batch_get_its_error_code() -> None:
     """Found by `make soak`, full-disk: on OUT_OF_ORDER, librdkafka starts an epoch and duplicates a batch elsewhere."""
     states = sent(0)
     refused = RefusedBatches()
@@ -65,7 +65,7 @@ def test_those_behind_it_are_refused_as_it_was_though_the_log_knows_the_producer
     assert not is_refused(refused, header(1), states=states)
 
 
-def test_one_that_the_log_has_meanwhile_from_another_leader_is_forgotten() -> None:
+def test_a_refused_batch_is_forgotten_if_the_log_received_it_from_another_leader() -> None:
     refused = refusing(1)
     assert not is_refused(refused, header(3), states=sent(0, 1, 2))
     assert not refused
@@ -74,13 +74,13 @@ def test_one_that_the_log_has_meanwhile_from_another_leader_is_forgotten() -> No
     assert is_refused(refused, header(4), states=sent(0, 1, 2))
 
 
-def test_one_that_the_log_had_already_is_not_noted() -> None:
+def test_a_batch_that_is_already_in_the_log_is_not_recorded() -> None:
     refused = RefusedBatches()
     refused.note(header(0), FULL, sent(0, 1), NOW_MS)
     assert not refused
 
 
-def test_others_and_newer_epochs_are_free() -> None:
+def test_other_producers_and_newer_epochs_are_not_blocked() -> None:
     refused = refusing(5)
     assert not is_refused(refused, header(7, producer_id=2))
     assert not is_refused(refused, header(0, epoch=1))
@@ -89,7 +89,7 @@ def test_others_and_newer_epochs_are_free() -> None:
     assert is_refused(refused, header(4, epoch=1))
 
 
-def test_what_is_given_up_is_forgotten() -> None:
+def test_a_refused_batch_is_forgotten_after_a_time_limit() -> None:
     refused = refusing(0)
     assert not is_refused(refused, header(1), now_ms=NOW_MS + KEPT_MS + 1)
     assert not refused
@@ -98,7 +98,7 @@ def test_what_is_given_up_is_forgotten() -> None:
     assert is_refused(refused, header(1), now_ms=NOW_MS + KEPT_MS + 1)
 
 
-def test_the_number_of_producers_is_bounded() -> None:
+def test_the_number_of_tracked_producers_is_bounded() -> None:
     refused = RefusedBatches()
     for producer_id in range(PRODUCERS_MAX + 1):
         refused.note(header(0, producer_id=producer_id), FULL, NOBODY, NOW_MS)
@@ -107,7 +107,7 @@ def test_the_number_of_producers_is_bounded() -> None:
     assert is_refused(refused, header(1, producer_id=PRODUCERS_MAX))
 
 
-def test_one_without_an_id_is_not_held_to_anything() -> None:
+def test_a_batch_without_a_producer_id_is_not_recorded() -> None:
     refused = RefusedBatches()
     refused.note(header(-1, producer_id=-1, epoch=-1), FULL, NOBODY, NOW_MS)
     assert not refused

@@ -30,7 +30,7 @@ def retain(log: Log, now_ms: int = NOW_MS + 10 * DAY_MS, upto_offset: int | None
     return job.segments
 
 
-def test_segments_whose_newest_record_is_too_old_go() -> None:
+def test_retention_removes_segments_whose_newest_record_is_too_old() -> None:
     disk = FaultyDisk()
     log = aged(disk)
     log.configure(replace(log.config, retention_ms=4 * DAY_MS))
@@ -42,14 +42,14 @@ def test_segments_whose_newest_record_is_too_old_go() -> None:
     assert reopen(disk).log_start_offset == 12
 
 
-def test_nothing_above_the_watermark_goes() -> None:
+def test_retention_removes_no_segment_above_the_high_watermark() -> None:
     log = aged(FaultyDisk())
     log.configure(replace(log.config, retention_ms=0))
     assert retain(log, upto_offset=5) == 2
     assert log.log_start_offset == 4
 
 
-def test_when_everything_is_too_old_a_new_segment_takes_the_place_and_offsets_go_on() -> None:
+def test_a_log_whose_records_all_expired_continues_at_its_end_offset() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(SMALL, retention_ms=DAY_MS))
     append_many(log, 30)
@@ -62,7 +62,7 @@ def test_when_everything_is_too_old_a_new_segment_takes_the_place_and_offsets_go
     assert append(log, batch()).base_offset == 30
 
 
-def test_the_oldest_go_until_the_size_is_within_its_limit() -> None:
+def test_retention_removes_the_oldest_segments_above_retention_bytes() -> None:
     log = aged(FaultyDisk())
     size = log.size_bytes // 10
     log.configure(replace(log.config, retention_bytes=4 * size))
@@ -72,7 +72,7 @@ def test_the_oldest_go_until_the_size_is_within_its_limit() -> None:
     assert retain(log) == 0, "a segment goes only if enough stays without it"
 
 
-def test_without_the_delete_policy_nothing_goes_but_what_was_deleted_by_hand() -> None:
+def test_without_the_delete_policy_only_delete_records_removes_segments() -> None:
     log = aged(FaultyDisk(), cleanup_delete=False)
     log.configure(replace(log.config, retention_ms=0, retention_bytes=0))
     assert retain(log) == 0
@@ -81,13 +81,13 @@ def test_without_the_delete_policy_nothing_goes_but_what_was_deleted_by_hand() -
     assert log.log_start_offset == 5
 
 
-def test_records_without_timestamps_do_not_age() -> None:
+def test_records_without_timestamps_do_not_expire() -> None:
     log = reopen(FaultyDisk(), replace(SMALL, retention_ms=0))
     append(log, batch(timestamp_ms=-1))
     assert retain(log) == 0
 
 
-def test_a_time_index_that_was_lost_to_zeros_deletes_nothing() -> None:
+def test_a_zeroed_time_index_does_not_expire_segments() -> None:
     disk = FaultyDisk()
     log = aged(disk)
     log.close()
@@ -114,7 +114,7 @@ def test_deleted_records_stay_deleted_after_a_crash() -> None:
     assert offsets(log) == list(range(33, 50))
 
 
-def test_the_log_start_neither_falls_nor_passes_the_end() -> None:
+def test_the_log_start_neither_decreases_nor_exceeds_the_log_end() -> None:
     log = reopen(FaultyDisk())
     append_many(log, 10)
     log.increment_log_start(7).run()
@@ -128,7 +128,7 @@ def test_the_log_start_neither_falls_nor_passes_the_end() -> None:
     assert offsets(log) == [10]
 
 
-def test_of_two_deletions_that_overtake_each_other_the_later_start_counts() -> None:
+def test_the_higher_log_start_wins_if_deletions_complete_out_of_order() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 10)
@@ -141,7 +141,7 @@ def test_of_two_deletions_that_overtake_each_other_the_later_start_counts() -> N
     assert reopen(disk).log_start_offset == 6
 
 
-def test_truncating_fully_starts_anew_where_it_is_told() -> None:
+def test_a_full_truncation_restarts_the_log_at_the_given_offset() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 50)
@@ -153,7 +153,7 @@ def test_truncating_fully_starts_anew_where_it_is_told() -> None:
     assert offsets(reopen(disk)) == [1000]
 
 
-def test_a_reader_of_a_segment_that_retention_removes_finishes() -> None:
+def test_a_read_in_progress_finishes_after_retention_removed_its_segment() -> None:
     log = aged(FaultyDisk())
     job = log.read_job(3, 1000, 20)
     log.configure(replace(log.config, retention_ms=0))
@@ -161,7 +161,7 @@ def test_a_reader_of_a_segment_that_retention_removes_finishes() -> None:
     assert len(job()) > 0
 
 
-def test_retention_works_on_a_full_disk_and_makes_room() -> None:
+def test_retention_frees_space_on_a_full_disk() -> None:
     disk = FaultyDisk()
     log = reopen(disk, replace(SMALL, retention_ms=DAY_MS))
     append_many(log, 50)
@@ -174,7 +174,7 @@ def test_retention_works_on_a_full_disk_and_makes_room() -> None:
     assert append(log, batch(), now_ms=NOW_MS + 10 * DAY_MS + 1000).base_offset == 50
 
 
-def test_looking_at_old_segments_leaves_no_files_open() -> None:
+def test_checking_old_segments_for_retention_leaves_no_files_open() -> None:
     disk = FaultyDisk()
     aged(disk).close()
     log = reopen(disk, replace(SMALL, retention_ms=100 * DAY_MS))
@@ -182,7 +182,7 @@ def test_looking_at_old_segments_leaves_no_files_open() -> None:
     assert disk.open_files == 0
 
 
-def test_nothing_is_removed_from_a_log_that_failed_for_good() -> None:
+def test_retention_removes_no_segment_from_a_log_whose_sync_failed() -> None:
     log = aged(FaultyDisk())
     append(log, batch())
     job = log.sync_job()

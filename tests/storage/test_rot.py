@@ -46,7 +46,7 @@ def read_on(log: Log, offset: int) -> tuple[bytes, int, int | None]:
     return data, job.result.next_offset, job.damaged_at
 
 
-def test_what_lay_on_disk_is_read_in_a_thread_once_and_then_from_memory(folder: str) -> None:
+def test_batches_on_disk_are_read_in_a_thread_once_and_then_from_memory(folder: str) -> None:
     log = opened(folder)
     offset = 0
     while offset < BATCHES:
@@ -62,7 +62,7 @@ def test_what_lay_on_disk_is_read_in_a_thread_once_and_then_from_memory(folder: 
     log.close()
 
 
-def test_a_bad_batch_ends_a_read_and_is_named_when_it_comes_first(folder: str) -> None:
+def test_a_read_ends_before_a_corrupt_batch_and_reports_it_if_it_is_first(folder: str) -> None:
     bad = flip(folder, segment=1, batch=3)
     log = opened(folder)
     offset, damaged_at = 0, None
@@ -79,7 +79,7 @@ def test_a_bad_batch_ends_a_read_and_is_named_when_it_comes_first(folder: str) -
     log.close()
 
 
-def test_a_reader_in_the_middle_leaves_what_it_did_not_see_unchecked(folder: str) -> None:
+def test_a_read_from_the_middle_of_a_segment_leaves_earlier_batches_unchecked(folder: str) -> None:
     bad = flip(folder, segment=1, batch=1)
     log = opened(folder)
     assert read_on(log, bad + 2)[2] is None
@@ -87,7 +87,7 @@ def test_a_reader_in_the_middle_leaves_what_it_did_not_see_unchecked(folder: str
     log.close()
 
 
-def test_what_this_process_wrote_is_not_checked_again(folder: str) -> None:
+def test_batches_that_this_process_wrote_are_not_checked_again(folder: str) -> None:
     log = opened(folder)
     append_many(log, BATCHES)
     segments = log._segments.all

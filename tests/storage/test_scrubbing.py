@@ -144,7 +144,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_where_it_is_and_nowhere_else(damage: Callable[[FaultyDisk, Log], int]) -> None:
+def test_scrubbing_finds_damage_at_its_offset_and_nowhere_else(damage: Callable[[FaultyDisk, Log], int]) -> None:
     disk = FaultyDisk()
     log = filled(disk)
     assert findings(log) == []
@@ -159,21 +159,21 @@ def test_damage_is_found_where_it_is_and_nowhere_else(damage: Callable[[FaultyDi
 @pytest.mark.parametrize(
     "damage", [each for each in DAMAGES if each not in (cut_between_two_batches, zero_the_last_batches)]
 )
-def test_damage_is_found_in_a_compacted_log_too(damage: Callable[[FaultyDisk, Log], int]) -> None:
+def test_scrubbing_finds_damage_in_a_compacted_log(damage: Callable[[FaultyDisk, Log], int]) -> None:
     disk = FaultyDisk()
     log = filled(disk, replace(SMALL, cleanup_compact=True))
     damage(disk, log)
     assert scrubbed(log, SECOND).damage
 
 
-def test_a_segment_that_got_shorter_while_the_log_was_open_is_found_though_compaction_leaves_gaps() -> None:
+def test_scrubbing_detects_a_segment_of_a_compacted_log_cut_while_open() -> None:
     disk = FaultyDisk()
     log = filled(disk, replace(SMALL, cleanup_compact=True))
     cut_between_two_batches(disk, log)
     assert "bytes" in scrubbed(log, SECOND).damage
 
 
-def test_a_segment_that_was_cut_between_two_batches_before_the_log_was_opened_is_found() -> None:
+def test_recovery_detects_a_segment_that_was_cut_between_two_batches() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     second = log.closed_segments()[SECOND]
@@ -185,7 +185,7 @@ def test_a_segment_that_was_cut_between_two_batches_before_the_log_was_opened_is
     assert log.log_end_offset < BATCHES
 
 
-def test_what_the_device_cannot_read_is_damaged_and_other_errors_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrubbing_reports_io_errors_as_damage_and_raises_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk()
     log = filled(disk)
 
@@ -242,7 +242,7 @@ def delete_an_index(disk: FaultyDisk, log: Log) -> None:
         delete_an_index,
     ],
 )
-def test_an_index_that_lies_is_found_and_rebuilt_without_a_loss(damage: Callable[[FaultyDisk, Log], None]) -> None:
+def test_scrubbing_finds_a_wrong_index_and_rebuilding_restores_it(damage: Callable[[FaultyDisk, Log], None]) -> None:
     disk = FaultyDisk()
     log = filled(disk)
     before = [bytes(disk.content(path_of(log, suffix))) for suffix in (".index", ".timeindex")]
@@ -258,7 +258,7 @@ def test_an_index_that_lies_is_found_and_rebuilt_without_a_loss(damage: Callable
 # -- intact segments ---------------------------------------------------------------------------------------------------
 
 
-def test_compacted_logs_with_gaps_are_whole() -> None:
+def test_scrubbing_accepts_offset_gaps_of_a_compacted_log() -> None:
     disk = FaultyDisk()
     log = reopen(disk, COMPACTED)
     for i in range(200):
@@ -273,7 +273,7 @@ def test_compacted_logs_with_gaps_are_whole() -> None:
     assert findings(reopen(disk)) == []
 
 
-def test_a_follower_of_a_compacted_leader_is_whole() -> None:
+def test_scrubbing_finds_no_damage_on_a_follower_of_a_compacted_leader() -> None:
     leader = reopen(FaultyDisk(), COMPACTED)
     for i in range(200):
         put(leader, b"k%d" % (i % 7 if i < 100 else i), b"%d" % i)
@@ -288,7 +288,7 @@ def test_a_follower_of_a_compacted_leader_is_whole() -> None:
     assert len(follower.closed_segments()) > 1 and findings(follower) == []
 
 
-def test_a_log_that_was_truncated_and_written_on_is_whole() -> None:
+def test_scrubbing_finds_no_damage_in_a_truncated_log_with_new_records() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     log.truncate_to(47)
@@ -302,7 +302,7 @@ def test_a_log_that_was_truncated_and_written_on_is_whole() -> None:
     assert findings(log) == []
 
 
-def test_a_segment_whose_end_could_not_be_given_back_is_whole() -> None:
+def test_scrubbing_accepts_a_segment_that_kept_its_preallocated_space() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 5)
@@ -314,7 +314,7 @@ def test_a_segment_whose_end_could_not_be_given_back_is_whole() -> None:
     assert findings(log) == []
 
 
-def test_a_scrub_of_a_segment_that_is_gone_or_was_replaced_does_not_count() -> None:
+def test_a_scrub_of_a_removed_or_reopened_segment_is_discarded() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     first, second = (log.scrub(base) for base in log.closed_segments()[:2])
@@ -330,7 +330,7 @@ def test_a_scrub_of_a_segment_that_is_gone_or_was_replaced_does_not_count() -> N
 # -- reads -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_segment_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrubbing_reads_a_large_segment_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "PIECE_BYTES", 300)
     disk = FaultyDisk()
     log = filled(disk)
@@ -344,7 +344,7 @@ def test_a_large_segment_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert positions[-1] == scrub.segment.size_bytes and is_whole(scrub)
 
 
-def test_what_was_scrubbed_need_not_be_checked_by_readers(tmp_path: object) -> None:
+def test_readers_do_not_check_scrubbed_batches_again(tmp_path: object) -> None:
     folder = f"{tmp_path}/t-0"
     log = Log.open(RealDisk(), folder, SMALL, NOW_MS)
     append_many(log, BATCHES)

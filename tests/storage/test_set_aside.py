@@ -29,7 +29,7 @@ def written(disk: FaultyDisk, *names: str) -> list[str]:
     return paths
 
 
-def test_files_are_moved_with_their_content_and_a_missing_one_is_skipped() -> None:
+def test_set_aside_moves_files_with_their_content_and_skips_missing_files() -> None:
     disk = FaultyDisk()
     a, b = written(disk, "a.log", "b.log")
     folder = set_aside(disk, DATA, [b, f"{DATA}/logs/t-0/none.log", a], "t-0-17", NOW_MS)
@@ -39,7 +39,7 @@ def test_files_are_moved_with_their_content_and_a_missing_one_is_skipped() -> No
     assert disk.listdir(f"{DATA}/logs/t-0") == []
 
 
-def test_two_of_one_name_at_one_time_do_not_collide() -> None:
+def test_two_folders_of_the_same_name_and_time_do_not_collide() -> None:
     disk = FaultyDisk()
     a, b = written(disk, "a.log", "b.log")
     first = set_aside(disk, DATA, [a], "t-0-0", NOW_MS)
@@ -48,7 +48,7 @@ def test_two_of_one_name_at_one_time_do_not_collide() -> None:
     assert [disk.listdir(first), disk.listdir(second)] == [["a.log"], ["b.log"]]
 
 
-def test_a_folder_is_set_aside_whole(tmp_path: Path) -> None:
+def test_set_aside_moves_a_whole_folder(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "t-0"
     log.mkdir(parents=True)
     (log / "00.log").write_bytes(b"records")
@@ -58,7 +58,7 @@ def test_a_folder_is_set_aside_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_power_loss_at_any_moment_leaves_each_file_in_one_of_the_two_places(seed: int) -> None:
+def test_a_power_loss_at_any_step_leaves_each_file_in_exactly_one_place(seed: int) -> None:
     steps = 0
     while True:
         disk = FaultyDisk()
@@ -78,7 +78,7 @@ def test_a_power_loss_at_any_moment_leaves_each_file_in_one_of_the_two_places(se
         steps += 1
 
 
-def test_a_move_that_fails_leaves_the_remaining_files_where_they_are() -> None:
+def test_a_failed_move_leaves_the_remaining_files_in_place() -> None:
     disk = FaultyDisk()
     a, b = written(disk, "a.log", "b.log")
     disk.fail = lambda operation, path: errno.EIO if operation == "rename" and path.endswith("b.log") else None
@@ -88,7 +88,7 @@ def test_a_move_that_fails_leaves_the_remaining_files_where_they_are() -> None:
     assert disk.exists(f"{DATA}/set-aside/t-0-17-{NOW_MS}/a.log")
 
 
-def test_only_what_was_set_aside_long_enough_ago_has_expired() -> None:
+def test_only_folders_older_than_the_retention_have_expired() -> None:
     disk = FaultyDisk()
     assert expired(disk, DATA, NOW_MS, 0) == []
     a, b = written(disk, "a.log", "b.log")

@@ -18,7 +18,7 @@ def files(disk: FaultyDisk, folder: str) -> dict[str, bytes]:
     return {name: bytes(disk.content(f"{folder}/{name}")) for name in disk.listdir(folder)}
 
 
-def test_the_damaged_segment_and_all_later_ones_are_moved_and_the_log_goes_on_before_them() -> None:
+def test_a_log_continues_before_the_damaged_segments_that_were_set_aside() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     log.close()
@@ -47,7 +47,7 @@ def test_the_damaged_segment_and_all_later_ones_are_moved_and_the_log_goes_on_be
     assert log.recovery is None and offsets(log) == list(range(second + BATCHES))
 
 
-def test_what_producers_sent_is_known_as_of_the_new_end() -> None:
+def test_producer_state_matches_the_new_log_end() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     for sequence in range(60):
@@ -58,7 +58,7 @@ def test_what_producers_sent_is_known_as_of_the_new_end() -> None:
     assert known is not None and known.batches[-1].last_sequence == second - 1
 
 
-def test_the_first_segment_is_set_aside_too_and_the_log_is_empty_where_it_started() -> None:
+def test_setting_aside_the_first_segment_leaves_an_empty_log_at_its_start() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     log.increment_log_start(3).run()
@@ -70,14 +70,14 @@ def test_the_first_segment_is_set_aside_too_and_the_log_is_empty_where_it_starte
     assert offsets(reopen(disk)) == [3, 4]
 
 
-def test_a_log_that_only_lacks_its_end_has_nothing_to_set_aside() -> None:
+def test_setting_aside_from_the_log_end_moves_no_segment() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     assert log.set_aside_from(BATCHES, DATA, NOW_MS) == []
     assert not disk.exists(f"{DATA}/set-aside") and log.log_end_offset == BATCHES
 
 
-def test_segments_that_a_broken_log_could_not_reach_are_moved_with_the_others() -> None:
+def test_segments_after_a_missing_segment_are_set_aside_too() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     log.close()
@@ -99,7 +99,7 @@ def test_segments_that_a_broken_log_could_not_reach_are_moved_with_the_others() 
     assert log.recovery is None and len(read_all(log)) == damage.segment_base + 5
 
 
-def test_where_an_earlier_segment_is_broken_too_everything_is_set_aside() -> None:
+def test_all_segments_are_set_aside_if_an_earlier_segment_is_damaged_too() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     disk.content(path_of(log, segment=0))[9] ^= 0x7F
@@ -121,7 +121,7 @@ def test_a_log_whose_sync_failed_stays_read_only() -> None:
     assert log.read_only_forever
 
 
-def test_a_move_that_fails_leaves_the_log_read_only_until_it_is_opened_anew() -> None:
+def test_a_failed_move_leaves_the_log_read_only_until_it_is_reopened() -> None:
     disk = FaultyDisk()
     log = filled(disk)
     second = log.closed_segments()[SECOND]
@@ -147,7 +147,7 @@ def crashed(at: int) -> tuple[FaultyDisk, Log] | None:
 
 
 @pytest.mark.parametrize("power_is_lost", [False, True])
-def test_a_crash_at_any_step_leaves_a_log_without_holes_and_every_segment_somewhere(power_is_lost: bool) -> None:
+def test_a_crash_at_any_step_leaves_no_holes_and_loses_no_segment(power_is_lost: bool) -> None:
     disk = FaultyDisk()
     filled(disk)
     before = files(disk, FOLDER)

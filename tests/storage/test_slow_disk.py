@@ -11,7 +11,7 @@ import pytest
 from chronik.storage.slow_disk import SlowDisk
 
 
-def test_segments_are_slow_in_threads_while_the_switch_is_there(
+def test_segment_reads_in_threads_are_slow_while_the_switch_file_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float | None] = []
@@ -47,9 +47,7 @@ def test_segments_are_slow_in_threads_while_the_switch_is_there(
     index.close()
 
 
-def test_syncs_of_segments_are_slow_while_their_switch_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segment_syncs_are_slow_while_the_switch_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
     monkeypatch.setattr(Event, "wait", lambda self, timeout=None: waits.append(timeout))
     switch = tmp_path / "slow"
@@ -68,7 +66,7 @@ def test_syncs_of_segments_are_slow_while_their_switch_is_there(
     index.close()
 
 
-def test_what_threads_write_hangs_until_the_switch_is_gone(tmp_path: Path) -> None:
+def test_writes_in_threads_hang_until_the_switch_file_is_removed(tmp_path: Path) -> None:
     switch = tmp_path / "sick"
     disk = SlowDisk(syncs=str(switch))
     segment = disk.open(str(tmp_path / "0.log"), create=True)
@@ -95,7 +93,7 @@ def test_what_threads_write_hangs_until_the_switch_is_gone(tmp_path: Path) -> No
     index.close()
 
 
-def test_a_frozen_disk_holds_up_the_loop_too(tmp_path: Path) -> None:
+def test_a_frozen_disk_blocks_the_loop_too(tmp_path: Path) -> None:
     switch = tmp_path / "sick"
     disk = SlowDisk(syncs=str(switch))
     segment = disk.open(str(tmp_path / "0.log"), create=True)

@@ -46,7 +46,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.log"))
 
 
-def test_end_epoch_and_producers_are_those_of_the_batches(folder: Path) -> None:
+def test_a_survey_returns_the_end_epoch_and_producers_of_the_batches(folder: Path) -> None:
     assert surveyed(folder) == LogSurvey(64, 3, 4000)
 
 
@@ -74,7 +74,7 @@ def test_a_log_whose_records_all_expired_keeps_its_end_and_epoch(folder: Path) -
     assert surveyed(folder)[:2] == (64, 3)
 
 
-def test_it_ends_where_opening_the_log_ends_it_whatever_a_crash_left(folder: Path, tmp_path: Path) -> None:
+def test_a_survey_finds_the_same_log_end_as_opening_the_log_after_a_crash(folder: Path, tmp_path: Path) -> None:
     chooser = random.Random(5)
     last = segments(folder)[-1]
     whole = last.read_bytes()

@@ -27,7 +27,7 @@ from chronik.storage.syncing import UNSYNCED_FILES_MAX
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-def test_a_sync_covers_what_was_appended_before_it_and_not_after() -> None:
+def test_a_sync_covers_only_records_appended_before_it() -> None:
     log = reopen(FaultyDisk())
     append_many(log, 3)
     assert log.synced_end_offset == 0
@@ -42,7 +42,7 @@ def test_a_sync_covers_what_was_appended_before_it_and_not_after() -> None:
     assert log.sync_job() is None
 
 
-def test_one_job_at_a_time() -> None:
+def test_a_log_has_one_sync_job_at_a_time() -> None:
     log = reopen(FaultyDisk())
     append(log, batch())
     job = log.sync_job()
@@ -55,7 +55,7 @@ def test_one_job_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_was_synced_survives_the_loss_of_power(seed: int) -> None:
+def test_synced_records_survive_a_power_loss(seed: int) -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     random = Random(seed)
@@ -72,7 +72,7 @@ def test_what_was_synced_survives_the_loss_of_power(seed: int) -> None:
     assert offsets(log) == list(range(log.log_end_offset))
 
 
-def test_a_failed_sync_is_never_taken_for_a_success() -> None:
+def test_a_failed_sync_makes_the_log_read_only() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 3)
@@ -96,7 +96,7 @@ def test_a_failed_sync_is_never_taken_for_a_success() -> None:
     assert not log.close()
 
 
-def test_a_checkpoint_that_fails_does_not_fail_the_sync() -> None:
+def test_a_failed_checkpoint_does_not_fail_the_sync() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 60)
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_fails_does_not_fail_the_sync() -> None:
     assert offsets(log) == list(range(120))
 
 
-def test_a_job_that_a_truncation_overtook_counts_for_nothing() -> None:
+def test_a_sync_job_acknowledges_no_record_above_a_later_truncation() -> None:
     log = reopen(FaultyDisk())
     append_many(log, 10)
     job = log.sync_job()
@@ -126,7 +126,7 @@ def test_a_job_that_a_truncation_overtook_counts_for_nothing() -> None:
     assert log.synced_end_offset == 10
 
 
-def test_a_sync_of_a_segment_that_was_let_go_meanwhile_works() -> None:
+def test_a_sync_job_succeeds_after_its_segment_was_removed() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 100)
@@ -140,7 +140,7 @@ def test_a_sync_of_a_segment_that_was_let_go_meanwhile_works() -> None:
     assert disk.open_files == 0
 
 
-def test_rolls_without_syncs_do_not_pile_up_open_files() -> None:
+def test_the_number_of_open_files_is_bounded_without_syncs() -> None:
     disk = FaultyDisk()
     log = reopen(disk)
     append_many(log, 1000)
@@ -150,7 +150,7 @@ def test_rolls_without_syncs_do_not_pile_up_open_files() -> None:
     assert disk.open_files == 0
 
 
-def test_syncs_and_reads_in_threads_beside_appends_on_a_real_disk(tmp_path: Path) -> None:
+def test_syncs_and_reads_run_in_threads_during_appends_on_a_real_disk(tmp_path: Path) -> None:
     log = Log.open(RealDisk(), str(tmp_path / "topic-0"), SMALL, NOW_MS)
     with ThreadPoolExecutor(4) as threads:
         syncing: tuple[SyncJob, Future[None]] | None = None

@@ -17,7 +17,7 @@ def put(log: Log, *timestamps: int, codec: int = 0) -> None:
         append(log, batch(timestamp_ms=timestamp_ms, codec=codec))
 
 
-def test_the_first_record_at_or_behind_a_time_is_found_inside_its_batch() -> None:
+def test_a_lookup_finds_the_first_record_at_or_after_a_time_inside_its_batch() -> None:
     log = reopen(FaultyDisk())
     append(log, batch(10, timestamp_ms=NOW_MS, codec=3))
     found = log.offset_for_timestamp(NOW_MS + 7)
@@ -26,7 +26,7 @@ def test_the_first_record_at_or_behind_a_time_is_found_inside_its_batch() -> Non
     assert log.offset_for_timestamp(NOW_MS + 10) is None
 
 
-def test_the_largest_timestamp_names_the_record_that_has_it_first() -> None:
+def test_max_timestamp_returns_the_first_record_that_has_it() -> None:
     log = reopen(FaultyDisk())
     put(log, 5, 9, 9, 3)
     found = log.max_timestamp()
@@ -34,13 +34,13 @@ def test_the_largest_timestamp_names_the_record_that_has_it_first() -> None:
     assert (found.offset, found.timestamp_ms) == (1, 9)
 
 
-def test_an_empty_log_has_no_times() -> None:
+def test_an_empty_log_has_no_timestamps() -> None:
     log = reopen(FaultyDisk())
     assert log.max_timestamp() is None
     assert log.offset_for_timestamp(0) is None
 
 
-def test_log_append_time_counts_for_all_records_of_a_batch() -> None:
+def test_log_append_time_applies_to_all_records_of_a_batch() -> None:
     log = reopen(FaultyDisk(), replace(SMALL, log_append_time=True))
     append(log, batch(3, timestamp_ms=5), now_ms=NOW_MS)
     found = log.offset_for_timestamp(NOW_MS)
@@ -51,7 +51,7 @@ def test_log_append_time_counts_for_all_records_of_a_batch() -> None:
     assert largest.offset == 0
 
 
-def test_records_that_are_removed_or_not_yet_visible_are_not_found() -> None:
+def test_a_lookup_skips_removed_records_and_records_not_yet_visible() -> None:
     log = reopen(FaultyDisk())
     put(log, 1, 2, 3, 4)
     log.increment_log_start(2)
@@ -68,9 +68,7 @@ def test_records_that_are_removed_or_not_yet_visible_are_not_found() -> None:
     start=st.integers(0, 89),
     reopens=st.sampled_from(["never", "cleanly", "killed"]),
 )
-def test_lookups_agree_with_a_walk_over_all_records(
-    timestamps: list[int], wanted: int, start: int, reopens: str
-) -> None:
+def test_lookups_agree_with_a_scan_of_all_records(timestamps: list[int], wanted: int, start: int, reopens: str) -> None:
     disk = FaultyDisk()
     log = reopen(disk, CONFIG)
     put(log, *timestamps)

@@ -11,12 +11,12 @@ from chronik.wire.api import ApiKey, is_flexible, known_versions, response_heade
 from chronik.wire.old_layouts import OLD_REQUESTS
 
 
-def test_every_api_of_kio_has_its_key() -> None:
+def test_api_keys_match_those_of_kio() -> None:
     assert {key.value: key.name.lower() for key in ApiKey} == dict(api_key_map)
 
 
 @pytest.mark.parametrize("key", list(ApiKey), ids=lambda key: key.name)
-def test_flexible_versions_are_those_of_the_schema(key: ApiKey) -> None:
+def test_flexible_versions_match_the_schema(key: ApiKey) -> None:
     versions = known_versions(key)
     assert len(versions) > 0
     for version in versions:
@@ -35,13 +35,13 @@ def test_api_versions_response_header_is_never_flexible() -> None:
     assert not response_header_is_flexible(ApiKey.API_VERSIONS, 4)
 
 
-def test_a_key_that_nobody_knows_has_no_versions_and_is_not_flexible() -> None:
+def test_an_unknown_api_key_has_no_versions_and_is_not_flexible() -> None:
     assert len(known_versions(9999)) == 0
     assert not is_flexible(9999, 100)
     assert not is_flexible(-1, 32767)
 
 
-def test_importing_the_room_loads_no_message_schema() -> None:
+def test_importing_the_wire_package_loads_no_message_schema() -> None:
     code = (
         "import sys, chronik.wire.messages, chronik.wire.produce, chronik.wire.fetch, chronik.wire.batch\n"
         "loaded = [m for m in sys.modules if m.startswith('kio.schema.') and '.v' in m and '_header.' not in m]\n"

@@ -47,7 +47,7 @@ def expected(records: list[NewRecord], base_offset: int = 0) -> list[Record]:
 
 
 @given(st.lists(new_records, min_size=1, max_size=5), st.sampled_from(CODECS))
-def test_what_kafka_python_encodes_is_decoded(records: list[NewRecord], codec: int) -> None:
+def test_batches_encoded_by_kafka_python_are_decoded(records: list[NewRecord], codec: int) -> None:
     batch = by_kafka_python(records, codec)
     ((start, header),) = check_batches(memoryview(batch), MAX_BYTES)
     assert (start, header.size_bytes, header.record_count) == (0, len(batch), len(records))
@@ -55,7 +55,7 @@ def test_what_kafka_python_encodes_is_decoded(records: list[NewRecord], codec: i
 
 
 @given(st.lists(new_records, min_size=1, max_size=5), st.integers(-1, 1 << 40))
-def test_uncompressed_batches_are_the_same_bytes_as_kafka_python_s(records: list[NewRecord], producer_id: int) -> None:
+def test_uncompressed_batches_are_byte_identical_to_kafka_python(records: list[NewRecord], producer_id: int) -> None:
     epoch, sequence = (3, 77) if producer_id >= 0 else (-1, -1)
     ours = bytearray(
         encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, leader_epoch=0)
@@ -68,7 +68,7 @@ def test_uncompressed_batches_are_the_same_bytes_as_kafka_python_s(records: list
 
 
 @given(st.lists(new_records, min_size=1, max_size=5), st.sampled_from(CODECS), st.integers(0, 1 << 50))
-def test_what_is_encoded_kafka_python_decodes(records: list[NewRecord], codec: int, base_offset: int) -> None:
+def test_kafka_python_decodes_encoded_batches(records: list[NewRecord], codec: int, base_offset: int) -> None:
     encoded = encode_batch(records, codec=codec, base_offset=base_offset)
     batches: Any = MemoryRecords(encoded)
     batch = batches.next_batch()
@@ -78,7 +78,7 @@ def test_what_is_encoded_kafka_python_decodes(records: list[NewRecord], codec: i
     assert batches.next_batch() is None
 
 
-def test_header_fields_are_where_they_belong() -> None:
+def test_the_batch_header_returns_every_encoded_field() -> None:
     batch = encode_batch(
         [(b"k", b"v", [], 1000), (b"k", b"v", [], 900)],
         base_offset=70,
@@ -99,7 +99,7 @@ def test_header_fields_are_where_they_belong() -> None:
     assert header.last_sequence == 0, "sequences wrap behind 2^31-1"
 
 
-def test_several_batches_are_found_one_after_the_other() -> None:
+def test_consecutive_batches_are_found_in_order() -> None:
     batches = [encode_batch([(None, b"x" * n, [], 0)]) for n in (0, 10, 200)]
     found = check_batches(memoryview(b"".join(batches)), MAX_BYTES)
     assert [start for start, _ in found] == [0, len(batches[0]), len(batches[0]) + len(batches[1])]
@@ -116,7 +116,7 @@ def test_stamping_offset_and_epoch_leaves_the_crc_valid() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_append_time_replaces_every_timestamp_and_renews_the_crc(codec: int) -> None:
+def test_append_time_replaces_every_timestamp_and_updates_the_crc(codec: int) -> None:
     first = encode_batch([(None, b"a", [], 1)])
     both = bytearray(first + encode_batch([(None, b"b", [], 5), (None, b"c", [], 6)], codec=codec) + first)
     stamp_append_time(both, len(first), 123_456)
@@ -137,7 +137,7 @@ def test_compacted_batches_keep_their_offsets() -> None:
         check_batches(memoryview(batch), MAX_BYTES)
 
 
-def test_an_emptied_batch_still_says_which_offsets_it_covered() -> None:
+def test_an_empty_batch_keeps_the_offsets_that_it_covered() -> None:
     batch = encode_batch([], base_offset=100, last_offset=104, producer_id=1, producer_epoch=0, base_sequence=0)
     ((_, header),) = check_batches(memoryview(batch), MAX_BYTES, from_producer=False)
     assert (header.next_offset, header.last_sequence, header.record_count) == (105, 4, 0)
@@ -150,7 +150,7 @@ def refusal(records: bytes | bytearray, max_bytes: int = MAX_BYTES) -> ErrorCode
     return caught.value.code
 
 
-def test_batches_that_a_producer_may_not_send_are_refused_with_their_code() -> None:
+def test_invalid_producer_batches_are_refused_with_the_matching_error_code() -> None:
     batch = encode_batch([(b"k", b"v", [], 0)])
     assert refusal(b"") is ErrorCode.invalid_record
     assert refusal(batch[:-1]) is ErrorCode.corrupt_message
@@ -179,7 +179,7 @@ def test_hostile_batch_lengths_are_corrupt(length: int) -> None:
 
 
 @given(st.lists(new_records, min_size=1, max_size=3), st.data())
-def test_any_flipped_bit_under_the_crc_is_found(records: list[NewRecord], data: st.DataObject) -> None:
+def test_any_flipped_bit_covered_by_the_crc_is_detected(records: list[NewRecord], data: st.DataObject) -> None:
     batch = bytearray(encode_batch(records))
     at = data.draw(st.integers(17, len(batch) - 1))
     batch[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -187,7 +187,7 @@ def test_any_flipped_bit_under_the_crc_is_found(records: list[NewRecord], data: 
 
 
 @given(st.lists(new_records, max_size=4), st.sampled_from(CODECS), st.data())
-def test_damaged_records_are_corrupt_or_decoded_never_worse(
+def test_damaged_records_decode_or_raise_corrupt_message(
     records: list[NewRecord], codec: int, data: st.DataObject
 ) -> None:
     batch = bytearray(encode_batch(records, codec=codec))

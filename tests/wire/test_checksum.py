@@ -10,7 +10,7 @@ Maybe = st.none() | st.binary(max_size=20)
 Headers = st.lists(st.tuples(st.text(max_size=5), Maybe), max_size=3)
 
 
-def test_null_differs_from_empty() -> None:
+def test_null_and_empty_have_different_checksums() -> None:
     seen = {
         record_checksum(None, None),
         record_checksum(b"", None),
@@ -22,13 +22,13 @@ def test_null_differs_from_empty() -> None:
     assert len(seen) == 6
 
 
-def test_the_layout_is_the_documented_one() -> None:
+def test_the_checksum_covers_the_documented_layout() -> None:
     lengths = b"\x00\x00\x00\x01k" + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x01" + b"\x00\x00\x00\x01h\x00\x00\x00\x02hv"
     assert record_checksum(b"k", None, [("h", b"hv")]) == crc32c(lengths)
 
 
 @given(Maybe, Maybe, Headers, Maybe, Maybe, Headers)
-def test_records_that_differ_have_different_checksums(
+def test_different_records_have_different_checksums(
     key: bytes | None,
     value: bytes | None,
     headers: list[tuple[str, bytes | None]],

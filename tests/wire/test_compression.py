@@ -34,21 +34,21 @@ THEIR_DECODERS = {
 
 
 @given(st.sampled_from(ALL), payloads)
-def test_what_is_compressed_is_decompressed(codec: int, data: bytes) -> None:
+def test_decompression_restores_the_compressed_data(codec: int, data: bytes) -> None:
     packed = compress(codec, data)
     assert decompress(codec, packed, len(data)) == data
     assert decompress(codec, memoryview(bytearray(packed)), len(data) + 1) == data
 
 
 @given(st.sampled_from(sorted(THEIR_ENCODERS)), payloads)
-def test_kafka_python_and_we_read_each_other(codec: int, data: bytes) -> None:
+def test_compressed_data_is_compatible_with_kafka_python(codec: int, data: bytes) -> None:
     assert decompress(codec, bytes(THEIR_ENCODERS[codec](data)), len(data)) == data
     if data:
         assert bytes(THEIR_DECODERS[codec](compress(codec, data))) == data
 
 
 @given(payloads)
-def test_raw_snappy_is_read_as_librdkafka_writes_it(data: bytes) -> None:
+def test_raw_snappy_from_librdkafka_is_decompressed(data: bytes) -> None:
     assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(data)), len(data)) == data
 
 
@@ -58,7 +58,7 @@ def test_lz4_frames_have_independent_blocks() -> None:
 
 
 @given(st.sampled_from(ALL), st.binary(min_size=1, max_size=20).map(lambda data: data * 500), st.data())
-def test_one_byte_more_than_allowed_is_refused(codec: int, data: bytes, draw: st.DataObject) -> None:
+def test_output_above_the_size_limit_is_refused(codec: int, data: bytes, draw: st.DataObject) -> None:
     packed = compress(codec, data)
     with pytest.raises(KafkaError) as caught:
         decompress(codec, packed, draw.draw(st.integers(0, len(data) - 1)))
@@ -66,7 +66,7 @@ def test_one_byte_more_than_allowed_is_refused(codec: int, data: bytes, draw: st
 
 
 @given(st.sampled_from(ALL[1:]), st.binary(max_size=200))
-def test_garbage_is_corrupt(codec: int, data: bytes) -> None:
+def test_random_bytes_decompress_or_raise_corrupt_message(codec: int, data: bytes) -> None:
     try:
         decompress(codec, data, 1 << 20)
     except KafkaError as e:
@@ -74,7 +74,7 @@ def test_garbage_is_corrupt(codec: int, data: bytes) -> None:
 
 
 @given(st.sampled_from(ALL[1:]), payloads, st.data())
-def test_what_is_cut_short_or_damaged_is_corrupt_or_decompressed_never_worse(
+def test_truncated_or_damaged_data_decompresses_or_raises_corrupt_message(
     codec: int, data: bytes, draw: st.DataObject
 ) -> None:
     packed = bytearray(compress(codec, data))
@@ -100,7 +100,7 @@ def test_unknown_codecs_are_refused(codec: int) -> None:
     assert caught.value.code is ErrorCode.unsupported_compression_type
 
 
-def test_snappy_that_claims_a_size_it_cannot_have_is_corrupt() -> None:
+def test_snappy_with_an_impossible_size_is_corrupt() -> None:
     claim = b"\xff\xff\xff\x7f"
     for data in (claim + b"\x00a", b"\x82SNAPPY\x00" + bytes(8) + struct.pack(">i", 6) + claim + b"\x00a"):
         with pytest.raises(KafkaError):
@@ -114,12 +114,12 @@ def test_hostile_xerial_block_sizes_are_corrupt(size: int) -> None:
         decompress(SNAPPY, data, 1 << 20)
 
 
-def test_gzip_members_in_a_row_are_refused() -> None:
+def test_consecutive_gzip_members_are_refused() -> None:
     with pytest.raises(KafkaError):
         decompress(GZIP, gzip.compress(b"a") * 2, 100)
 
 
-def test_bombs_stay_within_their_allowance() -> None:
+def test_decompression_bombs_are_refused_within_the_memory_limit() -> None:
     """Refuse 512 MB in each codec, in a process whose memory is limited to a few hundred megabytes."""
     gzip_bomb = zlib.compressobj(9, wbits=31)
     chunk = bytes(1 << 20)

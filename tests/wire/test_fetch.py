@@ -109,7 +109,7 @@ def topic_of(entity: Any) -> tuple[str | None, UUID | None]:
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_requests_are_what_kio_reads_and_writes(version: int, data: st.DataObject) -> None:
+def test_requests_match_the_encoding_of_kio(version: int, data: st.DataObject) -> None:
     request = data.draw(requests(version))
     body = write_fetch_request(version, request)
     entity: Any
@@ -162,7 +162,7 @@ def test_requests_are_what_kio_reads_and_writes(version: int, data: st.DataObjec
     node_endpoints=endpoints,
 )
 @settings(max_examples=40)
-def test_responses_are_what_kio_reads_and_writes(
+def test_responses_match_the_encoding_of_kio(
     version: int, data: st.DataObject, error_code: ErrorCode, session_id: int, throttle_ms: int, node_endpoints: Any
 ) -> None:
     topics = data.draw(responses(version))
@@ -200,7 +200,7 @@ def test_responses_are_what_kio_reads_and_writes(
     ] == topics
 
 
-def test_records_leave_and_arrive_without_a_copy() -> None:
+def test_records_are_written_and_read_without_a_copy() -> None:
     records = memoryview(b"abcdef")
     for version in VERSIONS:
         topics = [("t", UUID(int=1), [FetchPartitionResponse(0, records=records), FetchPartitionResponse(1)])]
@@ -212,7 +212,7 @@ def test_records_leave_and_arrive_without_a_copy() -> None:
         assert (bytes(first.records), bytes(second.records)) == (b"Abcdef", b"")
 
 
-def test_null_records_read_as_none_at_all() -> None:
+def test_null_records_are_read_as_empty() -> None:
     body = b"".join(write_fetch_response(11, 0, 0, [("t", None, [FetchPartitionResponse(0)])]))
     assert body.endswith(bytes(4))
     ((_, _, (partition,)),) = read_fetch_response(11, memoryview(body[:-4] + b"\xff\xff\xff\xff")).topics
@@ -220,7 +220,7 @@ def test_null_records_read_as_none_at_all() -> None:
 
 
 @given(versions.flatmap(lambda version: st.tuples(st.just(version), requests(version))), st.data())
-def test_a_request_that_is_cut_or_continued_is_malformed(drawn: tuple[int, FetchRequest], data: st.DataObject) -> None:
+def test_a_truncated_or_extended_request_is_malformed(drawn: tuple[int, FetchRequest], data: st.DataObject) -> None:
     version, request = drawn
     body = write_fetch_request(version, request)
     with pytest.raises(MalformedRequest):
@@ -230,7 +230,7 @@ def test_a_request_that_is_cut_or_continued_is_malformed(drawn: tuple[int, Fetch
 
 
 @given(versions.flatmap(lambda version: st.tuples(st.just(version), requests(version))), st.data())
-def test_damaged_requests_are_malformed_or_read_never_worse(
+def test_damaged_requests_parse_or_raise_malformed_request(
     drawn: tuple[int, FetchRequest], data: st.DataObject
 ) -> None:
     version, request = drawn
@@ -245,7 +245,7 @@ def test_damaged_requests_are_malformed_or_read_never_worse(
 
 
 @given(versions.flatmap(lambda version: st.tuples(st.just(version), responses(version))), st.data())
-def test_damaged_responses_are_malformed_or_read_never_worse(drawn: tuple[int, Any], data: st.DataObject) -> None:
+def test_damaged_responses_parse_or_raise_malformed_request(drawn: tuple[int, Any], data: st.DataObject) -> None:
     version, topics = drawn
     body = bytearray(b"".join(write_fetch_response(version, 0, 0, topics)))
     at = data.draw(st.integers(0, len(body) - 1))

@@ -20,7 +20,7 @@ client_ids = st.none() | st.text(max_size=40)
 
 
 @given(keys_and_versions, correlation_ids, client_ids, st.binary(max_size=50))
-def test_header_is_the_one_that_kio_writes(
+def test_request_headers_match_the_encoding_of_kio(
     key_version: tuple[ApiKey, int], correlation_id: int, client_id: str | None, body: bytes
 ) -> None:
     key, version = key_version
@@ -41,7 +41,7 @@ def test_header_is_the_one_that_kio_writes(
 
 
 @given(keys_and_versions, client_ids, st.data())
-def test_header_that_is_cut_anywhere_is_malformed(
+def test_a_truncated_header_is_malformed(
     key_version: tuple[ApiKey, int], client_id: str | None, data: st.DataObject
 ) -> None:
     frame = write_request(*key_version, 7, client_id, b"")[4:]
@@ -51,7 +51,7 @@ def test_header_that_is_cut_anywhere_is_malformed(
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_a_header_or_malformed(frame: bytes) -> None:
+def test_random_bytes_parse_as_a_header_or_are_malformed(frame: bytes) -> None:
     try:
         header = read_request_header(memoryview(frame))
     except MalformedRequest:
@@ -82,6 +82,6 @@ def test_hostile_headers_are_malformed(frame: bytes) -> None:
         read_request_header(memoryview(frame))
 
 
-def test_response_prefix_counts_header_and_body() -> None:
+def test_response_prefix_length_includes_header_and_body() -> None:
     assert response_prefix(7, False, 10) == b"\x00\x00\x00\x0e\x00\x00\x00\x07"
     assert response_prefix(7, True, 10) == b"\x00\x00\x00\x0f\x00\x00\x00\x07\x00"

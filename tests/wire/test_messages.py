@@ -84,9 +84,7 @@ def by_kio(entity: Any) -> bytes:
 
 @given(st.sampled_from(EVERY_MESSAGE), st.data())
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))
-def test_what_is_written_kio_reads_back_and_writes_alike(
-    message: tuple[ApiKey, int, Direction], data: st.DataObject
-) -> None:
+def test_every_message_matches_the_encoding_of_kio(message: tuple[ApiKey, int, Direction], data: st.DataObject) -> None:
     key, version, direction = message
     values = data.draw(values_of(load(key, version, direction)))
     body = write(key, version, direction, values)
@@ -100,7 +98,7 @@ def test_what_is_written_kio_reads_back_and_writes_alike(
 
 
 @pytest.mark.parametrize("key", list(ApiKey), ids=lambda key: key.name)
-def test_every_version_can_be_written_from_nothing_but_defaults(key: ApiKey) -> None:
+def test_every_version_can_be_written_with_defaults_only(key: ApiKey) -> None:
     for version in known_versions(key):
         for direction in ("request", "response"):
             body = write(key, version, direction, {})
@@ -109,7 +107,7 @@ def test_every_version_can_be_written_from_nothing_but_defaults(key: ApiKey) -> 
 
 @given(st.sampled_from(EVERY_MESSAGE), st.data())
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))
-def test_damaged_messages_are_malformed_or_read_never_worse(
+def test_damaged_messages_parse_or_raise_malformed_request(
     message: tuple[ApiKey, int, Direction], data: st.DataObject
 ) -> None:
     key, version, direction = message
@@ -134,20 +132,20 @@ def test_damaged_messages_are_malformed_or_read_never_worse(
 
 
 @pytest.mark.parametrize("version", [1, 9])
-def test_an_absurd_array_count_is_refused_before_memory_is_reserved(version: int) -> None:
+def test_an_oversized_array_count_is_refused_before_memory_is_allocated(version: int) -> None:
     body = b"\xff\xff\xff\xff\x0f" if version >= 9 else b"\x7f\xff\xff\xff"
     with pytest.raises(MalformedRequest):
         read_request(ApiKey.METADATA, version, body + bytes(20))
 
 
-def test_more_elements_than_a_message_may_have_are_refused_although_their_bytes_are_there() -> None:
+def test_a_message_with_too_many_elements_is_refused() -> None:
     count = ELEMENTS_MAX + 1
     body = struct.pack(">i", count) + b"\x00\x01a" * count
     with pytest.raises(MalformedRequest):
         read_request(ApiKey.METADATA, 1, body)
 
 
-def test_a_nested_count_cannot_exceed_what_the_outer_arrays_left() -> None:
+def test_nested_arrays_share_the_element_limit_of_the_message() -> None:
     half = ELEMENTS_MAX // 2
     topic = b"\x00\x01a" + struct.pack(">i", half) + bytes(4 * half)
     body = struct.pack(">i", 3) + topic * 3 + struct.pack(">i", 1000)
@@ -155,7 +153,7 @@ def test_a_nested_count_cannot_exceed_what_the_outer_arrays_left() -> None:
         read_request(ApiKey.OFFSET_FETCH, 1, b"\x00\x01g" + body)
 
 
-def test_trailing_bytes_are_passed_over() -> None:
+def test_trailing_bytes_are_ignored() -> None:
     """The request that librdkafka 2.16 sends to list all topics, byte for byte."""
     request = read_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))
     assert request.topics is None
@@ -179,20 +177,20 @@ def test_fields_that_a_version_lacks_are_dropped() -> None:
     assert write_response(ApiKey.HEARTBEAT, 1, values) == b"\x00\x00\x00\x07\x00\x1b"
 
 
-def test_a_field_that_no_version_has_is_a_key_error() -> None:
+def test_a_field_that_no_version_has_raises_key_error() -> None:
     with pytest.raises(KeyError, match="eror_code"):
         write_response(ApiKey.HEARTBEAT, 4, {"eror_code": 0})
     with pytest.raises(KeyError, match="partition_idx"):
         write_response(ApiKey.METADATA, 1, {"topics": [{"partitions": [{"partition_idx": 0}]}]})
 
 
-def test_none_becomes_empty_where_a_version_cannot_say_null() -> None:
+def test_none_is_written_as_empty_if_the_version_has_no_null() -> None:
     old = read_response(ApiKey.JOIN_GROUP, 5, write_response(ApiKey.JOIN_GROUP, 5, {"protocol_name": None}))
     new = read_response(ApiKey.JOIN_GROUP, 7, write_response(ApiKey.JOIN_GROUP, 7, {"protocol_name": None}))
     assert (old.protocol_name, new.protocol_name) == ("", None)
 
 
-def test_uuids_and_times_take_plain_values() -> None:
+def test_uuids_and_durations_accept_plain_values() -> None:
     topic_id = UUID(int=7)
     body = write_response(ApiKey.METADATA, 12, {"throttle_time": 1500, "topics": [{"name": "t", "topic_id": topic_id}]})
     response = read_response(ApiKey.METADATA, 12, body)
@@ -203,7 +201,7 @@ def test_uuids_and_times_take_plain_values() -> None:
     )
 
 
-def test_a_value_that_does_not_fit_says_which_field() -> None:
+def test_the_error_for_an_oversized_value_names_its_field() -> None:
     with pytest.raises(struct.error) as caught:
         write_response(ApiKey.HEARTBEAT, 4, {"error_code": 1 << 40})
     assert "HeartbeatResponse.error_code" in "".join(caught.value.__notes__)

@@ -83,7 +83,7 @@ def by_kio(entity: Any) -> bytes:
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_requests_are_what_kio_reads_and_writes(version: int, data: st.DataObject) -> None:
+def test_requests_match_the_encoding_of_kio(version: int, data: st.DataObject) -> None:
     request = data.draw(requests(version))
     body = write_produce_request(version, request)
     entity: Any
@@ -107,7 +107,7 @@ def test_requests_are_what_kio_reads_and_writes(version: int, data: st.DataObjec
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.data(), throttle_ms=st.integers(0, 1 << 30), node_endpoints=endpoints)
 @settings(max_examples=40)
-def test_responses_are_what_kio_reads_and_writes(
+def test_responses_match_the_encoding_of_kio(
     version: int, data: st.DataObject, throttle_ms: int, node_endpoints: Any
 ) -> None:
     topics = data.draw(responses(version))
@@ -117,7 +117,7 @@ def test_responses_are_what_kio_reads_and_writes(
 @pytest.mark.parametrize("version", VERSIONS)
 @given(partition=int32, base_offset=int64, time_ms=st.integers(-1, 1 << 42), log_start_offset=int64)
 @settings(max_examples=10)
-def test_the_response_for_one_partition_is_what_kio_reads_and_writes(
+def test_the_response_for_one_partition_matches_the_encoding_of_kio(
     version: int, partition: int, base_offset: int, time_ms: int, log_start_offset: int
 ) -> None:
     only = ProducePartitionResponse(partition, 0, base_offset, time_ms, log_start_offset if version >= 5 else -1)
@@ -175,7 +175,7 @@ def test_records_are_slices_of_the_frame() -> None:
         assert (index, bytes(sliced)) == (0, b"stampe")
 
 
-def test_request_buffers_hand_out_the_records_themselves() -> None:
+def test_request_buffers_contain_the_records_without_a_copy() -> None:
     records_of_partition = memoryview(b"abcdef")
     request = ProduceRequest(None, 1, 5, [ProduceTopic("t", UUID(int=1), [(0, records_of_partition), (1, None)])])
     for version in VERSIONS:
@@ -185,9 +185,7 @@ def test_request_buffers_hand_out_the_records_themselves() -> None:
 
 
 @given(versions.flatmap(lambda version: st.tuples(st.just(version), requests(version))), st.data())
-def test_a_request_that_is_cut_or_continued_is_malformed(
-    drawn: tuple[int, ProduceRequest], data: st.DataObject
-) -> None:
+def test_a_truncated_or_extended_request_is_malformed(drawn: tuple[int, ProduceRequest], data: st.DataObject) -> None:
     version, request = drawn
     body = write_produce_request(version, request)
     with pytest.raises(MalformedRequest):
@@ -197,7 +195,7 @@ def test_a_request_that_is_cut_or_continued_is_malformed(
 
 
 @given(versions.flatmap(lambda version: st.tuples(st.just(version), requests(version))), st.data())
-def test_damaged_requests_are_malformed_or_read_never_worse(
+def test_damaged_requests_parse_or_raise_malformed_request(
     drawn: tuple[int, ProduceRequest], data: st.DataObject
 ) -> None:
     version, request = drawn
@@ -252,7 +250,7 @@ def test_hostile_requests_are_malformed(version: int, body: bytes) -> None:
         read_produce_request(version, memoryview(body), 0)
 
 
-def test_more_partitions_than_a_request_may_have_are_refused() -> None:
+def test_a_request_with_too_many_partitions_is_refused() -> None:
     partitions: list[tuple[int, memoryview | None]] = [(0, None)] * 200_000
     request = ProduceRequest(None, 1, 5, [ProduceTopic("a", None, partitions), ProduceTopic("b", None, partitions)])
     with pytest.raises(MalformedRequest):
