@@ -197,7 +197,7 @@ def test_a_topic_is_created_in_every_version(tmp_path: Path, version: int) -> No
     asyncio.run(story())
 
 
-def test_each_bad_wish_gets_its_own_error_and_the_good_ones_are_carried_out(tmp_path: Path) -> None:
+def test_each_invalid_topic_gets_its_own_error_and_valid_topics_are_created(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("there"))
@@ -252,7 +252,7 @@ def test_each_bad_wish_gets_its_own_error_and_the_good_ones_are_carried_out(tmp_
     asyncio.run(story())
 
 
-def test_a_request_for_more_partitions_than_one_may_ask_for_is_a_policy_violation(tmp_path: Path) -> None:
+def test_a_request_above_the_partition_limit_is_a_policy_violation(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             results = await create(broker, wanted("a", partitions=2**31 - 1), wanted("b", partitions=1))
@@ -264,7 +264,7 @@ def test_a_request_for_more_partitions_than_one_may_ask_for_is_a_policy_violatio
     asyncio.run(story())
 
 
-def test_validate_only_answers_like_the_real_thing_and_changes_nothing(tmp_path: Path) -> None:
+def test_validate_only_returns_the_real_response_and_changes_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             version = broker.image.version
@@ -276,7 +276,9 @@ def test_validate_only_answers_like_the_real_thing_and_changes_nothing(tmp_path:
     asyncio.run(story())
 
 
-def test_a_creation_that_is_not_applied_in_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_that_is_not_applied_in_time_returns_request_timed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("chronik.node.serving.deadlines.WAIT_MS_MIN", 20)
 
     async def story() -> None:
@@ -291,7 +293,7 @@ def test_a_creation_that_is_not_applied_in_time_says_so(tmp_path: Path, monkeypa
     asyncio.run(story())
 
 
-def test_an_unexpected_failure_never_reads_as_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_failure_is_never_reported_as_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
 
@@ -305,7 +307,7 @@ def test_an_unexpected_failure_never_reads_as_success(tmp_path: Path, monkeypatc
     asyncio.run(story())
 
 
-def test_the_broker_may_make_internal_topics(tmp_path: Path) -> None:
+def test_only_the_broker_creates_internal_topics(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             new = NewTopic("__consumer_offsets", 16, configs={"cleanup.policy": "compact"})
@@ -394,7 +396,7 @@ def test_partitions_are_added_in_every_version(tmp_path: Path, version: int) -> 
 
 
 @pytest.mark.parametrize("version", versions(delete_records.API))
-def test_records_are_deleted_where_the_policy_allows_it(tmp_path: Path, version: int) -> None:
+def test_delete_records_works_only_if_the_cleanup_policy_allows_it(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders", 2), wanted("kept", cleanup_policy="compact"))
@@ -461,7 +463,7 @@ def test_a_topics_configs_are_described_with_their_sources(tmp_path: Path, versi
     asyncio.run(story())
 
 
-def test_what_cannot_be_described_says_why(tmp_path: Path) -> None:
+def test_describe_configs_explains_what_it_cannot_describe(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             for kind, name, code in (
@@ -476,7 +478,7 @@ def test_what_cannot_be_described_says_why(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_broker_describes_what_it_was_started_with_and_what_was_set_since(tmp_path: Path) -> None:
+def test_a_broker_describes_its_static_and_dynamic_configs(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, topic_defaults={"retention.ms": 9000}) as broker:
             await change(broker, BROKER, "1", ("log.retention.ms", SET, "7"))
@@ -533,7 +535,7 @@ async def change(
     return answers[1]
 
 
-def test_configs_are_changed_one_by_one(tmp_path: Path) -> None:
+def test_incremental_alter_configs_changes_single_configs(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders", flush_ms="1", segment_ms="2"))
@@ -573,7 +575,7 @@ def test_configs_are_changed_one_by_one(tmp_path: Path) -> None:
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "2")], ErrorCode.invalid_request),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_as_a_whole(
+def test_an_invalid_config_change_is_refused_as_a_whole(
     tmp_path: Path, kind: int, name: str, changes: list[tuple[str, int, str | None]], code: ErrorCode
 ) -> None:
     async def story() -> None:
@@ -589,7 +591,7 @@ def test_a_change_that_cannot_be_is_refused_as_a_whole(
     asyncio.run(story())
 
 
-def test_unsetting_what_is_unknown_changes_nothing_and_is_no_error(tmp_path: Path) -> None:
+def test_deleting_an_unknown_config_succeeds_and_changes_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders", flush_ms="1"))
@@ -602,7 +604,7 @@ def test_unsetting_what_is_unknown_changes_nothing_and_is_no_error(tmp_path: Pat
     asyncio.run(story())
 
 
-def test_a_validated_change_is_not_carried_out(tmp_path: Path) -> None:
+def test_a_validate_only_config_change_is_not_applied(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders"))
@@ -613,7 +615,7 @@ def test_a_validated_change_is_not_carried_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", versions(alter_configs.API))
-def test_alter_configs_replaces_all_and_each_resource_has_its_own_outcome(tmp_path: Path, version: int) -> None:
+def test_alter_configs_replaces_all_configs_and_returns_a_result_per_resource(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders", flush_ms="1", segment_ms="2"), wanted("twice"))
@@ -667,7 +669,7 @@ def test_the_cluster_is_described(tmp_path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(describe_log_dirs.API))
-def test_the_sizes_of_hosted_partitions_are_told(tmp_path: Path, version: int) -> None:
+def test_describe_log_dirs_returns_the_sizes_of_hosted_partitions(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await create(broker, wanted("orders", 2), wanted("payments"))
@@ -720,7 +722,7 @@ def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_
     asyncio.run(story())
 
 
-def test_min_insync_replicas_defaults_to_two_from_three_replicas_on(tmp_path: Path) -> None:
+def test_min_insync_replicas_defaults_to_two_for_three_or_more_replicas(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             for number in (2, 3):
@@ -737,7 +739,7 @@ def test_min_insync_replicas_defaults_to_two_from_three_replicas_on(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_a_topic_with_a_config_that_this_version_would_refuse_still_opens(tmp_path: Path) -> None:
+def test_a_topic_with_a_config_that_is_no_longer_valid_still_opens(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             good = broker.metadata

@@ -67,7 +67,7 @@ async def peer(broker: Broker, hello: Hello = FIVE) -> Connection:
 # -- before the proof --------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_gets_nothing_for_any_request(tmp_path: Path) -> None:
+def test_an_unauthenticated_peer_gets_no_response_to_any_request(tmp_path: Path) -> None:
     keys = [*KAFKA_APIS, *(key for key in InternalKey if key not in UNPROVEN_APIS)]
 
     async def story(nodes: LocalNodes) -> None:
@@ -86,7 +86,7 @@ def test_a_stranger_gets_nothing_for_any_request(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_proof_of_nothing_or_of_another_secret_ends_the_connection(tmp_path: Path) -> None:
+def test_an_empty_proof_or_one_of_another_secret_closes_the_connection(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         for key in UNPROVEN_APIS:
@@ -102,7 +102,7 @@ def test_a_proof_of_nothing_or_of_another_secret_ends_the_connection(tmp_path: P
     play(tmp_path, story)
 
 
-def test_a_proof_is_not_taken_twice(tmp_path: Path) -> None:
+def test_a_proof_is_not_accepted_twice(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         caller = Caller(SECRET, FIVE)
@@ -125,7 +125,7 @@ def test_a_proof_is_not_taken_twice(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_connections_that_prove_nothing_end_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_proof_are_closed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internal_server, "UNPROVEN_S_MAX", 0.2)
 
     async def story(nodes: LocalNodes) -> None:
@@ -141,7 +141,9 @@ def test_connections_that_prove_nothing_end_soon(tmp_path: Path, monkeypatch: py
     play(tmp_path, story)
 
 
-def test_strangers_do_not_keep_nodes_out_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_unauthenticated_connections_do_not_keep_nodes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(internal_server, "UNPROVEN_MAX", 4)
 
     async def story(nodes: LocalNodes) -> None:
@@ -159,7 +161,7 @@ def test_strangers_do_not_keep_nodes_out_by_their_number(tmp_path: Path, monkeyp
     play(tmp_path, story)
 
 
-def test_frames_are_small_before_the_proof_and_not_after(tmp_path: Path) -> None:
+def test_the_frame_size_limit_is_smaller_before_the_proof(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         stranger = await Stranger.connect(port(one))
@@ -173,7 +175,7 @@ def test_frames_are_small_before_the_proof_and_not_after(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_strangers_are_logged_once_each_and_a_flood_of_them_is_counted(
+def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(greeter, "STRANGERS_LOGGED_MAX", 3)
@@ -201,7 +203,7 @@ def test_strangers_are_logged_once_each_and_a_flood_of_them_is_counted(
 # -- nodes with another secret -----------------------------------------------------------------------------------------
 
 
-def test_a_node_with_another_secret_is_refused_in_words_on_both_sides(
+def test_both_sides_log_why_a_node_with_another_secret_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
@@ -221,9 +223,7 @@ def test_a_node_with_another_secret_is_refused_in_words_on_both_sides(
     play(tmp_path, story, count=2)
 
 
-def test_a_node_does_not_believe_a_peer_that_cannot_prove_the_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_rejects_a_peer_that_cannot_prove_the_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other direction: an impostor at a peer's address accepts every proof."""
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
     hello_reply = encode(HelloReply("", 1, UUID(int=1), nonce=NONCE))
@@ -248,7 +248,7 @@ def test_a_node_does_not_believe_a_peer_that_cannot_prove_the_secret(
 # -- impersonating another node ----------------------------------------------------------------------------------------
 
 
-def test_a_node_may_not_speak_for_another_to_the_controller(tmp_path: Path) -> None:
+def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path) -> None:
     calls = (
         AllocateProducerIdsCall(1, 10),
         RegisterBrokerCall(1, UUID(int=7), "127.0.0.1", 9, "127.0.0.1:9"),
@@ -274,7 +274,7 @@ def test_a_node_may_not_speak_for_another_to_the_controller(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
-def test_a_raft_message_in_the_name_of_another_node_is_not_taken(tmp_path: Path) -> None:
+def test_a_raft_message_in_the_name_of_another_node_is_refused(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         connection = await peer(one)
@@ -306,7 +306,7 @@ def test_a_replicas_fetch_in_the_name_of_another_node_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("other", [Hello("", 6, UUID(int=5), 1, "127.0.0.1:5"), Hello("", 5, UUID(int=6), 1, "h:5")])
-def test_a_connection_stays_that_of_the_process_that_opened_it(tmp_path: Path, other: Hello) -> None:
+def test_a_connection_cannot_change_its_peer_identity(tmp_path: Path, other: Hello) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         connection = await peer(one)
@@ -322,7 +322,7 @@ def test_a_connection_stays_that_of_the_process_that_opened_it(tmp_path: Path, o
 # -- sources of the secret ---------------------------------------------------------------------------------------------
 
 
-def test_a_node_alone_makes_a_secret_that_only_its_user_may_read_and_keeps_it(tmp_path: Path) -> None:
+def test_a_single_node_creates_a_private_secret_and_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
     old_mask = os.umask(0)
 
@@ -343,7 +343,7 @@ def test_a_node_alone_makes_a_secret_that_only_its_user_may_read_and_keeps_it(tm
         os.umask(old_mask)
 
 
-def test_two_nodes_make_two_secrets(tmp_path: Path) -> None:
+def test_two_nodes_create_different_secrets(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         nodes.secrets = {1: "", 2: ""}
         for node_id in (1, 2):
@@ -353,7 +353,7 @@ def test_two_nodes_make_two_secrets(tmp_path: Path) -> None:
     play(tmp_path, story, count=2)
 
 
-def test_a_folder_from_before_there_were_secrets_gets_one_at_the_next_start(tmp_path: Path) -> None:
+def test_a_data_folder_without_a_secret_gets_one_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
 
     async def story(nodes: LocalNodes) -> None:
@@ -380,7 +380,7 @@ def test_a_node_with_peers_and_without_a_secret_does_not_start(tmp_path: Path) -
     play(tmp_path, story, count=2)
 
 
-def test_a_secret_that_is_copied_lets_a_node_in(tmp_path: Path) -> None:
+def test_a_copied_secret_admits_a_node(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
 
     async def story(nodes: LocalNodes) -> None:
@@ -396,7 +396,7 @@ def test_a_secret_that_is_copied_lets_a_node_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_secret_file_that_other_users_can_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "node-1" / SECRET_NAME
 
     async def story(nodes: LocalNodes) -> None:
@@ -410,7 +410,7 @@ def test_a_secret_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> N
     play(tmp_path, story)
 
 
-def test_a_secret_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+def test_a_configured_secret_file_must_exist(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         nodes.secrets[1] = ""
         with pytest.raises(ConfigError, match="nowhere does not exist"):

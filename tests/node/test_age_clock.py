@@ -42,7 +42,7 @@ class Machine:
         return sum(name in line for line in self.lines)
 
 
-def test_a_wall_clock_that_runs_evenly_is_the_clock_of_ages() -> None:
+def test_the_age_clock_equals_a_steady_wall_clock() -> None:
     machine = Machine()
     for ms in (0, 1, 999, HOUR_MS, 30 * DAY_MS):
         machine.passes(ms)
@@ -51,7 +51,7 @@ def test_a_wall_clock_that_runs_evenly_is_the_clock_of_ages() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [JUMP_MS, -JUMP_MS, 1])
-def test_small_corrections_are_followed(jump_ms: int) -> None:
+def test_the_age_clock_follows_small_corrections(jump_ms: int) -> None:
     machine = Machine()
     for _ in range(10):
         machine.wall_ms += jump_ms
@@ -61,7 +61,7 @@ def test_small_corrections_are_followed(jump_ms: int) -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS, JUMP_MS + 1])
-def test_after_a_jump_ages_go_on_as_before_and_one_line_says_so(jump_ms: int) -> None:
+def test_the_age_clock_ignores_a_wall_clock_jump_and_logs_it_once(jump_ms: int) -> None:
     machine = Machine()
     machine.wall_ms += jump_ms
     for _ in range(5):
@@ -70,7 +70,7 @@ def test_after_a_jump_ages_go_on_as_before_and_one_line_says_so(jump_ms: int) ->
     assert machine.events("wall_clock_jumped") == 1
 
 
-def test_a_jump_is_believed_when_the_clock_has_agreed_with_itself_for_long() -> None:
+def test_the_age_clock_accepts_a_jump_after_the_wall_clock_is_steady_long_enough() -> None:
     machine = Machine()
     machine.wall_ms += DAY_MS
     assert machine.ages.now_ms() == machine.wall_ms - DAY_MS
@@ -81,7 +81,7 @@ def test_a_jump_is_believed_when_the_clock_has_agreed_with_itself_for_long() -> 
     assert machine.events("wall_clock_believed") == 1
 
 
-def test_another_jump_begins_the_wait_anew() -> None:
+def test_another_jump_restarts_the_wait() -> None:
     machine = Machine()
     machine.wall_ms += DAY_MS
     machine.ages.now_ms()
@@ -93,7 +93,7 @@ def test_another_jump_begins_the_wait_anew() -> None:
     assert machine.events("wall_clock_jumped") == 2
 
 
-def test_a_clock_that_is_set_right_again_is_believed_at_once() -> None:
+def test_the_age_clock_trusts_a_corrected_wall_clock_at_once() -> None:
     machine = Machine()
     machine.wall_ms += DAY_MS
     machine.ages.now_ms()

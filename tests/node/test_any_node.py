@@ -85,7 +85,7 @@ def leader_of(nodes: LocalNodes, partition: int) -> Broker:
     return nodes.brokers[broker.image.topics["t"].partitions[partition].leader]
 
 
-def test_a_topic_created_at_any_node_is_there_at_every_node_when_it_is_answered(tmp_path: Path) -> None:
+def test_a_topic_created_at_any_node_exists_at_every_node_on_response(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         for asked in brokers:
@@ -100,7 +100,7 @@ def test_a_topic_created_at_any_node_is_there_at_every_node_when_it_is_answered(
     play(tmp_path, story)
 
 
-def test_leaders_are_spread_and_all_brokers_are_named(tmp_path: Path) -> None:
+def test_leaders_are_spread_and_metadata_lists_all_brokers(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
@@ -114,7 +114,7 @@ def test_leaders_are_spread_and_all_brokers_are_named(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_configs_and_deletions_asked_for_at_any_node_are_in_effect_there(tmp_path: Path) -> None:
+def test_config_changes_and_deletions_at_any_node_take_effect_there(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         follower = nodes.others(nodes.controller())[0]
@@ -164,7 +164,7 @@ def test_a_batch_sent_to_any_node_reaches_its_leader_in_order(tmp_path: Path) ->
     play(tmp_path, story)
 
 
-def test_one_request_with_partitions_of_all_leaders_is_answered_as_a_whole(tmp_path: Path) -> None:
+def test_one_request_for_partitions_of_all_leaders_gets_one_complete_response(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
@@ -181,7 +181,7 @@ def test_one_request_with_partitions_of_all_leaders_is_answered_as_a_whole(tmp_p
     play(tmp_path, story)
 
 
-def test_a_producer_that_wants_no_answer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> None:
+def test_an_acks_0_producer_loses_nothing_at_the_wrong_node(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
@@ -201,7 +201,7 @@ def test_a_producer_that_wants_no_answer_loses_nothing_at_the_wrong_node(tmp_pat
     play(tmp_path, story)
 
 
-def test_without_forwarding_a_producer_is_told_where_the_leader_is(tmp_path: Path) -> None:
+def test_without_forwarding_the_response_names_the_leader(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         client = await nodes.client(brokers[0])
@@ -219,7 +219,7 @@ def test_without_forwarding_a_producer_is_told_where_the_leader_is(tmp_path: Pat
     play(tmp_path, story, forwarding=False)
 
 
-def test_producing_goes_on_when_the_controller_that_leads_partitions_is_killed(tmp_path: Path) -> None:
+def test_producing_continues_after_a_controller_that_leads_partitions_is_killed(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         victim = nodes.controller()
@@ -251,7 +251,7 @@ def test_producing_goes_on_when_the_controller_that_leads_partitions_is_killed(t
     play(tmp_path, story)
 
 
-def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> None:
+def test_a_clean_shutdown_transfers_leadership_before_the_node_stops(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
@@ -275,7 +275,7 @@ def test_a_clean_stop_has_others_lead_before_the_node_goes(tmp_path: Path) -> No
     play(tmp_path, story)
 
 
-def test_a_leader_that_has_to_make_way_hands_over_all_that_it_acknowledged_alone(tmp_path: Path) -> None:
+def test_a_healthy_leader_that_is_replaced_hands_over_all_acks_1_records(tmp_path: Path) -> None:
     """Reassign away from the leader, then elect it again: acks=1 loses nothing while all nodes are healthy."""
 
     async def story(nodes: LocalNodes) -> None:

@@ -38,7 +38,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
 @pytest.mark.parametrize("body", [b"", b"\xff" * 40], ids=["empty", "garbage"])
-def test_an_unsupported_api_versions_request_is_answered_in_the_v0_body_without_parsing_it(
+def test_an_unsupported_api_versions_request_gets_a_v0_response_unparsed(
     client: WireClient, version: int, body: bytes
 ) -> None:
     correlation_id = client.send(ApiKey.API_VERSIONS, version, body)
@@ -78,7 +78,7 @@ def test_every_advertised_api_answers_its_lowest_and_its_highest_version(client:
                 other.call(ApiKey(api.api_key), version, {})
 
 
-def test_a_version_that_was_never_advertised_closes_the_connection(shared_node: Node) -> None:
+def test_an_unadvertised_version_closes_the_connection(shared_node: Node) -> None:
     for key, version in ((ApiKey.PRODUCE, 2), (ApiKey.METADATA, 99), (ApiKey.HEARTBEAT, -1), (999, 0)):
         with connect(shared_node) as client:
             client.send(key, version, b"\x00" * 20)
@@ -88,7 +88,7 @@ def test_a_version_that_was_never_advertised_closes_the_connection(shared_node: 
 # -- behaviour 7: acks=0 ---------------------------------------------------------------------------------------------
 
 
-def test_acks_0_is_not_answered_and_its_records_are_there(client: WireClient) -> None:
+def test_an_acks_0_produce_gets_no_response_and_its_records_are_appended(client: WireClient) -> None:
     topic = client.new_topic()
     client.send_produce(topic, batch(b"unanswered"), acks=0)
     # The next response on this connection belongs to the next request.
@@ -96,7 +96,7 @@ def test_acks_0_is_not_answered_and_its_records_are_there(client: WireClient) ->
     assert [record.value for record in client.records(topic)] == [b"unanswered", b"answered"]
 
 
-def test_an_error_under_acks_0_closes_the_connection_without_a_byte(client: WireClient, shared_node: Node) -> None:
+def test_an_error_with_acks_0_closes_the_connection_without_a_response(client: WireClient, shared_node: Node) -> None:
     with connect(shared_node) as producer:
         producer.send_produce(unique("no-such-topic"), batch(b"lost"), acks=0)
         assert producer.ended_without_a_byte()
@@ -110,7 +110,7 @@ def test_an_error_under_acks_0_closes_the_connection_without_a_byte(client: Wire
 
 
 @pytest.mark.parametrize("ending", ["close", "half-close"])
-def test_acks_0_frames_sent_before_the_connections_end_are_appended(
+def test_acks_0_frames_sent_before_the_connection_closes_are_appended(
     client: WireClient, shared_node: Node, ending: str
 ) -> None:
     topic = client.new_topic()
@@ -125,7 +125,7 @@ def test_acks_0_frames_sent_before_the_connections_end_are_appended(
     assert [record.value for record in client.records(topic)] == [value * 1000 for value in expected]
 
 
-def test_requests_before_a_half_closed_connections_end_are_answered(client: WireClient, shared_node: Node) -> None:
+def test_requests_sent_before_a_half_close_are_answered(client: WireClient, shared_node: Node) -> None:
     topic = client.new_topic()
     with connect(shared_node) as producer:
         sent = [producer.send_produce(topic, batch(b"%d" % number)) for number in range(10)]
@@ -143,7 +143,7 @@ def test_invalid_acks_are_refused(client: WireClient) -> None:
 # -- behaviour 8: order and pipelining -------------------------------------------------------------------------------
 
 
-def test_answers_leave_in_request_order_behind_a_long_polling_fetch(client: WireClient, shared_node: Node) -> None:
+def test_responses_after_a_long_polling_fetch_keep_request_order(client: WireClient, shared_node: Node) -> None:
     topic = client.new_topic()
     with connect(shared_node) as consumer:
         fetch = consumer.send_fetch(fetch_of((topic, 0, 0), max_wait_ms=LONG_POLL_MS))
@@ -202,7 +202,7 @@ def test_a_batch_larger_than_the_receive_buffer_is_appended_whole(start_node: St
 # -- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_transactional_calls_get_an_error_that_clients_take_as_final(client: WireClient) -> None:
+def test_transactional_calls_get_an_error_that_clients_treat_as_fatal(client: WireClient) -> None:
     refused = ErrorCode.transactional_id_authorization_failed
     found = client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "t", "key_type": 1})
     assert (found.error_code, bool(found.error_message)) == (refused, True)
@@ -215,7 +215,7 @@ def test_transactional_calls_get_an_error_that_clients_take_as_final(client: Wir
     assert client.call(ApiKey.ADD_OFFSETS_TO_TXN, 3, {**ids, "group_id": "g"}).error_code is refused
 
 
-def test_a_batch_of_a_transaction_is_refused(client: WireClient) -> None:
+def test_a_transactional_batch_is_refused(client: WireClient) -> None:
     topic = client.new_topic()
     transactional = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
     assert client.produce(topic, transactional).error_code != 0

@@ -54,7 +54,9 @@ def test_min_bytes_is_summed_over_partitions(client: WireClient, producer: WireC
     assert sizes == {0: one, 1: one, 2: one}
 
 
-def test_min_bytes_counts_what_was_there_before_the_wait(client: WireClient, producer: WireClient) -> None:
+def test_min_bytes_includes_records_that_were_available_before_the_wait(
+    client: WireClient, producer: WireClient
+) -> None:
     topic = client.new_topic(partitions=2)
     one = len(batch(b"x" * 1000))
     producer.append(topic, b"x" * 1000, partition=0)
@@ -65,13 +67,13 @@ def test_min_bytes_counts_what_was_there_before_the_wait(client: WireClient, pro
     assert sum(len(p.records) for _, _, partitions in client.fetched(waiting).topics for p in partitions) == 2 * one
 
 
-def test_a_fetch_that_waits_in_vain_is_answered_empty_at_its_deadline(client: WireClient) -> None:
+def test_a_fetch_without_new_records_returns_empty_at_its_deadline(client: WireClient) -> None:
     topic = client.new_topic()
     response = client.fetch_one(topic, max_wait_ms=100)
     assert (response.error_code, len(response.records), response.high_watermark) == (0, 0, 0)
 
 
-def test_min_bytes_beyond_max_bytes_does_not_hold_back_what_fits(client: WireClient) -> None:
+def test_min_bytes_above_max_bytes_does_not_delay_the_records_that_fit(client: WireClient) -> None:
     topic = client.new_topic()
     for _ in range(5):
         client.append(topic, b"x" * 1000)
@@ -80,7 +82,7 @@ def test_min_bytes_beyond_max_bytes_does_not_hold_back_what_fits(client: WireCli
     assert 1000 < len(response.records) <= 2500
 
 
-def test_an_error_in_one_partition_ends_the_wait_at_once(client: WireClient) -> None:
+def test_an_error_in_one_partition_ends_the_fetch_wait_at_once(client: WireClient) -> None:
     topic = client.new_topic()
     missing = unique("missing")
     client.append(topic, b"there")
@@ -93,7 +95,7 @@ def test_an_error_in_one_partition_ends_the_wait_at_once(client: WireClient) -> 
 
 
 @pytest.mark.parametrize("offset", [-1, 2, 1 << 40])
-def test_an_offset_outside_the_log_is_an_error_at_once(client: WireClient, offset: int) -> None:
+def test_an_offset_outside_the_log_returns_an_error_at_once(client: WireClient, offset: int) -> None:
     topic = client.new_topic()
     client.append(topic, b"only")
     response = client.fetch_one(topic, offset, max_wait_ms=LONG_POLL_MS)
@@ -114,7 +116,7 @@ def test_the_first_non_empty_partition_ignores_the_size_limits(client: WireClien
     assert sizes[2] == 0, "only the first one is exempt"
 
 
-def test_a_fetch_is_cut_at_batches_within_the_partitions_limit(client: WireClient) -> None:
+def test_a_fetch_returns_whole_batches_within_the_partitions_limit(client: WireClient) -> None:
     topic = client.new_topic()
     size = 0
     for number in range(10):
@@ -140,7 +142,7 @@ def test_a_waiting_fetch_whose_topic_is_deleted_is_answered(client: WireClient, 
 
 
 @pytest.mark.parametrize("version", range(4, 13))
-def test_every_version_by_name_returns_the_same_bytes(client: WireClient, version: int) -> None:
+def test_every_fetch_version_by_name_returns_the_same_records(client: WireClient, version: int) -> None:
     topic = client.new_topic()
     client.append(topic, b"a", b"b")
     response = client.fetch(fetch_of((topic, 0, 0)), version).topics[0][2][0]
@@ -152,7 +154,7 @@ def test_every_version_by_name_returns_the_same_bytes(client: WireClient, versio
 
 
 @pytest.mark.parametrize("version", range(13, 19))
-def test_fetch_by_topic_id_finds_what_metadata_names(client: WireClient, version: int) -> None:
+def test_fetch_accepts_the_topic_id_from_metadata(client: WireClient, version: int) -> None:
     topic = client.new_topic()
     topic_id = client.topic_id(topic)
     client.append(topic, b"by id")
@@ -161,7 +163,7 @@ def test_fetch_by_topic_id_finds_what_metadata_names(client: WireClient, version
     assert values_of(partitions[0]) == [b"by id"]
 
 
-def test_a_topic_made_again_has_a_new_id_and_none_of_the_old_records(client: WireClient) -> None:
+def test_a_recreated_topic_has_a_new_id_and_none_of_the_old_records(client: WireClient) -> None:
     topic = client.new_topic()
     old_id = client.topic_id(topic)
     client.append(topic, b"old")
@@ -178,7 +180,7 @@ def test_a_topic_made_again_has_a_new_id_and_none_of_the_old_records(client: Wir
     assert values_of(by_new_id) == [b"new"]
 
 
-def test_metadata_names_a_topic_by_its_id(client: WireClient) -> None:
+def test_metadata_resolves_a_topic_by_its_id(client: WireClient) -> None:
     topic = client.new_topic()
     topic_id = client.topic_id(topic)
     found = client.call(ApiKey.METADATA, 12, {"topics": [{"topic_id": topic_id, "name": None}]}).topics[0]
@@ -188,7 +190,7 @@ def test_metadata_names_a_topic_by_its_id(client: WireClient) -> None:
 # -- behaviour 12: fields that the broker sets -----------------------------------------------------------------------
 
 
-def test_base_offset_and_leader_epoch_are_stamped_into_each_batch_as_metadata_says(client: WireClient) -> None:
+def test_the_broker_overwrites_base_offset_and_leader_epoch_of_each_batch(client: WireClient) -> None:
     topic = client.new_topic()
     epoch = client.metadata(topic).topics[0].partitions[0].leader_epoch
     assert epoch >= 0
@@ -203,7 +205,7 @@ def test_base_offset_and_leader_epoch_are_stamped_into_each_batch_as_metadata_sa
     assert data[16 : first.size_bytes] == lying[16:]
 
 
-def test_a_client_with_metadatas_epoch_is_served_and_one_with_another_is_told(client: WireClient) -> None:
+def test_a_fetch_is_served_with_metadatas_epoch_and_refused_with_a_newer_one(client: WireClient) -> None:
     topic = client.new_topic()
     client.append(topic, b"x")
     epoch = client.metadata(topic).topics[0].partitions[0].leader_epoch

@@ -25,14 +25,14 @@ def named(response: FetchResponse) -> set[tuple[str | None, int]]:
     return {(name, partition.partition) for name, _, partitions in response.topics for partition in partitions}
 
 
-def test_a_sessionless_fetch_is_answered_without_a_session(client: WireClient) -> None:
+def test_a_sessionless_fetch_creates_no_session(client: WireClient) -> None:
     topic = client.new_topic()
     response = client.fetch(fetch_of((topic, 0, 0), session=NO_SESSION))
     assert (response.error_code, response.session_id) == (0, 0)
     assert named(response) == {(topic, 0)}
 
 
-def test_a_new_session_is_answered_in_full_and_its_continuation_with_news_only(client: WireClient) -> None:
+def test_a_new_session_gets_a_full_response_and_then_only_changes(client: WireClient) -> None:
     topic = client.new_topic(partitions=3)
     client.append(topic, b"first", partition=0)
     created = client.fetch(fetch_of((topic, 0, 0), (topic, 1, 0), (topic, 2, 0), session=NEW_SESSION))
@@ -50,9 +50,7 @@ def test_a_new_session_is_answered_in_full_and_its_continuation_with_news_only(c
     assert named(nothing) == set()
 
 
-def test_a_waiting_incremental_fetch_is_woken_by_a_partition_that_it_does_not_name(
-    client: WireClient, shared_node: Node
-) -> None:
+def test_an_unlisted_session_partition_wakes_a_waiting_incremental_fetch(client: WireClient, shared_node: Node) -> None:
     topic = client.new_topic(partitions=2)
     created = client.fetch(fetch_of((topic, 0, 0), (topic, 1, 0), session=NEW_SESSION))
     waiting = client.send_fetch(fetch_of(session=(created.session_id, 1), max_wait_ms=LONG_POLL_MS))
@@ -61,14 +59,14 @@ def test_a_waiting_incremental_fetch_is_woken_by_a_partition_that_it_does_not_na
     assert values_of(client.fetched(waiting).topics[0][2][0]) == [b"news"]
 
 
-def test_an_unknown_session_is_error_70(client: WireClient) -> None:
+def test_an_unknown_session_returns_error_70(client: WireClient) -> None:
     topic = client.new_topic()
     response = client.fetch(fetch_of((topic, 0, 0), session=(123_456_789, 1)))
     assert response.error_code == ErrorCode.fetch_session_id_not_found
     assert response.topics == []
 
 
-def test_a_session_epoch_out_of_turn_is_error_71_and_the_session_goes_on(client: WireClient) -> None:
+def test_a_wrong_session_epoch_returns_error_71_and_the_session_continues(client: WireClient) -> None:
     topic = client.new_topic()
     created = client.fetch(fetch_of((topic, 0, 0), session=NEW_SESSION))
     for epoch in (2, 7):
@@ -94,7 +92,7 @@ def test_a_partition_can_be_added_to_a_session(client: WireClient) -> None:
     assert named(response) == {(topic, 1)}
 
 
-def test_a_closed_session_is_gone(client: WireClient) -> None:
+def test_a_closed_session_is_unknown(client: WireClient) -> None:
     topic = client.new_topic()
     created = client.fetch(fetch_of((topic, 0, 0), session=NEW_SESSION))
     closing = client.fetch(fetch_of((topic, 0, 0), session=(created.session_id, -1)))
@@ -103,7 +101,7 @@ def test_a_closed_session_is_gone(client: WireClient) -> None:
     assert after.error_code == ErrorCode.fetch_session_id_not_found
 
 
-def test_an_error_in_a_session_is_told_again_until_it_is_over(client: WireClient) -> None:
+def test_a_session_repeats_a_partition_error_until_it_is_resolved(client: WireClient) -> None:
     topic = client.new_topic()
     missing = unique("later")
     created = client.fetch(fetch_of((topic, 0, 0), (missing, 0, 0), session=NEW_SESSION))
@@ -115,7 +113,7 @@ def test_an_error_in_a_session_is_told_again_until_it_is_over(client: WireClient
     assert values_of(client.fetch(fetch_of(session=(created.session_id, 2))).topics[0][2][0]) == [b"now"]
 
 
-def test_a_fetch_whose_answer_was_lost_is_recovered_by_a_new_session(client: WireClient, shared_node: Node) -> None:
+def test_a_new_session_recovers_a_fetch_whose_response_was_lost(client: WireClient, shared_node: Node) -> None:
     topic = client.new_topic()
     created = client.fetch(fetch_of((topic, 0, 0), session=NEW_SESSION))
     client.append(topic, b"x")

@@ -120,7 +120,7 @@ def members(shared_node: Node, group: str) -> Iterator[list[Member]]:
         member.client.socket.close()
 
 
-def test_a_new_member_is_first_given_its_id_and_joins_with_it(members: list[Member]) -> None:
+def test_a_new_member_receives_its_id_first_and_joins_with_it(members: list[Member]) -> None:
     member, _ = members
     first = member.joined(member.send_join())
     assert first.error_code is ErrorCode.member_id_required
@@ -131,13 +131,13 @@ def test_a_new_member_is_first_given_its_id_and_joins_with_it(members: list[Memb
     assert [known.member_id for known in second.members] == [first.member_id]
 
 
-def test_an_id_that_the_coordinator_never_gave_is_unknown(members: list[Member]) -> None:
+def test_a_member_id_that_the_coordinator_never_assigned_is_unknown(members: list[Member]) -> None:
     member, _ = members
     member.member_id = "made-up"
     assert member.joined(member.send_join()).error_code is ErrorCode.unknown_member_id
 
 
-def test_commits_of_an_old_generation_fail(members: list[Member], shared_node: Node) -> None:
+def test_commits_from_an_old_generation_fail(members: list[Member], shared_node: Node) -> None:
     first, second = members
     topic = first.client.new_topic()
     first.join()
@@ -164,7 +164,7 @@ def test_commits_of_an_old_generation_fail(members: list[Member], shared_node: N
     assert stored.topics[0].partitions[0].committed_offset == 3
 
 
-def test_a_commit_of_a_member_that_left_fails(members: list[Member]) -> None:
+def test_a_commit_from_a_member_that_left_fails(members: list[Member]) -> None:
     member, _ = members
     topic = member.client.new_topic()
     member.join()
@@ -174,7 +174,7 @@ def test_a_commit_of_a_member_that_left_fails(members: list[Member]) -> None:
     assert member.commit(topic, 1) in (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
 
-def test_a_static_member_rejoins_without_a_rebalance_and_its_old_self_is_fenced(
+def test_a_static_member_rejoins_without_a_rebalance_and_fences_its_old_instance(
     shared_node: Node, members: list[Member]
 ) -> None:
     other, _ = members
@@ -195,7 +195,7 @@ def test_a_static_member_rejoins_without_a_rebalance_and_its_old_self_is_fenced(
         member.client.socket.close()
 
 
-def test_a_static_followers_restart_does_not_disturb_the_leader(shared_node: Node, members: list[Member]) -> None:
+def test_a_static_followers_restart_does_not_trigger_a_rebalance(shared_node: Node, members: list[Member]) -> None:
     leader, _ = members
     leader.join()
     leader.sync({leader.member_id: b"all"})

@@ -48,13 +48,13 @@ def producer(client: WireClient) -> Producer:
     return Producer(client, client.new_topic())
 
 
-def test_each_producer_id_is_given_once(client: WireClient) -> None:
+def test_each_producer_id_is_allocated_once(client: WireClient) -> None:
     given = [client.init_producer_id() for _ in range(20)]
     assert len({producer_id for producer_id, _ in given}) == 20
     assert {epoch for _, epoch in given} == {0}
 
 
-def test_a_repeated_batch_succeeds_with_its_original_offset_and_is_stored_once(producer: Producer) -> None:
+def test_a_duplicate_batch_returns_its_original_offset_and_is_stored_once(producer: Producer) -> None:
     assert producer.send(0, b"a", b"b") == (0, 0)
     assert producer.send(2, b"c") == (0, 2)
     assert producer.send(0, b"a", b"b") == (0, 0)
@@ -62,7 +62,7 @@ def test_a_repeated_batch_succeeds_with_its_original_offset_and_is_stored_once(p
     assert [record.value for record in producer.client.records(producer.topic)] == [b"a", b"b", b"c"]
 
 
-def test_the_last_five_batches_are_known_and_older_ones_are_refused(producer: Producer) -> None:
+def test_the_last_five_batches_are_deduplicated_and_older_ones_refused(producer: Producer) -> None:
     for sequence in range(8):
         assert producer.send(sequence) == (0, sequence)
     for sequence in range(8 - BATCHES_KEPT, 8):
@@ -71,14 +71,14 @@ def test_the_last_five_batches_are_known_and_older_ones_are_refused(producer: Pr
     assert len(producer.client.records(producer.topic)) == 8
 
 
-def test_a_gap_is_out_of_order(producer: Producer) -> None:
+def test_a_sequence_gap_is_out_of_order(producer: Producer) -> None:
     assert producer.send(0) == (0, 0)
     assert producer.send(2)[0] == ErrorCode.out_of_order_sequence_number
     assert producer.send(1) == (0, 1)
     assert producer.send(2) == (0, 2)
 
 
-def test_sequences_wrap_behind_the_largest_int(client: WireClient) -> None:
+def test_sequence_numbers_wrap_after_the_largest_int(client: WireClient) -> None:
     producer = Producer(client, client.new_topic())
     # A producer that is new to this log may start at any sequence.
     assert producer.send(SEQUENCE_MAX - 1, b"a", b"b") == (0, 0)
@@ -102,12 +102,12 @@ def test_a_new_epoch_starts_at_sequence_0_and_fences_the_old_one(producer: Produ
     assert producer.send(2)[0] == ErrorCode.invalid_producer_epoch
 
 
-def test_a_producer_without_an_id_is_not_held_to_sequences(client: WireClient) -> None:
+def test_sequence_numbers_are_not_checked_without_a_producer_id(client: WireClient) -> None:
     topic = client.new_topic()
     assert [client.append(topic, b"same") for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_repeated_batch_in_one_pipeline_is_answered_twice_with_one_offset(producer: Producer) -> None:
+def test_a_duplicate_batch_in_one_pipeline_gets_the_same_offset_twice(producer: Producer) -> None:
     client = producer.client
     repeated = batch(b"once", producer_id=producer.producer_id, producer_epoch=0, base_sequence=0)
     with client.one_write():

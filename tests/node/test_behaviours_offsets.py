@@ -32,7 +32,7 @@ def timed(*timestamps_ms: int, codec: int = 0) -> bytes:
 # -- behaviour 13 ----------------------------------------------------------------------------------------------------
 
 
-def test_latest_and_earliest_of_an_empty_and_of_a_filled_partition(client: WireClient) -> None:
+def test_list_offsets_returns_earliest_and_latest_of_empty_and_filled_partitions(client: WireClient) -> None:
     topic = client.new_topic()
     assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (0, 0)
     client.append(topic, b"a", b"b", b"c")
@@ -40,13 +40,13 @@ def test_latest_and_earliest_of_an_empty_and_of_a_filled_partition(client: WireC
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_every_version_of_list_offsets_names_the_end(client: WireClient, version: int) -> None:
+def test_every_version_of_list_offsets_returns_the_end_offset(client: WireClient, version: int) -> None:
     topic = client.new_topic()
     client.append(topic, b"a", b"b", b"c")
     assert client.offset_at(topic, LATEST, version=version) == 3
 
 
-def test_version_0_of_list_offsets_which_burrow_asks_for_gives_a_list(client: WireClient) -> None:
+def test_list_offsets_v0_which_burrow_uses_returns_a_list(client: WireClient) -> None:
     topic = client.new_topic()
     client.append(topic, b"a", b"b", b"c")
 
@@ -76,7 +76,7 @@ def test_earliest_follows_delete_records(client: WireClient) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
-def test_a_timestamp_names_the_first_record_that_is_not_older(client: WireClient, codec: int) -> None:
+def test_a_timestamp_lookup_returns_the_first_record_that_is_not_older(client: WireClient, codec: int) -> None:
     topic = client.new_topic()
     start = TIMESTAMP_MS
     for first in range(0, 12, 4):
@@ -89,7 +89,7 @@ def test_a_timestamp_names_the_first_record_that_is_not_older(client: WireClient
 
 
 @pytest.mark.parametrize("codec", range(5), ids=["none", "gzip", "snappy", "lz4", "zstd"])
-def test_max_timestamp_names_the_records_own_offset(client: WireClient, codec: int) -> None:
+def test_max_timestamp_returns_the_offset_of_the_record_itself(client: WireClient, codec: int) -> None:
     topic = client.new_topic()
     assert client.offset_at(topic, MAX_TIMESTAMP) == -1
     start = TIMESTAMP_MS
@@ -101,7 +101,7 @@ def test_max_timestamp_names_the_records_own_offset(client: WireClient, codec: i
     assert (found.offset, found.timestamp) == (3, start + 900)
 
 
-def test_end_offsets_never_go_backwards_over_restarts(node: Node) -> None:
+def test_end_offsets_never_decrease_across_restarts(node: Node) -> None:
     ends: list[int] = []
     with connect(node) as client:
         topic = client.new_topic()
@@ -119,7 +119,7 @@ def test_end_offsets_never_go_backwards_over_restarts(node: Node) -> None:
     assert ends == [0, 10, 10, 20, 20]
 
 
-def test_offsets_of_deleted_records_stay_deleted_over_a_crash(node: Node) -> None:
+def test_the_log_start_offset_of_delete_records_survives_a_crash(node: Node) -> None:
     with connect(node) as client:
         topic = client.new_topic()
         for value in (b"a", b"b", b"c"):
@@ -168,7 +168,7 @@ def commit(client: WireClient, group: str, topic: str, partition: int, offset: i
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_offset_fetch_of_an_unknown_group_is_minus_1_without_an_error(client: WireClient, version: int) -> None:
+def test_offset_fetch_of_an_unknown_group_returns_minus_1_without_an_error(client: WireClient, version: int) -> None:
     group = coordinated(client, unique("unknown"))
     topic = client.new_topic()
     answer = committed(client, group, [{"name": topic, "partition_indexes": [0, 1]}], version)
@@ -182,7 +182,7 @@ def test_offset_fetch_of_an_unknown_group_is_minus_1_without_an_error(client: Wi
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-def test_offset_fetch_with_null_topics_names_all_that_the_group_has(client: WireClient, version: int) -> None:
+def test_offset_fetch_with_null_topics_returns_all_offsets_of_the_group(client: WireClient, version: int) -> None:
     group = coordinated(client, unique("group"))
     topic = client.new_topic(partitions=3)
     assert committed(client, group, None, version).topics == ()  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ def test_offset_fetch_with_null_topics_names_all_that_the_group_has(client: Wire
     assert found == {(topic, 0): (7, "at 7"), (topic, 2): (9, "at 9")}
 
 
-def test_a_committed_offset_is_of_the_topic_and_not_of_its_name(client: WireClient) -> None:
+def test_a_recreated_topic_does_not_inherit_committed_offsets(client: WireClient) -> None:
     group = coordinated(client, unique("group"))
     topic = client.new_topic()
     commit(client, group, topic, 0, 5)
@@ -207,7 +207,7 @@ def test_a_committed_offset_is_of_the_topic_and_not_of_its_name(client: WireClie
     eventually(is_gone, what="the deleted topic's committed offset is gone")
 
 
-def test_a_batch_with_records_out_of_time_order_is_found_by_its_newest(client: WireClient) -> None:
+def test_a_batch_with_unordered_timestamps_is_found_by_its_newest(client: WireClient) -> None:
     topic = client.new_topic()
     client.produce(topic, timed(TIMESTAMP_MS + 100, TIMESTAMP_MS))
     client.produce(topic, batch(b"later", timestamp_ms=TIMESTAMP_MS + 50))

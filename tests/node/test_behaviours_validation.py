@@ -29,7 +29,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ümlaut", "a" * 250, "a\x00b", "../up", "a:b"])
-def test_an_invalid_topic_name_is_refused_wherever_it_comes_from(client: WireClient, name: str) -> None:
+def test_create_topics_metadata_and_produce_refuse_an_invalid_topic_name(client: WireClient, name: str) -> None:
     created = client.create_topic(name)
     assert created.error_code is ErrorCode.invalid_topic_exception
     assert created.error_message
@@ -41,7 +41,7 @@ def test_an_invalid_topic_name_is_refused_wherever_it_comes_from(client: WireCli
     )
 
 
-def test_the_longest_valid_name_is_a_topic(client: WireClient) -> None:
+def test_a_topic_can_have_the_longest_valid_name(client: WireClient) -> None:
     name = unique("long").ljust(249, "n")
     assert client.create_topic(name).error_code is ErrorCode.none
     assert client.append(name, b"x") == 0
@@ -60,7 +60,7 @@ def test_the_longest_valid_name_is_a_topic(client: WireClient) -> None:
         ("message.timestamp.type", "Never"),
     ],
 )
-def test_an_invalid_config_is_refused_with_its_name(client: WireClient, config: str, value: str) -> None:
+def test_the_error_for_an_invalid_config_names_the_config(client: WireClient, config: str, value: str) -> None:
     name = unique("topic")
     created = client.create_topic(name, configs={config: value})
     assert created.error_code is ErrorCode.invalid_config
@@ -75,7 +75,7 @@ def test_an_invalid_config_is_refused_with_its_name(client: WireClient, config: 
 
 
 @pytest.mark.parametrize("version", [5, 6, 7])
-def test_create_topics_names_the_source_of_every_config(client: WireClient, version: int) -> None:
+def test_create_topics_returns_the_source_of_every_config(client: WireClient, version: int) -> None:
     wanted = {
         "name": unique("topic"),
         "num_partitions": 1,
@@ -96,7 +96,7 @@ def test_a_refused_topic_has_no_null_configs(client: WireClient) -> None:
     assert refused.topic_config_error_code == 0
 
 
-def test_describe_configs_names_the_source_of_every_config(client: WireClient) -> None:
+def test_describe_configs_returns_the_source_of_every_config(client: WireClient) -> None:
     topic = client.new_topic(retention_ms="1000")
     resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
     for version in range(1, 5):
@@ -105,7 +105,7 @@ def test_describe_configs_names_the_source_of_every_config(client: WireClient) -
         assert {config.config_source for config in found.configs} <= {1, 2, 3, 4, 5, 6}
 
 
-def test_metadata_creates_a_topic_only_where_the_request_allows_it(client: WireClient) -> None:
+def test_metadata_creates_a_topic_only_if_the_request_allows_it(client: WireClient) -> None:
     name = unique("asked-for")
     assert client.metadata(name, create=False).topics[0].error_code is ErrorCode.unknown_topic_or_partition
     made = client.metadata(name, create=True).topics[0]
@@ -114,7 +114,7 @@ def test_metadata_creates_a_topic_only_where_the_request_allows_it(client: WireC
     assert client.append(name, b"at once") == 0
 
 
-def test_metadata_creates_the_topic_of_the_groups_for_who_asks_before_there_is_one(start_node: StartNode) -> None:
+def test_metadata_creates_the_missing_consumer_offsets_topic_on_request(start_node: StartNode) -> None:
     """As in Kafka: lag tools read this topic, and request its metadata first."""
     with connect(start_node(offsets_topic_partitions=4)) as client:
         (found,) = client.metadata("__consumer_offsets", create=True).topics
@@ -123,7 +123,7 @@ def test_metadata_creates_the_topic_of_the_groups_for_who_asks_before_there_is_o
         assert other.error_code == ErrorCode.invalid_topic_exception
 
 
-def test_metadata_creates_no_topic_where_the_node_does_not(start_node: StartNode) -> None:
+def test_metadata_creates_no_topic_if_auto_creation_is_disabled(start_node: StartNode) -> None:
     node = start_node(auto_create_topics=False)
     with connect(node) as client:
         name = unique("asked-for")
@@ -133,7 +133,7 @@ def test_metadata_creates_no_topic_where_the_node_does_not(start_node: StartNode
         assert client.produce(name, batch(b"x")).error_code == ErrorCode.unknown_topic_or_partition
 
 
-def test_metadata_in_every_version_names_all_topics_or_none(client: WireClient) -> None:
+def test_every_metadata_version_returns_all_topics_or_none(client: WireClient) -> None:
     topic = client.new_topic()
     for version in range(13):
         everything = client.call(ApiKey.METADATA, version, {"topics": [] if version == 0 else None})
@@ -179,7 +179,7 @@ def test_zstd_below_produce_7_is_refused(client: WireClient, version: int) -> No
     assert answer.error_code == ErrorCode.unsupported_compression_type
 
 
-def test_log_append_time_replaces_the_producers_time(client: WireClient) -> None:
+def test_log_append_time_replaces_the_producers_timestamp(client: WireClient) -> None:
     topic = client.new_topic(message_timestamp_type="LogAppendTime")
     before_ms = int(time.time() * 1000)
     answer = client.produce(topic, batch(b"a", b"b", timestamp_ms=5))
@@ -200,7 +200,7 @@ def test_a_timestamp_too_far_in_the_future_or_the_past_is_refused(client: WireCl
         assert bool(answer.error_message) == bool(expected)
 
 
-def test_compression_type_gzip_recompresses_what_came_otherwise(client: WireClient) -> None:
+def test_compression_type_gzip_recompresses_other_batches(client: WireClient) -> None:
     topic = client.new_topic(compression_type="gzip")
     headers = [("h", b"1"), ("h", None)]
     expected = [(b"k", b"a" * 500, headers, TIMESTAMP_MS), (None, None, [], TIMESTAMP_MS + 5)]
@@ -234,7 +234,7 @@ def test_compression_type_producer_keeps_every_byte(client: WireClient) -> None:
         assert bytes(client.fetch_one(topic, codec).records)[16:] == sent[16:]
 
 
-def test_a_config_changed_while_running_holds_for_the_next_batch(client: WireClient) -> None:
+def test_a_dynamic_config_change_applies_to_the_next_batch(client: WireClient) -> None:
     topic = client.new_topic()
     assert client.produce(topic, batch(b"x" * 1000)).error_code == 0
     change = {"name": "max.message.bytes", "config_operation": 0, "value": "500"}
@@ -244,7 +244,7 @@ def test_a_config_changed_while_running_holds_for_the_next_batch(client: WireCli
     assert client.produce(topic, batch(b"x" * 1000)).error_code == 10
 
 
-def test_the_clusters_own_topics_take_no_records_from_clients(client: WireClient) -> None:
+def test_internal_topics_refuse_records_from_clients(client: WireClient) -> None:
     client.call(ApiKey.FIND_COORDINATOR, 2, {"key": "g", "key_type": 0})
     answer = client.produce("__consumer_offsets", batch(b"x"))
     assert answer.error_code == ErrorCode.invalid_topic_exception

@@ -56,7 +56,7 @@ def stored_cluster_id(nodes: LocalNodes, node_id: int) -> str:
 # -- startup -----------------------------------------------------------------------------------------------------------
 
 
-def test_three_nodes_found_one_cluster_and_remember_its_id(tmp_path: Path) -> None:
+def test_three_nodes_form_one_cluster_and_persist_its_id(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         (cluster_id,) = {broker.image.cluster_id for broker in brokers}
@@ -72,7 +72,7 @@ def test_three_nodes_found_one_cluster_and_remember_its_id(tmp_path: Path) -> No
     play(tmp_path, story)
 
 
-def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None:
+def test_a_single_node_is_its_own_majority(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         assert one.is_controller
@@ -85,7 +85,7 @@ def test_a_node_alone_is_a_group_of_one_and_needs_nobody(tmp_path: Path) -> None
     play(tmp_path, story, count=1, **ALONE)
 
 
-def test_a_clean_stop_is_proved_by_the_epoch_of_who_stopped(tmp_path: Path) -> None:
+def test_a_clean_shutdown_is_proved_by_the_previous_broker_epoch(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         first = await nodes.start(1)
         epoch = first.member.session.broker_epoch
@@ -101,7 +101,7 @@ def test_a_clean_stop_is_proved_by_the_epoch_of_who_stopped(tmp_path: Path) -> N
     play(tmp_path, story, 1)
 
 
-def test_a_killed_process_has_kept_what_is_in_the_page_cache_until_the_machine_boots(tmp_path: Path) -> None:
+def test_replicated_durability_treats_a_kill_as_clean_until_a_reboot(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         first = await nodes.start(1)
         epoch = first.member.session.broker_epoch
@@ -117,7 +117,7 @@ def test_a_killed_process_has_kept_what_is_in_the_page_cache_until_the_machine_b
     play(tmp_path, story, 1, durability="replicated")
 
 
-def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(tmp_path: Path) -> None:
+def test_a_configured_cluster_id_is_adopted_and_a_different_one_refused_later(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one = await nodes.start(1, nodes.config(1, cluster_id="chosen"))
         assert one.image.cluster_id == "chosen"
@@ -129,7 +129,7 @@ def test_a_configured_cluster_id_is_taken_and_another_one_is_refused_afterwards(
     play(tmp_path, story, count=1, **ALONE)
 
 
-def test_the_first_three_or_five_nodes_vote() -> None:
+def test_the_first_three_or_five_nodes_are_voters() -> None:
     def of(own: int, *others: int) -> tuple[int, ...]:
         return founders(NodeConfig(node_id=own, peers=tuple(Peer(other, f"h:{other + 1}") for other in others)))
 
@@ -141,7 +141,7 @@ def test_the_first_three_or_five_nodes_vote() -> None:
     assert of(6, 1, 2, 3, 5, 4) == (1, 2, 3, 4, 5)
 
 
-def test_a_store_that_was_lost_beside_logs_is_not_taken_for_a_new_node_alone(tmp_path: Path) -> None:
+def test_a_single_node_with_logs_but_no_metadata_store_does_not_start(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (tmp_path / "node-1" / "logs" / "orders-0").mkdir(parents=True)
         (tmp_path / "node-1" / "meta.json").write_text('{"format_version": 1, "node_id": 1, "cluster_id": "c"}')
@@ -163,7 +163,7 @@ def test_the_data_folder_of_another_node_is_refused(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_member_of_three_that_is_started_without_peers_says_that_there_is_no_majority(tmp_path: Path) -> None:
+def test_a_member_of_three_started_without_peers_reports_a_missing_majority(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, _, _ = await nodes.start_all()
         await nodes.stop(one)
@@ -177,7 +177,7 @@ def test_a_member_of_three_that_is_started_without_peers_says_that_there_is_no_m
 # -- the majority ------------------------------------------------------------------------------------------------------
 
 
-def test_another_node_becomes_the_controller_when_it_dies_and_nothing_agreed_is_lost(tmp_path: Path) -> None:
+def test_a_new_controller_replaces_a_dead_one_and_no_committed_metadata_is_lost(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         first = nodes.controller()
@@ -193,7 +193,7 @@ def test_another_node_becomes_the_controller_when_it_dies_and_nothing_agreed_is_
     play(tmp_path, story)
 
 
-def test_a_majority_that_is_lost_is_said_with_who_is_missing_and_nothing_is_agreed_until_it_is_back(
+def test_a_node_without_a_majority_logs_the_missing_nodes_and_commits_nothing(
     tmp_path: Path,
 ) -> None:
     async def story(nodes: LocalNodes) -> None:
@@ -225,7 +225,7 @@ def test_a_majority_that_is_lost_is_said_with_who_is_missing_and_nothing_is_agre
     play(tmp_path, story)
 
 
-def test_a_node_that_starts_without_a_majority_waits_and_says_for_whom(tmp_path: Path) -> None:
+def test_a_node_that_starts_without_a_majority_logs_the_missing_nodes_and_waits(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         starting = asyncio.create_task(nodes.start(1))
         (waiting, *_) = await until(lambda: nodes.events(1, "waiting_for_controller"))
@@ -238,7 +238,7 @@ def test_a_node_that_starts_without_a_majority_waits_and_says_for_whom(tmp_path:
     play(tmp_path, story)
 
 
-def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_again(tmp_path: Path) -> None:
+def test_a_voter_with_an_empty_disk_rejoins_as_a_learner_and_becomes_a_voter_again(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         controller = nodes.controller()
@@ -258,7 +258,7 @@ def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_ag
 # -- joining and leaving -----------------------------------------------------------------------------------------------
 
 
-def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_vote(tmp_path: Path) -> None:
+def test_a_fourth_node_joins_through_any_node_as_a_learner(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, three = await nodes.start_all()
         nodes.add(4)
@@ -276,7 +276,7 @@ def test_a_fourth_node_joins_by_the_address_of_any_other_and_follows_without_a_v
     play(tmp_path, story)
 
 
-def test_a_node_that_left_and_came_back_is_reached_by_one_that_was_down(tmp_path: Path) -> None:
+def test_a_restarted_node_reaches_a_node_that_rejoined_while_it_was_down(tmp_path: Path) -> None:
     """Found by the simulator (five-nodes seed 592485851): the restarted node learned the address, then forgot it."""
 
     async def story(nodes: LocalNodes) -> None:
@@ -314,7 +314,7 @@ def test_one_node_grows_to_three_voters(tmp_path: Path) -> None:
     play(tmp_path, story, count=1)
 
 
-def test_a_voter_that_leaves_for_good_gives_its_vote_to_a_learner(tmp_path: Path) -> None:
+def test_a_learner_replaces_a_voter_that_leaves_for_good(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         nodes.add(4)
@@ -347,7 +347,7 @@ def test_a_voter_that_leaves_for_good_gives_its_vote_to_a_learner(tmp_path: Path
     play(tmp_path, story)
 
 
-def test_a_clean_stop_of_the_controller_hands_over_before_it_goes(tmp_path: Path) -> None:
+def test_a_controller_hands_over_before_it_stops_cleanly(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         first = nodes.controller()
@@ -360,7 +360,7 @@ def test_a_clean_stop_of_the_controller_hands_over_before_it_goes(tmp_path: Path
     play(tmp_path, story)
 
 
-def test_a_stop_while_the_node_waits_for_a_majority_ends_it(tmp_path: Path) -> None:
+def test_a_node_that_waits_for_a_majority_can_be_stopped(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         starting = asyncio.create_task(nodes.start(1))
         await until(lambda: 1 in nodes.brokers and nodes.events(1, "peer_not_connected"))
@@ -374,7 +374,7 @@ def test_a_stop_while_the_node_waits_for_a_majority_ends_it(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
-def test_every_broker_gets_producer_ids_of_its_own_from_the_controller(tmp_path: Path) -> None:
+def test_the_controller_allocates_distinct_producer_ids_to_every_broker(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         given = [await broker.producer_ids.next() for broker in brokers for _ in range(3)]
@@ -383,7 +383,7 @@ def test_every_broker_gets_producer_ids_of_its_own_from_the_controller(tmp_path:
     play(tmp_path, story)
 
 
-def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
+def test_the_caller_receives_the_controllers_error(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start_all()
         for broker in nodes.brokers.values():
@@ -394,7 +394,7 @@ def test_a_refusal_of_the_controller_is_the_callers(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_node_whose_id_another_process_took_serves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await brokers[0].topics.create(NewTopic("orders", num_partitions=3))

@@ -15,7 +15,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_defaults_are_one_node_on_this_machine() -> None:
+def test_the_defaults_configure_one_node_on_this_machine() -> None:
     config = load()
     assert config.kafka_endpoint == Endpoint("127.0.0.1", 9092)
     assert config.http_endpoint == Endpoint("127.0.0.1", 6092)
@@ -25,7 +25,7 @@ def test_defaults_are_one_node_on_this_machine() -> None:
     assert config.warnings() == []
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, 'node_id = 1\ndata_dir = "file"\nrack = "file"\n[listen]\nkafka = "127.0.0.1:9001"\n')
     env = {"CHRONIK_DATA_DIR": "env", "CHRONIK_NODE_ID": "2", "CHRONIK_LISTEN_KAFKA": "127.0.0.1:9002"}
     config = load(file, env, {"node_id": 3, "listen.kafka": "127.0.0.1:9003", "data_dir": None})
@@ -33,7 +33,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert config.listen.kafka == "127.0.0.1:9003"
 
 
-def test_every_setting_has_a_variable() -> None:
+def test_every_setting_has_an_environment_variable() -> None:
     env = {
         "CHRONIK_FORWARDING": "false",
         "CHRONIK_PEERS": "2=127.0.0.1:5093,3=127.0.0.1:5094",
@@ -51,7 +51,7 @@ def test_every_setting_has_a_variable() -> None:
     assert config.frame_bytes_max == 1000
 
 
-def test_a_file_holds_all_tables(tmp_path: Path) -> None:
+def test_the_config_file_accepts_all_tables(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         """
@@ -91,18 +91,18 @@ def test_a_file_holds_all_tables(tmp_path: Path) -> None:
         ("[[peers]]\nid = 2\ninternal = 'a:1'\n[[peers]]\nid = 2\ninternal = 'b:1'", "peers name one id twice"),
     ],
 )
-def test_a_wrong_file_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:
+def test_the_error_for_an_invalid_file_names_the_invalid_part(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
         load(write(tmp_path, text))
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_file_is_named() -> None:
+def test_the_error_for_a_missing_file_names_the_file() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         load("nowhere.toml")
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_unrelated_environment_variables_are_ignored() -> None:
     assert load(env={"CHRONIK_SERVICE_HOST": "10.0.0.1", "PATH": "x"}) == NodeConfig()
 
 
@@ -125,7 +125,7 @@ def test_a_wildcard_cannot_be_advertised() -> None:
         load(flags={"advertise.kafka": "0.0.0.0:9092"})
 
 
-def test_a_bind_beyond_loopback_warns_and_keeps_what_is_not_for_clients_on_loopback() -> None:
+def test_a_public_bind_warns_and_keeps_internal_listeners_on_loopback() -> None:
     for flags in (
         {"listen.kafka": "192.0.2.7:9092"},
         {"listen.kafka": "0.0.0.0:9092", "advertise.kafka": "broker.example:9092"},
@@ -136,7 +136,7 @@ def test_a_bind_beyond_loopback_warns_and_keeps_what_is_not_for_clients_on_loopb
         assert config.internal_endpoint == config.advertised_internal() == Endpoint("127.0.0.1", 5092)
 
 
-def test_the_internal_address_follows_kafkas_when_there_are_peers_and_any_address_that_is_set() -> None:
+def test_the_internal_host_is_the_kafka_host_if_there_are_peers_unless_configured() -> None:
     config = load(env={"CHRONIK_PEERS": "2=192.0.2.8:5092"}, flags={"listen.kafka": "192.0.2.7:9092"})
     assert config.internal_endpoint == Endpoint("192.0.2.7", 5092)
     assert len(config.warnings()) == 2
@@ -144,7 +144,7 @@ def test_the_internal_address_follows_kafkas_when_there_are_peers_and_any_addres
     assert alone.internal_endpoint == Endpoint("192.0.2.7", 4000)
 
 
-def test_the_cluster_secret_has_no_place_among_the_settings() -> None:
+def test_the_cluster_secret_is_not_a_setting() -> None:
     """The secret has its own file, which other users cannot read; settings are visible to everyone."""
     config = load(env={"CHRONIK_CLUSTER_SECRET": "x" * 64, "CHRONIK_CLUSTER_SECRET_FILE": "/run/secret"})
     assert config.cluster_secret_file == "/run/secret"
@@ -157,13 +157,13 @@ def test_port_zero_lets_the_system_choose_all_ports() -> None:
     assert config.advertised_kafka(bound_port=4711) == Endpoint("127.0.0.1", 4711)
 
 
-def test_a_kafka_port_too_low_for_the_derived_ones_says_what_to_set() -> None:
+def test_the_error_for_a_low_kafka_port_names_the_setting_to_change() -> None:
     with pytest.raises(ConfigError, match="--http"):
         load(flags={"listen.kafka": "127.0.0.1:2000"})
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":9092", "host:99999", "::1:9092", "host:-1", "host:９"])
-def test_text_that_is_no_address_is_refused(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(EndpointError):
         Endpoint.parse(text)
 

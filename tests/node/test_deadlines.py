@@ -21,7 +21,7 @@ async def eventually_passed(wait: Wait) -> None:
             await asyncio.sleep(TICK_S / 5)
 
 
-def test_a_wait_that_is_not_over_is_told_when_its_time_is_up() -> None:
+def test_a_pending_wait_is_notified_when_its_deadline_passes() -> None:
     async def scenario() -> None:
         deadlines = Deadlines(asyncio.get_running_loop())
         short, long, ended = Wait(), Wait(), Wait()
@@ -36,7 +36,7 @@ def test_a_wait_that_is_not_over_is_told_when_its_time_is_up() -> None:
     asyncio.run(scenario())
 
 
-def test_deadlines_go_on_after_a_quiet_period() -> None:
+def test_deadlines_continue_after_an_idle_period() -> None:
     async def scenario() -> None:
         deadlines = Deadlines(asyncio.get_running_loop())
         for _ in range(3):
@@ -48,7 +48,7 @@ def test_deadlines_go_on_after_a_quiet_period() -> None:
     asyncio.run(scenario())
 
 
-def test_a_deadline_never_comes_early() -> None:
+def test_a_deadline_never_fires_early() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         deadlines = Deadlines(loop)
@@ -63,7 +63,7 @@ def test_a_deadline_never_comes_early() -> None:
     asyncio.run(scenario())
 
 
-def test_waits_that_ended_in_time_are_not_kept() -> None:
+def test_completed_waits_are_removed() -> None:
     async def scenario() -> None:
         deadlines = Deadlines(asyncio.get_running_loop())
         for _ in range(1000):

@@ -87,7 +87,7 @@ class Scene:
         return [broker.id for broker in self.departures.named_brokers()]
 
 
-def test_an_answer_about_a_leader_that_has_just_gone_waits_for_its_successor() -> None:
+def test_metadata_waits_for_the_successor_of_a_leader_that_just_left() -> None:
     async def story() -> None:
         scene = Scene()
         asking = asyncio.create_task(scene.departures.noticed(["own", "dead", "no-such-topic"]))
@@ -102,7 +102,7 @@ def test_an_answer_about_a_leader_that_has_just_gone_waits_for_its_successor() -
     asyncio.run(story())
 
 
-def test_only_answers_that_it_concerns_wait() -> None:
+def test_only_metadata_about_affected_topics_waits_for_failover() -> None:
     async def story() -> None:
         assert await Scene().waits("dead")
         assert await Scene().waits(), "all topics"
@@ -113,7 +113,7 @@ def test_only_answers_that_it_concerns_wait() -> None:
     asyncio.run(story())
 
 
-def test_a_partition_that_has_no_leader_for_a_moment_is_waited_for() -> None:
+def test_metadata_waits_for_a_partition_that_is_briefly_without_a_leader() -> None:
     async def story() -> None:
         scene = Scene()
         scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(scene.metadata.fence(DEAD))])
@@ -126,7 +126,7 @@ def test_a_partition_that_has_no_leader_for_a_moment_is_waited_for() -> None:
     asyncio.run(story())
 
 
-def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_failover_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "NOTICED_S", MOMENT_S)
 
     async def story() -> None:
@@ -136,7 +136,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def test_a_node_that_is_gone_is_named_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_lists_a_departed_node_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         scene = Scene()
         fenced = scene.metadata.fence(DEAD)
@@ -149,7 +149,7 @@ def test_a_node_that_is_gone_is_named_for_a_while(monkeypatch: pytest.MonkeyPatc
     asyncio.run(story())
 
 
-def test_a_new_controller_finds_out_at_once_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_controller_detects_dead_nodes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a reconnect or a session timeout would come far too late: the controller probes the links."""
     patient = ControllerSettings(session_timeout_ms=120_000)
     monkeypatch.setattr(controller_service, "Controller", partial(Controller, settings=patient))

@@ -19,7 +19,7 @@ def client(shared_node: Node) -> Iterator[WireClient]:
         yield connected
 
 
-def test_authorized_operations_are_all_where_asked_for_and_unknown_elsewhere(client: WireClient) -> None:
+def test_authorized_operations_are_returned_only_if_requested(client: WireClient) -> None:
     topic = client.new_topic()
     group = unique("group")
     offset = {"partition_index": 0, "committed_offset": 0, "committed_leader_epoch": -1}
@@ -41,7 +41,7 @@ def test_authorized_operations_are_all_where_asked_for_and_unknown_elsewhere(cli
         assert groups[0].authorized_operations == (GROUP_OPERATIONS if asks else NOT_ASKED)
 
 
-def test_a_node_on_uvloop_serves_like_any_other(start_node: StartNode) -> None:
+def test_a_node_on_uvloop_serves_requests(start_node: StartNode) -> None:
     with connect(start_node(loop="uvloop")) as client:
         topic = client.new_topic()
         assert client.append(topic, b"one", b"two") == 0

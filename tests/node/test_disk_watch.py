@@ -34,7 +34,7 @@ def play(story: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(run())
 
 
-def test_a_write_that_does_not_end_makes_the_disk_stuck_until_it_does() -> None:
+def test_a_hung_write_marks_the_disk_stuck_until_it_ends() -> None:
     async def story(scene: Scene) -> None:
         hung = scene.watch.begin(lambda: scene.late.append("hung"))
         scene.watch.begin(lambda: scene.late.append("quick")).end()
@@ -48,7 +48,7 @@ def test_a_write_that_does_not_end_makes_the_disk_stuck_until_it_does() -> None:
     play(story)
 
 
-def test_the_disk_is_stuck_until_the_last_late_write_has_ended() -> None:
+def test_the_disk_is_stuck_until_the_last_late_write_ends() -> None:
     async def story(scene: Scene) -> None:
         first, second = (scene.watch.begin(lambda: None) for _ in range(2))
         await scene.until(lambda: first.is_late and second.is_late)
@@ -60,7 +60,7 @@ def test_the_disk_is_stuck_until_the_last_late_write_has_ended() -> None:
     play(story)
 
 
-def test_a_thread_with_many_writes_is_not_late_while_each_of_them_ends() -> None:
+def test_many_writes_in_one_thread_are_not_late_while_each_one_ends() -> None:
     async def story(scene: Scene) -> None:
         many = scene.watch.begin(lambda: scene.late.append("many"))
         for _ in range(4):
@@ -73,7 +73,7 @@ def test_a_thread_with_many_writes_is_not_late_while_each_of_them_ends() -> None
     play(story)
 
 
-def test_a_write_that_nothing_waits_for_may_be_late_without_the_disk_being_stuck() -> None:
+def test_a_late_background_write_does_not_mark_the_disk_stuck() -> None:
     async def story(scene: Scene) -> None:
         write = scene.watch.begin(lambda: scene.late.append("background"), is_vital=False)
         await scene.until(lambda: scene.late)
@@ -84,7 +84,7 @@ def test_a_write_that_nothing_waits_for_may_be_late_without_the_disk_being_stuck
     play(story)
 
 
-def test_time_in_which_the_loop_did_not_run_is_not_held_against_the_disk() -> None:
+def test_time_when_the_loop_was_stopped_does_not_make_a_write_late() -> None:
     async def story(scene: Scene) -> None:
         write = scene.watch.begin(lambda: scene.late.append("held up"))
         for _ in range(CHECKS // 2):
@@ -96,7 +96,7 @@ def test_time_in_which_the_loop_did_not_run_is_not_held_against_the_disk() -> No
     play(story)
 
 
-def test_a_job_is_waited_for_as_long_as_the_disk_may_take_and_not_at_all_while_it_is_stuck() -> None:
+def test_a_job_wait_ends_at_the_disk_timeout_or_at_once_on_a_stuck_disk() -> None:
     async def story(scene: Scene) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[int] = loop.create_future()

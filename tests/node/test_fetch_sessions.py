@@ -72,7 +72,7 @@ def test_closing_a_session_forgets_it() -> None:
     assert len(cache) == 0
 
 
-def test_a_full_cache_gives_no_session_until_one_is_idle() -> None:
+def test_a_full_cache_creates_no_session_until_one_is_idle() -> None:
     cache = sessions(sessions_max=1)
     opened(cache, {"a": [0]})
     assert cache.resolve(fetch(0, 0, {"b": [0]}), 1) == (None, False)
@@ -80,13 +80,13 @@ def test_a_full_cache_gives_no_session_until_one_is_idle() -> None:
     assert len(cache) == 1
 
 
-def test_a_partition_that_was_served_goes_behind_the_others() -> None:
+def test_a_served_partition_moves_to_the_end_of_the_session() -> None:
     session = opened(sessions(), {"a": [0, 1, 2]})
     session.served(next(iter(session.partitions)))
     assert names(session) == [("a", 1), ("a", 2), ("a", 0)]
 
 
-def test_only_what_changed_is_news() -> None:
+def test_an_incremental_response_includes_only_changed_partitions() -> None:
     partition = SessionPartition(wanted(0))
 
     def response(**fields: object) -> FetchPartitionResponse:

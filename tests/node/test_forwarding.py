@@ -179,7 +179,7 @@ def code(outcome: asyncio.Future[ProducePartitionResponse]) -> ErrorCode:
     return ErrorCode(outcome.result().error_code)
 
 
-def test_the_leaders_answer_is_the_clients() -> None:
+def test_the_client_receives_the_leaders_response() -> None:
     async def story(scene: Scene) -> None:
         outcome = scene.produce(plain(b"a"))
         await scene.turn()
@@ -193,7 +193,7 @@ def test_the_leaders_answer_is_the_clients() -> None:
     play(story)
 
 
-def test_the_batches_of_one_request_for_one_leader_travel_together() -> None:
+def test_batches_of_one_request_for_one_leader_are_sent_together() -> None:
     async def story(scene: Scene) -> None:
         group = ForwardedRequest(cast(Connection, scene.client), -1, 10_000)
         outcomes = [scene.produce(plain(b"a"), partition=index, group=group) for index in range(2)]
@@ -205,7 +205,7 @@ def test_the_batches_of_one_request_for_one_leader_travel_together() -> None:
     play(story)
 
 
-def test_batches_of_a_lane_are_pipelined_to_one_leader_in_order() -> None:
+def test_batches_of_a_produce_lane_are_pipelined_to_one_leader_in_order() -> None:
     async def story(scene: Scene) -> None:
         outcomes = [scene.produce(plain(bytes([number]))) for number in range(5)]
         await scene.turn()
@@ -217,7 +217,7 @@ def test_batches_of_a_lane_are_pipelined_to_one_leader_in_order() -> None:
     play(story)
 
 
-def test_a_lane_waits_for_what_is_open_at_the_old_leader_before_it_goes_to_the_new_one() -> None:
+def test_a_lane_drains_the_old_leader_before_it_sends_to_the_new_one() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(plain(b"1"))
         await scene.turn()
@@ -236,7 +236,7 @@ def test_a_lane_waits_for_what_is_open_at_the_old_leader_before_it_goes_to_the_n
     play(story)
 
 
-def test_a_lane_whose_leader_this_node_has_become_appends_here_after_what_was_sent_elsewhere() -> None:
+def test_a_lane_drains_the_old_leader_before_it_appends_locally() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(plain(b"1"))
         await scene.turn()
@@ -252,7 +252,7 @@ def test_a_lane_whose_leader_this_node_has_become_appends_here_after_what_was_se
     play(story)
 
 
-def test_a_node_that_does_not_lead_any_more_means_not_leader_and_the_next_batches_fail_until_it_is_sent_again() -> None:
+def test_after_not_leader_later_batches_fail_until_the_first_one_is_resent() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(numbered(0))
         await scene.turn()
@@ -274,7 +274,7 @@ def test_a_node_that_does_not_lead_any_more_means_not_leader_and_the_next_batche
 
 
 @pytest.mark.parametrize("error", [ErrorCode.kafka_storage_error, ErrorCode.not_enough_replicas])
-def test_what_a_leader_refused_for_now_is_not_overtaken_at_the_next_leader(error: ErrorCode) -> None:
+def test_later_batches_do_not_overtake_a_refused_batch_at_the_next_leader(error: ErrorCode) -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(numbered(0))
         await scene.turn()
@@ -292,7 +292,7 @@ def test_what_a_leader_refused_for_now_is_not_overtaken_at_the_next_leader(error
     play(story)
 
 
-def test_an_outcome_that_is_not_known_is_request_timed_out_and_what_follows_is_not_sent() -> None:
+def test_an_unknown_outcome_is_request_timed_out_and_blocks_later_batches() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(numbered(0))
         await scene.turn()
@@ -313,7 +313,7 @@ def test_an_outcome_that_is_not_known_is_request_timed_out_and_what_follows_is_n
     play(story)
 
 
-def test_a_new_epoch_of_the_producer_starts_over() -> None:
+def test_a_new_producer_epoch_unblocks_the_lane() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(numbered(3))
         await scene.turn()
@@ -329,7 +329,7 @@ def test_a_new_epoch_of_the_producer_starts_over() -> None:
     play(story)
 
 
-def test_a_producer_that_sent_the_failed_batch_elsewhere_is_let_in_again_after_a_moment() -> None:
+def test_a_lane_unblocks_after_a_while_if_the_failed_batch_is_not_resent() -> None:
     async def story(scene: Scene) -> None:
         first = scene.produce(numbered(0))
         await scene.turn()
@@ -343,7 +343,7 @@ def test_a_producer_that_sent_the_failed_batch_elsewhere_is_let_in_again_after_a
     play(story)
 
 
-def test_a_leader_that_cannot_be_reached_means_not_leader() -> None:
+def test_an_unreachable_leader_results_in_not_leader() -> None:
     async def story(scene: Scene) -> None:
         scene.refused = True
         outcome = scene.produce(plain(b"a"))
@@ -353,7 +353,7 @@ def test_a_leader_that_cannot_be_reached_means_not_leader() -> None:
     play(story)
 
 
-def test_the_requests_own_timeout_ends_the_wait() -> None:
+def test_the_request_timeout_ends_the_wait() -> None:
     async def story(scene: Scene) -> None:
         sent = scene.produce(plain(b"a"), timeout_ms=100)
         await scene.turn()
@@ -368,7 +368,7 @@ def test_the_requests_own_timeout_ends_the_wait() -> None:
     play(story)
 
 
-def test_an_error_of_the_leader_is_passed_on() -> None:
+def test_the_leaders_error_is_returned_to_the_client() -> None:
     async def story(scene: Scene) -> None:
         for at, error in enumerate(
             (ErrorCode.corrupt_message, ErrorCode.not_enough_replicas, ErrorCode.invalid_record)
@@ -382,7 +382,7 @@ def test_an_error_of_the_leader_is_passed_on() -> None:
     play(story)
 
 
-def test_a_batch_that_nobody_waits_for_is_sent_until_somebody_leads() -> None:
+def test_an_acks_0_batch_is_resent_until_there_is_a_leader() -> None:
     async def story(scene: Scene) -> None:
         outcomes = [scene.produce(plain(b"1"), acks=0), scene.produce(plain(b"2"), acks=0)]
         await scene.turn()
@@ -403,7 +403,7 @@ def test_a_batch_that_nobody_waits_for_is_sent_until_somebody_leads() -> None:
     play(story)
 
 
-def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_gets_them_in_order() -> None:
+def test_a_leader_elected_between_two_acks_0_batches_gets_them_in_order() -> None:
     """Found by the simulator (three-nodes seed 7010): the leader refused batch 1, took batch 2, then took batch 1."""
 
     async def story(scene: Scene) -> None:
@@ -427,7 +427,7 @@ def test_a_leader_that_begins_to_lead_between_two_batches_that_nobody_waits_for_
     play(story)
 
 
-def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_for_is_lost_not_late() -> None:
+def test_a_refused_acks_0_batch_is_dropped_if_later_ones_were_accepted() -> None:
     """Found by the simulator (three-nodes seed 475192710): a lease expired briefly with batches in flight."""
 
     async def story(scene: Scene) -> None:
@@ -462,7 +462,7 @@ def test_what_a_leader_refused_before_it_took_later_batches_that_nobody_waits_fo
     play(story)
 
 
-def test_beyond_the_bound_a_connection_is_not_read_on_until_there_is_room() -> None:
+def test_reading_from_a_connection_pauses_while_too_many_bytes_are_in_flight() -> None:
     async def story(scene: Scene) -> None:
         outcomes = [scene.produce(plain(b"x" * 400)) for _ in range(4)]
         assert scene.client.holds == 1
@@ -476,7 +476,7 @@ def test_beyond_the_bound_a_connection_is_not_read_on_until_there_is_room() -> N
     play(story, bytes_max=1000)
 
 
-def test_what_a_closed_connection_had_sent_still_goes_on() -> None:
+def test_batches_from_a_closed_connection_are_still_forwarded() -> None:
     async def story(scene: Scene) -> None:
         outcome = scene.produce(plain(b"a"), acks=0)
         for closed in scene.client.closers:
@@ -489,7 +489,7 @@ def test_what_a_closed_connection_had_sent_still_goes_on() -> None:
     play(story)
 
 
-def test_a_batch_that_comes_while_this_node_hands_over_waits_for_the_next_leader() -> None:
+def test_a_batch_received_during_a_handover_waits_for_the_next_leader() -> None:
     async def story(scene: Scene) -> None:
         scene.lead(OWN)
         client = cast(Connection, scene.client)
@@ -510,7 +510,7 @@ def test_a_batch_that_comes_while_this_node_hands_over_waits_for_the_next_leader
     play(story)
 
 
-def test_a_request_is_forwarded_once_only_and_not_by_a_node_that_is_about_to_stop() -> None:
+def test_a_request_is_forwarded_only_once_and_not_by_a_stopping_node() -> None:
     async def story(scene: Scene) -> None:
         client = cast(Connection, scene.client)
         assert scene.forwarding.can_forward(client, scene.topic, 0, -1)

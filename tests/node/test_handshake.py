@@ -70,7 +70,7 @@ def test_both_sides_prove_the_secret_and_neither_sends_it() -> None:
         assert OURS.encode() not in sent
 
 
-def test_the_refusal_of_a_proven_peer_is_told_apart_from_that_of_a_stranger() -> None:
+def test_a_caller_distinguishes_refusals_by_proven_and_unproven_peers() -> None:
     met = Met()
     answer = met.answerer.prove(met.proof)
     assert answer is not None
@@ -78,7 +78,7 @@ def test_the_refusal_of_a_proven_peer_is_told_apart_from_that_of_a_stranger() ->
     assert met.caller.confirms(encode(ProofReply(b"", "no"))) == (False, "no")
 
 
-def test_another_secret_is_refused_by_both_sides() -> None:
+def test_both_sides_refuse_another_secret() -> None:
     met = Met(caller=secret(THEIRS))
     assert met.answerer.prove(met.proof) is None
     # An impostor that answers anyway cannot convince the caller.
@@ -86,7 +86,7 @@ def test_another_secret_is_refused_by_both_sides() -> None:
     assert met.caller.confirms(encode(ProofReply(pretended)))[0] is False
 
 
-def test_a_proof_is_good_for_one_connection_only() -> None:
+def test_a_proof_is_valid_for_one_connection_only() -> None:
     """A replay: the caller sends the same bytes, but the answering node's nonce differs."""
     heard = Met()
     assert heard.is_proven()
@@ -94,7 +94,7 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
     assert replayed.prove(heard.proof) is None
 
 
-def test_the_answer_to_an_earlier_proof_proves_nothing() -> None:
+def test_a_replayed_proof_reply_proves_nothing() -> None:
     heard = Met()
     answer = heard.answerer.prove(heard.proof)
     assert answer is not None
@@ -103,7 +103,7 @@ def test_the_answer_to_an_earlier_proof_proves_nothing() -> None:
     assert again.confirms(encode(ProofReply(answer)))[0] is False
 
 
-def test_a_proof_that_is_sent_back_proves_nothing() -> None:
+def test_a_reflected_proof_proves_nothing() -> None:
     """A reflection: an attacker sends a node its own proof, as the answer or over a connection of its own."""
     met = Met()
     own = decode_proof(met.proof).mac
@@ -127,7 +127,7 @@ def test_a_proof_that_is_sent_back_proves_nothing() -> None:
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_every_word_of_the_caller_is_covered(changed: dict[str, Any]) -> None:
+def test_the_proof_covers_every_field_of_the_hello(changed: dict[str, Any]) -> None:
     """An attacker in the middle changes one field and passes on everything else."""
     caller = Caller(secret(OURS), HELLO)
     answerer = Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, **changed)), REPLY)
@@ -147,14 +147,14 @@ def test_every_word_of_the_caller_is_covered(changed: dict[str, Any]) -> None:
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_every_word_of_the_answer_is_covered(changed: dict[str, Any]) -> None:
+def test_the_proof_covers_every_field_of_the_hello_reply(changed: dict[str, Any]) -> None:
     caller = Caller(secret(OURS), HELLO)
     answerer = Answerer(secret(OURS), caller.hello, REPLY)
     _, proof = caller.prove(encode(msgspec.structs.replace(REPLY, **changed)))
     assert answerer.prove(proof) is None
 
 
-def test_swapped_ids_are_noticed() -> None:
+def test_swapped_node_ids_are_detected() -> None:
     caller = Caller(secret(OURS), HELLO)
     swapped = msgspec.structs.replace(HELLO, node_id=1, target_node_id=2)
     answerer = Answerer(secret(OURS), encode(swapped), msgspec.structs.replace(REPLY, node_id=2))
@@ -162,14 +162,14 @@ def test_swapped_ids_are_noticed() -> None:
     assert answerer.prove(proof) is None
 
 
-def test_the_border_between_two_parts_is_covered() -> None:
+def test_the_mac_covers_the_boundary_between_two_parts() -> None:
     """Otherwise the end of one message could be taken for the beginning of the next."""
     key = secret(OURS).proven
     assert mac(key, Role.CALLER, b"ab", b"c") != mac(key, Role.CALLER, b"a", b"bc")
     assert mac(key, Role.CALLER, b"a", b"b") != mac(key, Role.ANSWERER, b"a", b"b")
 
 
-def test_messages_that_are_cut_short_are_refused() -> None:
+def test_truncated_messages_are_refused() -> None:
     met = Met()
     for size in range(len(met.caller.hello)):
         with pytest.raises(MalformedRequest):
@@ -187,7 +187,7 @@ def test_messages_that_are_cut_short_are_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, NONCE_BYTES - 1, NONCE_BYTES + 1])
-def test_a_first_hello_without_a_whole_nonce_is_refused(size: int) -> None:
+def test_a_first_hello_without_a_complete_nonce_is_refused(size: int) -> None:
     """Do not fall back to a HELLO without a proof."""
     with pytest.raises(MalformedRequest):
         Answerer(secret(OURS), encode(msgspec.structs.replace(HELLO, nonce=b"n" * size)), REPLY)
@@ -195,7 +195,7 @@ def test_a_first_hello_without_a_whole_nonce_is_refused(size: int) -> None:
         Caller(secret(OURS), HELLO).prove(encode(msgspec.structs.replace(REPLY, nonce=b"n" * size)))
 
 
-def test_secrets_are_changed_one_node_after_the_other() -> None:
+def test_the_secret_can_be_rotated_node_by_node() -> None:
     """Check each step of docs/operations.md between a node that has taken it and one that has not."""
     for before, after in (
         (secret(OURS), secret(OURS, THEIRS)),
@@ -207,7 +207,7 @@ def test_secrets_are_changed_one_node_after_the_other() -> None:
     assert not Met(secret(OURS), secret(THEIRS)).is_proven()
 
 
-def test_the_secret_is_in_no_text_about_it() -> None:
+def test_no_text_about_the_secret_contains_it() -> None:
     held = secret(OURS)
     for text in (repr(held), str(held), f"{held!r}", repr([held])):
         assert OURS not in text
@@ -228,12 +228,12 @@ def test_the_secret_is_in_no_text_about_it() -> None:
         "\n".join([OURS] * (SECRETS_MAX + 1)),
     ],
 )
-def test_text_that_is_no_secret_is_refused(text: str) -> None:
+def test_text_that_is_not_a_secret_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the test holds no cluster secret"):
         ClusterSecret(text, "the test")
 
 
-def test_hellos_of_other_versions_keep_what_they_say() -> None:
+def test_hellos_of_other_versions_keep_their_fields() -> None:
     """Readers skip unknown fields. The proof still covers these fields, because it covers the bytes."""
     extended = msgspec.msgpack.encode({**msgspec.to_builtins(HELLO, builtin_types=(bytes,)), "more": 1})
     assert decode_hello(extended) == HELLO

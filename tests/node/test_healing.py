@@ -135,7 +135,7 @@ def test_the_scrubber_finds_damage_and_the_replica_is_healed(
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_an_index_that_lies_is_rebuilt_while_the_replica_stays_in_sync(tmp_path: Path) -> None:
+def test_a_wrong_index_is_rebuilt_while_the_replica_stays_in_sync(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[2]
@@ -174,7 +174,7 @@ def test_a_leader_that_reads_damage_is_healed(tmp_path: Path) -> None:
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_a_reader_that_meets_a_missing_file_is_sent_elsewhere_and_the_replica_is_healed(tmp_path: Path) -> None:
+def test_a_read_of_a_missing_file_fails_over_and_the_replica_is_healed(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[1]
@@ -192,7 +192,7 @@ def test_a_reader_that_meets_a_missing_file_is_sent_elsewhere_and_the_replica_is
 
 
 @pytest.mark.parametrize("damage", [break_the_chain, remove])
-def test_a_compaction_that_meets_damage_has_the_replica_healed(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_replica_is_healed_if_compaction_finds_damage(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[2]
@@ -233,7 +233,7 @@ def test_a_log_that_was_damaged_while_its_node_was_down_is_healed(
 # -- when no other replica has the data --------------------------------------------------------------------------------
 
 
-def test_the_only_replica_keeps_its_files_and_goes_on(tmp_path: Path) -> None:
+def test_the_only_replica_keeps_its_damaged_files_and_continues_to_lead(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         node = cluster[1]
         for number in range(RECORDS):
@@ -254,7 +254,7 @@ def test_the_only_replica_keeps_its_files_and_goes_on(tmp_path: Path) -> None:
     play(tmp_path, scenario, replicas=(1,), configs={"segment.bytes": "2000"})
 
 
-def test_healing_waits_while_too_few_would_be_left_in_sync_and_another_leads_meanwhile(tmp_path: Path) -> None:
+def test_healing_waits_for_enough_in_sync_replicas_while_another_replica_leads(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         cluster.cut(3, 1)
@@ -275,7 +275,7 @@ def test_healing_waits_while_too_few_would_be_left_in_sync_and_another_leads_mea
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_a_replica_whose_report_is_refused_follows_and_leads_as_before(tmp_path: Path) -> None:
+def test_a_replica_whose_damage_report_is_refused_still_follows_and_leads(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         cluster.refuses_losses = True
@@ -295,7 +295,7 @@ def test_a_replica_whose_report_is_refused_follows_and_leads_as_before(tmp_path:
     play(tmp_path, scenario, configs={"segment.bytes": "2000"})
 
 
-def test_its_leader_does_not_take_it_for_in_sync_by_what_it_said_before(tmp_path: Path) -> None:
+def test_the_leader_ignores_the_fetch_offset_from_before_the_damage(tmp_path: Path) -> None:
     """On an idle partition, the replica's last fetch before the damage showed the leader a complete log."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -319,7 +319,7 @@ def test_its_leader_does_not_take_it_for_in_sync_by_what_it_said_before(tmp_path
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_a_replica_that_is_damaged_again_and_again_is_left_to_people(tmp_path: Path) -> None:
+def test_a_repeatedly_damaged_replica_waits_for_an_operator(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[2]
@@ -333,7 +333,7 @@ def test_a_replica_that_is_damaged_again_and_again_is_left_to_people(tmp_path: P
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_damage_found_further_down_while_it_is_healed_is_healed_too(tmp_path: Path) -> None:
+def test_damage_found_at_a_lower_offset_during_healing_is_healed_too(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[2]
@@ -348,7 +348,7 @@ def test_damage_found_further_down_while_it_is_healed_is_healed_too(tmp_path: Pa
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_what_was_set_aside_is_removed_after_its_retention(tmp_path: Path) -> None:
+def test_files_set_aside_are_removed_after_their_retention(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         node = cluster[2]
@@ -396,7 +396,7 @@ async def one_pass(node: Node, disk: SlowDisk, interval_s: float, monkeypatch: p
     assert damages(node) == []
 
 
-def test_a_pass_is_spread_evenly_over_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrub_pass_is_spread_evenly_over_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         disk = SlowDisk(read_s=0.001)
@@ -408,9 +408,7 @@ def test_a_pass_is_spread_evenly_over_its_interval(tmp_path: Path, monkeypatch: 
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_a_disk_that_is_too_slow_for_its_interval_is_busy_5_percent_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scrubber_reads_a_slow_disk_5_percent_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
         await filled(cluster)
         disk = SlowDisk(read_s=2.0)
@@ -421,7 +419,7 @@ def test_a_disk_that_is_too_slow_for_its_interval_is_busy_5_percent_of_the_time(
     play(tmp_path, scenario, configs=SMALL_SEGMENTS)
 
 
-def test_an_interval_of_0_turns_it_off(tmp_path: Path) -> None:
+def test_an_interval_of_0_disables_the_scrubber(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         scrub = scrubber(cluster[1], interval_ms=0)
         scrub.start()

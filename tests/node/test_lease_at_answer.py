@@ -20,7 +20,7 @@ def list_offsets_request(*timestamps: int) -> Any:
     return cast(Any, SimpleNamespace(message=message, api_version=7))
 
 
-def test_list_offsets_claims_nothing_after_the_lease_ended_while_it_looked_for_a_time(tmp_path: Path) -> None:
+def test_list_offsets_fails_if_the_lease_expires_during_a_timestamp_lookup(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         leader = cluster[1]
         await leader.produce(b"a")

@@ -13,7 +13,7 @@ CONSUMER, DEBUGGING = -1, -2
 LATEST, EARLIEST, LARGEST_TIME = -1, -2, -3
 
 
-def test_a_follower_tells_how_far_its_own_log_goes(tmp_path: Path) -> None:
+def test_a_follower_returns_the_end_of_its_own_log(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first", b"second")
         await until(lambda: is_caught_up(cluster))
@@ -31,7 +31,7 @@ def test_a_follower_tells_how_far_its_own_log_goes(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_replicas_of_a_partition_without_a_leader_answer(tmp_path: Path) -> None:
+def test_replicas_of_a_partition_without_a_leader_return_their_log_end(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -43,7 +43,7 @@ def test_replicas_of_a_partition_without_a_leader_answer(tmp_path: Path) -> None
     play(tmp_path, scenario)
 
 
-def test_a_replica_that_is_closed_does_not_answer(tmp_path: Path) -> None:
+def test_a_closed_replica_returns_not_leader_or_follower(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster[2].partition.close(KafkaError(ErrorCode.not_leader_or_follower))
         refused = await cluster[2].listed_offset(LATEST, DEBUGGING)

@@ -89,7 +89,7 @@ async def reopened(env: Environment, path: str) -> ClusterImage:
     return image
 
 
-def test_what_was_proposed_is_there_after_a_restart(env: Environment, path: str) -> None:
+def test_applied_commands_survive_a_restart(env: Environment, path: str) -> None:
     async def story() -> None:
         log = await opened(env, path)
         events = await log.propose(topic("orders"))
@@ -102,7 +102,7 @@ def test_what_was_proposed_is_there_after_a_restart(env: Environment, path: str)
     asyncio.run(story())
 
 
-def test_the_cluster_id_is_made_once_and_looks_like_kafkas(env: Environment, path: str) -> None:
+def test_the_cluster_id_is_created_once_in_kafkas_format(env: Environment, path: str) -> None:
     async def story() -> None:
         first = await reopened(env, path)
         second = await opened(env, path)
@@ -113,7 +113,7 @@ def test_the_cluster_id_is_made_once_and_looks_like_kafkas(env: Environment, pat
     asyncio.run(story())
 
 
-def test_proposals_are_applied_in_order_and_share_transactions(env: Environment, path: str) -> None:
+def test_proposals_are_applied_in_order_and_share_store_transactions(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
         log = await lone_log(env, store)
@@ -136,7 +136,7 @@ def test_proposals_are_applied_in_order_and_share_transactions(env: Environment,
     asyncio.run(story())
 
 
-def test_a_proposal_sees_those_before_it_that_are_not_yet_durable(env: Environment, path: str) -> None:
+def test_a_proposal_sees_earlier_proposals_that_are_not_yet_durable(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
         log = await lone_log(env, store)
@@ -180,7 +180,7 @@ def test_a_refused_proposal_writes_nothing(env: Environment, path: str) -> None:
     asyncio.run(story())
 
 
-def test_a_proposer_that_gives_up_does_not_take_its_command_back(env: Environment, path: str) -> None:
+def test_a_cancelled_proposer_does_not_withdraw_its_command(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
         log = await lone_log(env, store)
@@ -222,7 +222,7 @@ def test_a_long_log_is_replaced_by_a_snapshot(env: Environment, path: str, monke
     asyncio.run(story())
 
 
-def test_a_closed_log_takes_no_proposals_and_finishes_those_it_took(env: Environment, path: str) -> None:
+def test_a_closed_log_refuses_new_proposals_and_finishes_pending_ones(env: Environment, path: str) -> None:
     async def story() -> None:
         log = await opened(env, path)
         proposal = asyncio.create_task(log.propose(topic("orders")))
@@ -235,9 +235,7 @@ def test_a_closed_log_takes_no_proposals_and_finishes_those_it_took(env: Environ
     asyncio.run(story())
 
 
-def test_a_failed_write_fails_all_that_waits_and_is_carried_out_when_the_store_takes_it_again(
-    env: Environment, path: str
-) -> None:
+def test_a_failed_write_fails_waiting_proposals_and_is_retried(env: Environment, path: str) -> None:
     async def story() -> None:
         store = CountingStore(path)
         log = await lone_log(env, store)
@@ -260,7 +258,7 @@ def test_a_failed_write_fails_all_that_waits_and_is_carried_out_when_the_store_t
     asyncio.run(story())
 
 
-def test_a_failing_listener_stops_neither_the_proposer_nor_the_others(env: Environment, path: str) -> None:
+def test_a_failing_listener_affects_neither_the_proposer_nor_other_listeners(env: Environment, path: str) -> None:
     async def story() -> None:
         log = await opened(env, path)
         seen: list[Event] = []
@@ -278,7 +276,7 @@ def test_a_failing_listener_stops_neither_the_proposer_nor_the_others(env: Envir
     asyncio.run(story())
 
 
-def test_whoever_waits_for_a_version_goes_on_when_it_is_applied(env: Environment, path: str) -> None:
+def test_a_wait_for_a_version_ends_when_it_is_applied(env: Environment, path: str) -> None:
     async def story() -> None:
         log = await opened(env, path)
         waiting = asyncio.create_task(log.applied(log.version + 2))

@@ -21,7 +21,7 @@ def opened(folder: Path) -> MarkedRaftStore:
     return MarkedRaftStore(SqliteRaftStore(path, lambda: UUID(int=1)), RealDisk(), str(folder))
 
 
-def test_a_write_ahead_log_that_was_cut_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_write_ahead_log_is_detected(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.load()
     store.persist(Persist(HardState(1), entries=entries(1, 1, 1)))
@@ -40,7 +40,7 @@ def test_a_write_ahead_log_that_was_cut_is_noticed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_entries_that_were_cut_on_purpose_are_not_missed(tmp_path: Path) -> None:
+def test_deliberately_truncated_entries_are_not_reported_as_lost(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.load()
     store.persist(Persist(HardState(1), entries=entries(1, 1, 1, 1)))
@@ -52,7 +52,7 @@ def test_entries_that_were_cut_on_purpose_are_not_missed(tmp_path: Path) -> None
     again.close()
 
 
-def test_a_new_store_has_nothing_to_do_with_the_mark_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_store_ignores_the_mark_of_its_predecessor(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.load()
     store.persist(Persist(HardState(3), entries=entries(1, 1, 2, 3)))
@@ -70,7 +70,7 @@ def test_a_new_store_has_nothing_to_do_with_the_mark_of_the_one_before(tmp_path:
 
 
 @pytest.mark.parametrize("at", [0, 7, 8, 15, 16, 19])
-def test_a_damaged_mark_says_nothing(tmp_path: Path, at: int) -> None:
+def test_a_damaged_mark_is_ignored(tmp_path: Path, at: int) -> None:
     store = opened(tmp_path)
     store.load()
     store.persist(Persist(HardState(1), entries=entries(1, 1)))

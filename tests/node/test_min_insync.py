@@ -20,7 +20,7 @@ MOVES = [((1,), ()), ((1, 2), (2,)), ((1, 2, 3), ()), ((1, 2, 3), (2, 3)), ((1, 
 
 
 @pytest.mark.parametrize(("replicas", "adding"), MOVES)
-def test_a_leader_commits_exactly_where_the_controller_keeps_no_eligible_leaders(
+def test_the_controller_keeps_eligible_leaders_exactly_if_the_leader_cannot_commit(
     replicas: tuple[int, ...], adding: tuple[int, ...]
 ) -> None:
     settled = tuple(replica for replica in replicas if replica not in adding)
@@ -48,7 +48,7 @@ async def grows(cluster: Cluster) -> None:
     cluster.change(replicas=(1, 2, 3), adding=(2, 3))
 
 
-def test_a_partition_that_gains_replicas_takes_records_after_another_config_of_its_topic_changed(
+def test_a_partition_gaining_replicas_accepts_records_after_a_config_change(
     tmp_path: Path,
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -61,7 +61,7 @@ def test_a_partition_that_gains_replicas_takes_records_after_another_config_of_i
     play(tmp_path, scenario, replicas=(1,))
 
 
-def test_a_partition_that_gains_replicas_takes_records_after_its_leader_was_restarted(tmp_path: Path) -> None:
+def test_a_partition_gaining_replicas_accepts_records_after_a_leader_restart(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await grows(cluster)
         await cluster[1].produce(b"before")

@@ -65,7 +65,7 @@ async def listed(broker: FakeBroker, *partitions: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("version", versions(elect_leaders.API))
-def test_a_preferred_leader_in_sync_is_elected_once(tmp_path: Path, version: int) -> None:
+def test_an_in_sync_preferred_leader_is_elected_once(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await three_brokers(broker)
@@ -80,7 +80,7 @@ def test_a_preferred_leader_in_sync_is_elected_once(tmp_path: Path, version: int
     asyncio.run(story())
 
 
-def test_without_a_list_all_partitions_are_meant_and_those_in_order_are_left_out(tmp_path: Path) -> None:
+def test_an_election_without_a_list_covers_all_partitions_that_need_one(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await three_brokers(broker)
@@ -93,7 +93,7 @@ def test_without_a_list_all_partitions_are_meant_and_those_in_order_are_left_out
     asyncio.run(story())
 
 
-def test_an_unclean_election_takes_anybody_who_is_alive_and_only_without_a_leader(tmp_path: Path) -> None:
+def test_an_unclean_election_picks_a_live_replica_only_if_there_is_no_leader(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await three_brokers(broker)
@@ -109,7 +109,7 @@ def test_an_unclean_election_takes_anybody_who_is_alive_and_only_without_a_leade
 
 
 @pytest.mark.parametrize("version", versions(alter_partition_reassignments.API))
-def test_a_move_is_begun_listed_and_called_off(tmp_path: Path, version: int) -> None:
+def test_a_reassignment_is_started_listed_and_cancelled(tmp_path: Path, version: int) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await three_brokers(broker)
@@ -126,7 +126,7 @@ def test_a_move_is_begun_listed_and_called_off(tmp_path: Path, version: int) -> 
     asyncio.run(story())
 
 
-def test_a_move_to_where_it_cannot_go_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_reassignment_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await three_brokers(broker)
@@ -140,7 +140,7 @@ def test_a_move_to_where_it_cannot_go_is_refused(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_nodes_minimum_in_sync_is_written_down_with_a_new_topic(tmp_path: Path) -> None:
+def test_a_new_topic_stores_the_nodes_default_min_insync_replicas(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, topic_defaults={"min.insync.replicas": 3}) as broker:
             await create(broker, wanted("by-default"), wanted("by-choice", min_insync_replicas="2"))

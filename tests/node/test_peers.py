@@ -71,7 +71,7 @@ def test_nodes_are_connected_and_agree_on_the_cluster(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_it_is_back(tmp_path: Path) -> None:
+def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, three = await nodes.start_all()
         await nodes.kill(three)
@@ -87,9 +87,7 @@ def test_a_killed_peer_is_known_to_be_gone_within_moments_and_found_again_when_i
     play(tmp_path, story)
 
 
-def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pending_response_does_not_keep_a_dead_peer_present(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The response may depend on that death: a forwarded produce waits until the dead node leaves the ISR."""
 
     async def story(nodes: LocalNodes) -> None:
@@ -115,7 +113,7 @@ def test_a_peer_that_died_is_not_present_because_an_answer_still_waits_for_it(
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_a_node_of_another_cluster_is_refused_in_words_on_both_sides(tmp_path: Path) -> None:
+def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await nodes.start(1, nodes.config(1, peers=[], cluster_id="ours"))
         await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
@@ -131,7 +129,7 @@ def test_a_node_of_another_cluster_is_refused_in_words_on_both_sides(tmp_path: P
     play(tmp_path, story, count=2, default_replication_factor=1)
 
 
-def test_a_new_node_that_names_another_cluster_is_told_so_and_does_not_start(
+def test_a_new_node_with_another_cluster_id_reports_the_mismatch_and_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
@@ -145,7 +143,7 @@ def test_a_new_node_that_names_another_cluster_is_told_so_and_does_not_start(
     play(tmp_path, story, count=2)
 
 
-def test_a_second_process_under_a_node_id_is_refused_while_the_first_lives(
+def test_a_second_process_with_the_same_node_id_is_refused_while_the_first_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_member, "REFUSED_S", 0.5)
@@ -163,7 +161,7 @@ def test_a_second_process_under_a_node_id_is_refused_while_the_first_lives(
     play(tmp_path, story)
 
 
-def test_a_node_that_is_not_the_one_looked_for_says_who_it_is(tmp_path: Path) -> None:
+def test_a_node_contacted_under_a_wrong_id_returns_its_own_id(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         refusal = await greet(one, Hello("", 5, UUID(int=5), 7, "127.0.0.1:5"))
@@ -176,7 +174,7 @@ def test_a_node_that_is_not_the_one_looked_for_says_who_it_is(tmp_path: Path) ->
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_call_does_not_delay_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         going_on = asyncio.Event()
@@ -201,7 +199,7 @@ def test_a_slow_call_does_not_hold_up_what_comes_after_it(tmp_path: Path, monkey
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
+def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_path: Path) -> None:
     """The peer abandoned its unread requests on the old connection, so they must not arrive after newer ones."""
 
     async def story(nodes: LocalNodes) -> None:
@@ -222,7 +220,7 @@ def test_a_peers_new_connection_ends_its_older_one_for_the_same_purpose(tmp_path
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_clients_are_not_answered_on_the_internal_apis(tmp_path: Path) -> None:
+def test_clients_get_no_response_from_internal_apis(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (one,) = await nodes.start_all()
         for key in InternalKey:
@@ -233,7 +231,7 @@ def test_clients_are_not_answered_on_the_internal_apis(tmp_path: Path) -> None:
     play(tmp_path, story, count=1, default_replication_factor=1)
 
 
-def test_a_call_to_a_peer_that_is_gone_fails_at_once_and_says_so(tmp_path: Path) -> None:
+def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, _, three = await nodes.start_all()
         await nodes.kill(three)
@@ -249,7 +247,7 @@ def test_a_call_to_a_peer_that_is_gone_fails_at_once_and_says_so(tmp_path: Path)
     play(tmp_path, story)
 
 
-def test_the_configured_address_of_a_peer_wins_over_the_one_it_tells(tmp_path: Path) -> None:
+def test_a_peers_configured_address_overrides_its_advertised_one(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, _ = await nodes.start_all()
         link = one.member.peers._links[2]
@@ -260,7 +258,7 @@ def test_the_configured_address_of_a_peer_wins_over_the_one_it_tells(tmp_path: P
     play(tmp_path, story)
 
 
-def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path) -> None:
+def test_an_unresponsive_peer_is_disconnected_and_reconnected(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         one, two, _ = await nodes.start_all()
         await until(lambda: one.member.peers.is_connected(2))
@@ -274,7 +272,7 @@ def test_a_peer_that_answers_no_more_is_given_up_and_found_again(tmp_path: Path)
     play(tmp_path, story)
 
 
-def test_who_asked_for_a_connection_that_is_given_up_meanwhile_is_told_so_and_may_ask_again(
+def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the caller's task ends as if it had been cancelled, and a follower never fetches again."""
@@ -303,7 +301,7 @@ async def _for_ever(begun: asyncio.Event) -> Connection:
     raise AssertionError
 
 
-def test_peers_that_cannot_make_a_majority_are_refused_at_start() -> None:
+def test_invalid_peer_lists_are_refused_at_start() -> None:
     for peers, words in (
         ((Peer(1, "127.0.0.1:5092"),), "no majority"),
         ((Peer(2, "127.0.0.1:5092"),), "one address"),

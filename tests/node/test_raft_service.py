@@ -162,7 +162,7 @@ def play(
     asyncio.run(run())
 
 
-def test_a_group_of_one_leads_and_applies_what_is_proposed(executor: ThreadPoolExecutor) -> None:
+def test_a_single_voter_leads_and_applies_proposals(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)
         assert scene.raft.is_alone
@@ -176,7 +176,7 @@ def test_a_group_of_one_leads_and_applies_what_is_proposed(executor: ThreadPoolE
     play(executor, story)
 
 
-def test_a_vote_leaves_only_after_the_store_has_it(executor: ThreadPoolExecutor) -> None:
+def test_a_vote_is_sent_only_after_it_is_stored(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         # After a start, a node grants no vote for an election timeout, because it may have heard a leader before.
         await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
@@ -195,7 +195,7 @@ def test_a_vote_leaves_only_after_the_store_has_it(executor: ThreadPoolExecutor)
     play(executor, story, founders=())
 
 
-def test_a_message_that_lies_about_its_sender_or_does_not_parse_has_no_effect(executor: ThreadPoolExecutor) -> None:
+def test_a_forged_or_malformed_message_has_no_effect(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
         forged = Message(2, OTHER, 1, OWN, 7, VoteRequest(5, 6))
@@ -210,7 +210,7 @@ def test_a_message_that_lies_about_its_sender_or_does_not_parse_has_no_effect(ex
     play(executor, story, founders=())
 
 
-def test_a_write_that_fails_is_tried_again_and_nothing_is_applied_before_it_succeeds(
+def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
@@ -230,7 +230,7 @@ def test_a_write_that_fails_is_tried_again_and_nothing_is_applied_before_it_succ
     play(executor, story)
 
 
-def test_closing_waits_for_the_write_that_runs_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
+def test_closing_waits_for_the_running_write_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)
         await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
@@ -248,7 +248,7 @@ def test_closing_waits_for_the_write_that_runs_and_starts_no_other(executor: Thr
     play(executor, story)
 
 
-def test_a_state_machine_that_cannot_go_on_stops_the_node(executor: ThreadPoolExecutor) -> None:
+def test_a_failing_state_machine_stops_the_node(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)
 
@@ -298,7 +298,7 @@ def answer_all(scene: Scene, *peers: int) -> bool:
     return True
 
 
-def test_a_leader_whose_write_hangs_makes_way_and_does_not_write_again_on_top_of_it(
+def test_a_leader_with_a_hung_write_steps_down_and_starts_no_other_write(
     executor: ThreadPoolExecutor,
 ) -> None:
     async def story(scene: Scene) -> None:
@@ -331,7 +331,7 @@ def test_a_leader_whose_write_hangs_makes_way_and_does_not_write_again_on_top_of
     play(executor, story, stored=stored_log(1, [1], THREE))
 
 
-def test_a_leader_whose_writes_fail_makes_way(executor: ThreadPoolExecutor) -> None:
+def test_a_leader_whose_writes_fail_steps_down(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await lead(scene)
         await scene.until(lambda: answer_all(scene, 2) and scene.raft.node.applied_index == scene.raft.node.last_index)
@@ -345,7 +345,7 @@ def test_a_leader_whose_writes_fail_makes_way(executor: ThreadPoolExecutor) -> N
     play(executor, story, stored=stored_log(1, [1], THREE))
 
 
-def test_writes_that_fail_for_long_mean_that_the_node_cannot_write_unless_the_disk_is_full(
+def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
@@ -371,7 +371,7 @@ def test_writes_that_fail_for_long_mean_that_the_node_cannot_write_unless_the_di
     play(executor, story)
 
 
-def test_closing_does_not_wait_for_a_write_that_hangs(executor: ThreadPoolExecutor) -> None:
+def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
         await scene.until(lambda: scene.raft.node.is_leader)
         await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)

@@ -56,13 +56,13 @@ def open_store(path: str) -> Iterator[Callable[[], SqliteRaftStore]]:
 OpenStore = Callable[[], SqliteRaftStore]
 
 
-def test_a_new_store_is_empty_and_draws_its_id_once(open_store: OpenStore) -> None:
+def test_a_new_store_is_empty_and_creates_its_id_once(open_store: OpenStore) -> None:
     stored = open_store().load()
     assert (stored.hard_state, stored.snapshot, stored.entries) == (HardState(), None, ())
     assert open_store().load().store_id == stored.store_id
 
 
-def test_an_empty_file_in_the_place_of_a_lost_one_has_another_id(path: str, open_store: OpenStore) -> None:
+def test_a_store_that_replaces_a_lost_one_has_another_id(path: str, open_store: OpenStore) -> None:
     store = open_store()
     before = store.load().store_id
     store.close()
@@ -71,7 +71,7 @@ def test_an_empty_file_in_the_place_of_a_lost_one_has_another_id(path: str, open
     assert open_store().load().store_id != before
 
 
-def test_everything_that_was_written_is_read_back(open_store: OpenStore) -> None:
+def test_the_store_reads_back_everything_it_wrote(open_store: OpenStore) -> None:
     store = open_store()
     store.load()
     store.persist(Persist(HardState(3, 2, 1), entries=entries(1, 1, 2, 3)))
@@ -82,14 +82,14 @@ def test_everything_that_was_written_is_read_back(open_store: OpenStore) -> None
     assert stored.entries == entries(2, 2, 3)
 
 
-def test_the_tail_is_cut_and_replaced_in_one_write(open_store: OpenStore) -> None:
+def test_the_log_tail_is_truncated_and_replaced_in_one_write(open_store: OpenStore) -> None:
     store = open_store()
     store.persist(Persist(HardState(1), entries=entries(1, 1, 1, 1)))
     store.persist(Persist(HardState(2), cut_from=2, entries=entries(2, 2)))
     assert store.load().entries == entries(1, 1, 2)
 
 
-def test_a_snapshot_of_the_leader_replaces_the_whole_log(open_store: OpenStore) -> None:
+def test_a_snapshot_from_the_leader_replaces_the_whole_log(open_store: OpenStore) -> None:
     store = open_store()
     store.persist(Persist(HardState(1), entries=entries(1, 1, 1, 1)))
     store.persist(Persist(HardState(5), Snapshot(50, 4, MEMBERSHIP, b"s"), cut_from=1, entries=entries(51, 5)))
@@ -99,7 +99,7 @@ def test_a_snapshot_of_the_leader_replaces_the_whole_log(open_store: OpenStore) 
     assert stored.snapshot.index == 50
 
 
-def test_a_write_may_be_tried_again(open_store: OpenStore) -> None:
+def test_a_write_can_be_retried(open_store: OpenStore) -> None:
     """A commit that reported an error may still have reached the disk."""
     store = open_store()
     write = Persist(HardState(1, 1, 0), entries=entries(1, 1, 1))
@@ -116,7 +116,9 @@ def test_a_write_that_would_leave_a_gap_is_refused_as_a_whole(open_store: OpenSt
     assert store.load().hard_state == HardState(1)
 
 
-def test_what_was_written_is_in_the_files_without_closing(path: str, tmp_path: Path, open_store: OpenStore) -> None:
+def test_written_entries_are_in_the_files_without_closing_the_store(
+    path: str, tmp_path: Path, open_store: OpenStore
+) -> None:
     """As after kill -9: another process that opens a copy of the files reads everything."""
     store = open_store()
     store_id = store.load().store_id
@@ -129,7 +131,7 @@ def test_what_was_written_is_in_the_files_without_closing(path: str, tmp_path: P
     assert (stored.store_id, stored.hard_state, stored.entries) == (store_id, HardState(7, 3, 0), entries(1, 7))
 
 
-def test_each_write_waits_for_the_disk(path: str, open_store: OpenStore) -> None:
+def test_each_write_is_synced_to_disk(path: str, open_store: OpenStore) -> None:
     store = open_store()
     store.load()
     connection = store._file._open()
@@ -177,7 +179,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_refused_in_one_line_that_names_it(
+def test_the_error_for_a_damaged_file_is_one_line_that_names_the_file(
     path: str, open_store: OpenStore, damage: Callable[[str], None]
 ) -> None:
     store = open_store()
@@ -192,7 +194,7 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_it(
     assert "\n" not in str(raised.value)
 
 
-def test_a_flipped_bit_or_a_missing_end_is_refused_or_changes_nothing(path: str, open_store: OpenStore) -> None:
+def test_a_flipped_bit_or_a_truncated_file_is_refused_or_harmless(path: str, open_store: OpenStore) -> None:
     store = open_store()
     store.load()
     store.persist(Persist(HardState(1, 1, 0), entries=entries(1, *[1] * 100)))
@@ -221,7 +223,7 @@ def test_a_flipped_bit_or_a_missing_end_is_refused_or_changes_nothing(path: str,
     assert refused > 300
 
 
-def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_folder_is_one_line(tmp_path: Path) -> None:
     store = SqliteRaftStore(str(tmp_path / "missing" / "raft.db"), lambda: UUID(int=1))
     with pytest.raises(StoreError, match="missing"):
         store.load()

@@ -170,7 +170,7 @@ def test_records_keep_their_order_when_batches_are_refused(
     asyncio.run(story())
 
 
-def test_a_leader_that_hands_over_when_its_disk_is_full_passes_nothing_on_that_came_behind_what_it_refused(
+def test_a_leader_with_a_full_disk_forwards_no_batch_after_a_refused_one(
     tmp_path: Path,
 ) -> None:
     """Found by `make soak`, full-disk: the next leader answered a forwarded batch with OUT_OF_ORDER_SEQUENCE_NUMBER."""

@@ -31,7 +31,7 @@ def starts(cluster: Cluster) -> list[int]:
     return [node.partition.durable_log_start for node in cluster.nodes.values()]
 
 
-def test_a_deletion_is_answered_when_every_replica_in_sync_has_done_it(tmp_path: Path) -> None:
+def test_delete_records_waits_for_every_in_sync_replica(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         assert await cluster[1].partition.delete_records(6, WAIT_S) == 6
@@ -45,7 +45,7 @@ def test_a_deletion_is_answered_when_every_replica_in_sync_has_done_it(tmp_path:
     play(tmp_path, scenario)
 
 
-def test_a_follower_out_of_reach_holds_up_the_answer_until_it_is_out_of_sync(tmp_path: Path) -> None:
+def test_an_unreachable_follower_delays_delete_records_until_it_leaves_the_isr(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.cut(1, 3)
@@ -60,7 +60,7 @@ def test_a_follower_out_of_reach_holds_up_the_answer_until_it_is_out_of_sync(tmp
     play(tmp_path, scenario)
 
 
-def test_a_deletion_that_the_disk_does_not_take_is_a_storage_error(tmp_path: Path) -> None:
+def test_delete_records_returns_a_storage_error_if_the_disk_fails(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 5047): UNKNOWN_SERVER_ERROR, which clients do not retry."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -85,7 +85,7 @@ def test_a_deletion_that_the_disk_does_not_take_is_a_storage_error(tmp_path: Pat
     play(tmp_path, scenario)
 
 
-def test_a_follower_does_not_count_before_its_deletion_is_durable(tmp_path: Path) -> None:
+def test_delete_records_waits_until_a_followers_deletion_is_durable(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         log = cluster[3].partition.log
@@ -110,7 +110,7 @@ def test_a_follower_does_not_count_before_its_deletion_is_durable(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_one_that_could_not_make_its_deletion_durable_tries_again(tmp_path: Path) -> None:
+def test_a_follower_retries_a_deletion_that_it_could_not_make_durable(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         log = cluster[3].partition.log
@@ -126,7 +126,7 @@ def test_one_that_could_not_make_its_deletion_durable_tries_again(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_too_few_in_sync_acknowledge_no_deletion(tmp_path: Path) -> None:
+def test_delete_records_is_not_acknowledged_below_min_insync_replicas(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.cut(1, 2)
@@ -144,7 +144,7 @@ def test_too_few_in_sync_acknowledge_no_deletion(tmp_path: Path) -> None:
     play(tmp_path, scenario, configs={"min.insync.replicas": "2"})
 
 
-def test_who_waits_for_a_deletion_hears_that_the_leader_is_replaced(tmp_path: Path) -> None:
+def test_a_waiting_delete_records_fails_when_the_leader_is_replaced(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.cut(1, 3)
@@ -166,7 +166,7 @@ def test_who_waits_for_a_deletion_hears_that_the_leader_is_replaced(tmp_path: Pa
     play(tmp_path, scenario)
 
 
-def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None:
+def test_retention_at_the_leader_advances_the_followers_log_start_too(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         leader = cluster[1]
@@ -183,7 +183,7 @@ def test_retention_at_the_leader_moves_the_followers_too(tmp_path: Path) -> None
     play(tmp_path, scenario)
 
 
-def test_a_new_leader_does_not_call_an_offset_out_of_range_that_was_shown_before(tmp_path: Path) -> None:
+def test_a_new_leader_does_not_report_a_formerly_visible_offset_out_of_range(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 20001)."""
 
     async def scenario(cluster: Cluster) -> None:

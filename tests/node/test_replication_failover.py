@@ -20,7 +20,7 @@ async def error_of(future: "asyncio.Future[None]") -> ErrorCode:
     return raised.value.code
 
 
-def test_a_replaced_leader_drops_what_only_it_had_and_says_so(tmp_path: Path) -> None:
+def test_a_replaced_leader_truncates_its_unreplicated_records_and_fails_them(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"committed")
         await until(lambda: is_caught_up(cluster))
@@ -40,7 +40,7 @@ def test_a_replaced_leader_drops_what_only_it_had_and_says_so(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
-def test_a_batch_that_the_new_leader_has_is_acknowledged_by_the_old_one(tmp_path: Path) -> None:
+def test_the_old_leader_acknowledges_a_batch_that_the_new_leader_has(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 3)
@@ -69,7 +69,7 @@ def may_pass_on(node: Node, sequence: int) -> bool:
     return True
 
 
-def test_a_replaced_leader_passes_nothing_on_that_came_behind_what_only_it_has(tmp_path: Path) -> None:
+def test_a_replaced_leader_forwards_no_batch_after_an_unreplicated_one(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 674955305): the new leader answered OUT_OF_ORDER_SEQUENCE_NUMBER."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_a_replaced_leader_passes_nothing_on_that_came_behind_what_only_it_has(t
     play(tmp_path, scenario)
 
 
-def test_what_a_new_leader_has_too_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_batch_that_the_new_leader_has_does_not_block_forwarding(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         old = cluster[1].partition
         cluster.cut(1, 3)
@@ -106,7 +106,7 @@ def test_what_a_new_leader_has_too_holds_nothing_up(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_leader_that_hands_over_passes_on_what_comes_next(tmp_path: Path) -> None:
+def test_a_leader_that_hands_over_forwards_later_batches(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         old = cluster[1].partition
         cluster.cut(1, 3)
@@ -121,7 +121,7 @@ def test_a_leader_that_hands_over_passes_on_what_comes_next(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
-def test_acks_1_is_not_acknowledged_by_a_leader_that_was_replaced_before_its_sync(tmp_path: Path) -> None:
+def test_a_leader_replaced_before_its_sync_does_not_acknowledge_acks_1(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -170,7 +170,7 @@ def test_a_truncation_lowers_the_recovery_point_first(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_news_that_come_during_a_truncation_wait_for_its_end(tmp_path: Path) -> None:
+def test_metadata_changes_during_a_truncation_wait_until_it_ends(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -216,7 +216,7 @@ def test_an_epoch_without_records_does_not_mislead_a_follower(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
-def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp_path: Path) -> None:
+def test_end_offsets_are_unavailable_until_the_watermark_reaches_the_epoch(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -242,7 +242,7 @@ def test_end_offsets_are_not_told_before_the_watermark_has_reached_the_epoch(tmp
     play(tmp_path, scenario)
 
 
-def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
+def test_end_offsets_never_decrease_while_a_leader_has_too_few_replicas(tmp_path: Path) -> None:
     """Found by the simulator (seed 2010): two of three nodes died, and later the third returned its old watermark."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -264,7 +264,7 @@ def test_end_offsets_do_not_go_back_however_long_a_leader_has_too_few_replicas(t
     play(tmp_path, scenario)
 
 
-def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
+def test_a_leader_without_a_lease_refuses_all_requests(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         waiting = asyncio.ensure_future(cluster[1].consume(1, max_wait_ms=60_000))
@@ -283,7 +283,7 @@ def test_a_leader_without_a_lease_answers_nobody(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_too_few_in_sync_refuse_acks_all_before_and_after_the_append(tmp_path: Path) -> None:
+def test_acks_all_fails_before_and_after_the_append_below_min_insync_replicas(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 2)
@@ -304,7 +304,7 @@ def test_too_few_in_sync_refuse_acks_all_before_and_after_the_append(tmp_path: P
     play(tmp_path, scenario)
 
 
-def test_a_follower_that_is_out_of_reach_leaves_the_isr_and_comes_back(tmp_path: Path) -> None:
+def test_an_unreachable_follower_leaves_the_isr_and_rejoins_it(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 3)
@@ -318,7 +318,7 @@ def test_a_follower_that_is_out_of_reach_leaves_the_isr_and_comes_back(tmp_path:
     play(tmp_path, scenario, lag_ms=700)
 
 
-def test_a_removal_that_the_controller_does_not_answer_does_not_count(tmp_path: Path) -> None:
+def test_an_isr_removal_takes_effect_only_after_the_controller_confirms_it(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.refuses_proposals = True
@@ -347,7 +347,7 @@ def test_a_fenced_broker_does_not_join_the_isr(tmp_path: Path) -> None:
     play(tmp_path, scenario, isr=(1, 2))
 
 
-def test_leadership_is_handed_over_with_all_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_handover_keeps_all_acknowledged_records(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 2)
@@ -367,7 +367,7 @@ def test_leadership_is_handed_over_with_all_that_was_acknowledged(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_a_hand_over_that_cannot_be_is_given_up(tmp_path: Path) -> None:
+def test_an_impossible_handover_is_cancelled(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 2)
@@ -380,7 +380,7 @@ def test_a_hand_over_that_cannot_be_is_given_up(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_after_a_hand_over_of_unknown_outcome_nothing_is_served_until_it_is_settled(tmp_path: Path) -> None:
+def test_a_handover_with_an_unknown_outcome_stops_serving_until_resolved(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -396,7 +396,7 @@ def test_after_a_hand_over_of_unknown_outcome_nothing_is_served_until_it_is_sett
     play(tmp_path, scenario)
 
 
-def test_a_leader_whose_log_fails_lets_another_lead(tmp_path: Path) -> None:
+def test_a_leader_whose_log_fails_transfers_leadership(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -420,7 +420,7 @@ def test_a_leader_whose_log_fails_lets_another_lead(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_the_same_leader_in_a_new_epoch_keeps_its_waits(tmp_path: Path) -> None:
+def test_the_same_leader_in_a_new_epoch_keeps_its_pending_requests(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 3)

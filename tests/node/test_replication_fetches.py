@@ -82,7 +82,7 @@ def test_only_the_node_itself_may_fetch_as_a_replica(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_former_process_of_a_replica_is_refused(tmp_path: Path) -> None:
+def test_a_fetch_from_a_previous_incarnation_of_a_replica_is_refused(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         old = cluster.broker(3).epoch
@@ -125,7 +125,7 @@ def test_a_node_without_a_replica_and_an_unknown_topic_are_refused(tmp_path: Pat
     play(tmp_path, scenario, replicas=(1, 2))
 
 
-def test_a_log_that_is_no_prefix_of_the_leaders_is_told_where_they_part_and_does_not_count(tmp_path: Path) -> None:
+def test_a_diverging_follower_gets_the_diverging_epoch_and_its_offset_is_ignored(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.change(leader=2)
@@ -148,7 +148,7 @@ def test_a_log_that_is_no_prefix_of_the_leaders_is_told_where_they_part_and_does
     play(tmp_path, scenario)
 
 
-def test_an_offset_out_of_range_comes_with_the_leaders_start(tmp_path: Path) -> None:
+def test_an_out_of_range_error_contains_the_leaders_log_start_offset(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         await cluster[1].partition.raise_log_start(3)
@@ -160,7 +160,7 @@ def test_an_offset_out_of_range_comes_with_the_leaders_start(tmp_path: Path) -> 
     play(tmp_path, scenario)
 
 
-def test_replicas_are_sent_what_is_not_committed_and_consumers_are_not(tmp_path: Path) -> None:
+def test_replicas_receive_uncommitted_records_and_consumers_do_not(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.cut(1, 2)
@@ -172,7 +172,7 @@ def test_replicas_are_sent_what_is_not_committed_and_consumers_are_not(tmp_path:
     play(tmp_path, scenario)
 
 
-def test_consumers_see_the_log_end_where_records_are_visible_when_appended(tmp_path: Path) -> None:
+def test_consumers_read_to_the_log_end_if_records_are_visible_when_appended(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         cluster.cut(1, 2)
@@ -218,7 +218,7 @@ class Session:
         await self.answer(self.send(names=True, max_wait_ms=0))
 
 
-def test_a_partition_is_told_once_each_time_it_is_named(tmp_path: Path) -> None:
+def test_a_session_returns_a_partition_once_each_time_it_is_requested(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         session = Session(cluster)
@@ -253,7 +253,7 @@ def test_a_waiting_fetch_is_answered_when_only_the_watermark_rises(tmp_path: Pat
     play(tmp_path, scenario)
 
 
-def test_the_next_fetch_ends_the_one_that_waits_with_nothing_in_it(tmp_path: Path) -> None:
+def test_the_next_fetch_ends_a_waiting_fetch_with_an_empty_response(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         session = Session(cluster)
@@ -267,7 +267,7 @@ def test_the_next_fetch_ends_the_one_that_waits_with_nothing_in_it(tmp_path: Pat
     play(tmp_path, scenario)
 
 
-def test_a_session_is_told_when_its_leader_is_replaced(tmp_path: Path) -> None:
+def test_a_session_gets_an_error_when_the_leader_is_replaced(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         session = Session(cluster)
@@ -281,7 +281,7 @@ def test_a_session_is_told_when_its_leader_is_replaced(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_session_of_a_closed_connection_is_forgotten(tmp_path: Path) -> None:
+def test_the_session_of_a_closed_connection_is_removed(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         session = Session(cluster)
@@ -294,7 +294,7 @@ def test_a_session_of_a_closed_connection_is_forgotten(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_read_that_was_under_way_while_the_leader_changed_is_not_sent(tmp_path: Path) -> None:
+def test_a_read_in_progress_during_a_leader_change_returns_no_records(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await written(cluster)
         log = cluster[1].partition.log
@@ -312,7 +312,7 @@ def test_a_read_that_was_under_way_while_the_leader_changed_is_not_sent(tmp_path
 RACKS = {1: "a", 2: "b", 3: "b"}
 
 
-def test_a_consumer_is_sent_to_a_replica_in_its_rack_and_served_there_below_its_watermark(tmp_path: Path) -> None:
+def test_a_consumer_fetches_from_a_replica_in_its_rack_below_the_watermark(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"a", b"b")
         await until(lambda: is_caught_up(cluster))
@@ -328,7 +328,7 @@ def test_a_consumer_is_sent_to_a_replica_in_its_rack_and_served_there_below_its_
     play(tmp_path, scenario, racks=RACKS)
 
 
-def test_a_follower_serves_nobody_without_a_rack_nor_without_a_lease(tmp_path: Path) -> None:
+def test_a_follower_serves_no_consumer_without_a_rack_or_a_lease(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"a", b"b")
         await until(lambda: is_caught_up(cluster))
@@ -340,7 +340,7 @@ def test_a_follower_serves_nobody_without_a_rack_nor_without_a_lease(tmp_path: P
 
 
 @pytest.mark.parametrize("offset", [2, 3])
-def test_a_consumer_at_a_follower_waits_for_what_the_follower_does_not_have_yet(tmp_path: Path, offset: int) -> None:
+def test_a_consumer_at_a_follower_waits_for_records_that_are_not_there_yet(tmp_path: Path, offset: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"a", b"b")
         await until(lambda: is_caught_up(cluster))

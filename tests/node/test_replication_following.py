@@ -20,7 +20,7 @@ def is_caught_up(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
-def test_followers_hold_the_leaders_bytes_and_know_its_watermark(tmp_path: Path, durability: str) -> None:
+def test_followers_store_the_leaders_bytes_and_learn_its_watermark(tmp_path: Path, durability: str) -> None:
     async def scenario(cluster: Cluster) -> None:
         for count in range(20):
             await cluster[1].produce(b"value-%d" % count, b"x" * 1000 * count)
@@ -31,7 +31,7 @@ def test_followers_hold_the_leaders_bytes_and_know_its_watermark(tmp_path: Path,
     play(tmp_path, scenario, durability=durability)
 
 
-def test_a_replica_that_goes_and_comes_back_says_again_how_far_it_is(tmp_path: Path) -> None:
+def test_a_removed_and_readded_replica_reports_its_offset_again(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 5079): a reassignment that was cancelled and restarted never ended."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -49,7 +49,7 @@ def test_a_replica_that_goes_and_comes_back_says_again_how_far_it_is(tmp_path: P
     play(tmp_path, scenario)
 
 
-def test_acks_all_waits_for_every_replica_in_sync(tmp_path: Path) -> None:
+def test_acks_all_waits_for_every_in_sync_replica(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         cluster.cut(1, 3)
@@ -65,7 +65,7 @@ def test_acks_all_waits_for_every_replica_in_sync(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_follower_that_has_not_synced_does_not_count(tmp_path: Path) -> None:
+def test_acks_all_waits_until_a_follower_has_synced(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         follower = cluster[2].partition
@@ -82,7 +82,7 @@ def test_a_follower_that_has_not_synced_does_not_count(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_follower_whose_syncs_are_slow_asks_for_more_at_once(tmp_path: Path) -> None:
+def test_a_follower_with_slow_syncs_fetches_more_without_waiting(tmp_path: Path) -> None:
     """Found by `make soak`: with syncs of 300 ms, a follower reached only 3 MB/s, and producers timed out."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ def test_a_follower_whose_syncs_are_slow_asks_for_more_at_once(tmp_path: Path) -
     play(tmp_path, scenario)
 
 
-def test_what_happened_before_a_follower_came_is_sent_to_it(tmp_path: Path) -> None:
+def test_a_new_follower_receives_earlier_records(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.stop(3)
         cluster.change(isr=(1, 2))
@@ -142,7 +142,7 @@ def test_what_happened_before_a_follower_came_is_sent_to_it(tmp_path: Path) -> N
     play(tmp_path, scenario)
 
 
-def test_an_idle_follower_names_nothing_and_asks_twice_a_second_at_most(tmp_path: Path) -> None:
+def test_an_idle_follower_sends_at_most_two_empty_fetches_a_second(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -157,7 +157,7 @@ def test_an_idle_follower_names_nothing_and_asks_twice_a_second_at_most(tmp_path
     play(tmp_path, scenario)
 
 
-def test_a_leader_that_does_not_know_yet_that_it_leads_is_asked_again(tmp_path: Path) -> None:
+def test_a_follower_retries_until_the_new_leader_knows_that_it_leads(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -173,7 +173,7 @@ def test_a_leader_that_does_not_know_yet_that_it_leads_is_asked_again(tmp_path: 
     play(tmp_path, scenario)
 
 
-def test_a_follower_that_hears_of_a_topic_before_its_leader_loses_nothing(tmp_path: Path) -> None:
+def test_a_follower_that_learns_of_a_change_before_the_leader_loses_nothing(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster[1].metadata.hold()
         cluster.change(leader=2)
@@ -186,7 +186,7 @@ def test_a_follower_that_hears_of_a_topic_before_its_leader_loses_nothing(tmp_pa
     play(tmp_path, scenario)
 
 
-def test_deleted_records_are_deleted_at_the_followers_too(tmp_path: Path) -> None:
+def test_followers_delete_the_records_that_the_leader_deletes(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         for _ in range(10):
             await cluster[1].produce(b"x")
@@ -197,7 +197,7 @@ def test_deleted_records_are_deleted_at_the_followers_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("start", [6, 7], ids=["between batches", "inside a batch"])
-def test_a_follower_that_ends_before_the_leaders_start_starts_over_there(tmp_path: Path, start: int) -> None:
+def test_a_follower_below_the_leaders_log_start_restarts_at_that_offset(tmp_path: Path, start: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"a", b"b")
         await until(lambda: is_caught_up(cluster))
@@ -215,7 +215,7 @@ def test_a_follower_that_ends_before_the_leaders_start_starts_over_there(tmp_pat
     play(tmp_path, scenario)
 
 
-def test_a_replica_that_moves_away_deletes_its_log_and_one_that_comes_back_fetches_anew(tmp_path: Path) -> None:
+def test_a_removed_replica_deletes_its_log_and_fetches_anew_if_it_is_readded(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         folder = tmp_path / "node-3" / "logs" / f"{TOPIC}-0"
@@ -231,7 +231,7 @@ def test_a_replica_that_moves_away_deletes_its_log_and_one_that_comes_back_fetch
     play(tmp_path, scenario)
 
 
-def test_a_replica_that_is_given_back_before_its_log_went_keeps_it(tmp_path: Path) -> None:
+def test_a_replica_readded_before_its_log_is_deleted_keeps_the_log(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -244,7 +244,7 @@ def test_a_replica_that_is_given_back_before_its_log_went_keeps_it(tmp_path: Pat
     play(tmp_path, scenario)
 
 
-def test_a_deleted_topic_is_refused_at_once_and_its_log_goes(tmp_path: Path) -> None:
+def test_deleting_a_topic_fails_its_requests_at_once_and_removes_its_log(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster.cut(1, 3)
         done = cluster[1].produce(b"first")
@@ -275,7 +275,7 @@ def test_watermarks_and_recovery_points_survive_a_restart(tmp_path: Path) -> Non
     play(tmp_path, scenario)
 
 
-def test_a_host_opens_only_what_the_image_gives_it(tmp_path: Path) -> None:
+def test_a_host_opens_only_partitions_assigned_by_the_image(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         assert not cluster[3].has_partition
         assert isinstance(cluster[3].host, PartitionHost)

@@ -28,7 +28,7 @@ async def outcome(answer: asyncio.Future[None]) -> ErrorCode:
     return ErrorCode.none
 
 
-def test_a_leader_whose_disk_hangs_answers_that_the_outcome_is_unknown_and_another_leads(tmp_path: Path) -> None:
+def test_a_leader_with_a_hung_disk_returns_request_timed_out_and_is_replaced(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -51,7 +51,7 @@ def test_a_leader_whose_disk_hangs_answers_that_the_outcome_is_unknown_and_anoth
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS)
 
 
-def test_a_batch_in_doubt_that_is_sent_again_waits_for_the_sync_that_hangs(tmp_path: Path) -> None:
+def test_a_resent_batch_with_an_unknown_outcome_waits_for_the_hung_sync(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster[1]
         one.hang()
@@ -64,7 +64,7 @@ def test_a_batch_in_doubt_that_is_sent_again_waits_for_the_sync_that_hangs(tmp_p
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS, replicas=(1,))
 
 
-def test_the_only_replica_takes_records_again_when_its_disk_is_well(tmp_path: Path) -> None:
+def test_the_only_replica_accepts_records_again_when_its_disk_recovers(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster[1]
         one.hang()
@@ -79,7 +79,7 @@ def test_the_only_replica_takes_records_again_when_its_disk_is_well(tmp_path: Pa
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS, replicas=(1,))
 
 
-def test_a_follower_whose_disk_hangs_leaves_the_isr_and_joins_again(tmp_path: Path) -> None:
+def test_a_follower_whose_disk_hangs_leaves_the_isr_and_rejoins_it(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -95,7 +95,7 @@ def test_a_follower_whose_disk_hangs_leaves_the_isr_and_joins_again(tmp_path: Pa
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS, lag_ms=LAG_MS, configs={"min.insync.replicas": "2"})
 
 
-def test_under_replicated_a_background_sync_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
+def test_a_hung_background_sync_blocks_nothing_with_replicated_durability(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster[1]
         await one.produce(b"first")
@@ -109,7 +109,7 @@ def test_under_replicated_a_background_sync_that_hangs_holds_up_nothing(tmp_path
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS, durability="replicated")
 
 
-def test_a_node_whose_disk_hangs_stops_all_the_same_and_does_not_pass_for_clean(tmp_path: Path) -> None:
+def test_a_node_with_a_hung_disk_still_stops_but_not_cleanly(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.nodes.pop(1)
         await one.produce(b"first")
@@ -131,7 +131,7 @@ def test_a_node_whose_disk_hangs_stops_all_the_same_and_does_not_pass_for_clean(
     play(tmp_path, scenario, disk_timeout_ms=TIMEOUT_MS, replicas=(1,))
 
 
-def test_a_log_on_a_hung_disk_is_removed_when_that_is_well(tmp_path: Path) -> None:
+def test_a_log_on_a_hung_disk_is_removed_when_the_disk_recovers(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster[1]
         one.hang()

@@ -14,7 +14,7 @@ from chronik.storage.errors import StorageFull
 from chronik.storage.folder import DataFolder
 
 
-def test_a_damaged_log_does_not_lead_and_nobody_is_cut_to_it(tmp_path: Path) -> None:
+def test_a_replica_with_a_damaged_log_neither_leads_nor_truncates_followers(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -30,7 +30,7 @@ def test_a_damaged_log_does_not_lead_and_nobody_is_cut_to_it(tmp_path: Path) -> 
     play(tmp_path, scenario)
 
 
-def test_a_leader_without_room_lets_another_lead(tmp_path: Path) -> None:
+def test_a_leader_without_disk_space_transfers_leadership(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -49,7 +49,7 @@ def test_a_leader_without_room_lets_another_lead(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_it_is_tried_again_when_the_controller_did_not_answer(tmp_path: Path) -> None:
+def test_a_leadership_transfer_is_retried_if_the_controller_did_not_answer(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         log = cluster[2].partition.log
@@ -63,7 +63,7 @@ def test_it_is_tried_again_when_the_controller_did_not_answer(tmp_path: Path) ->
     play(tmp_path, scenario)
 
 
-def test_a_leader_that_reads_damage_gives_the_partition_to_a_replica_that_has_what_was_written(tmp_path: Path) -> None:
+def test_a_leader_that_reads_damage_transfers_leadership_to_an_intact_replica(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
@@ -82,7 +82,7 @@ def test_a_leader_that_reads_damage_gives_the_partition_to_a_replica_that_has_wh
     play(tmp_path, scenario)
 
 
-def test_a_leader_alone_gives_what_there_is_though_it_is_damaged(tmp_path: Path) -> None:
+def test_a_single_leader_with_damage_continues_to_serve(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         assert not cluster[1].partition.found_damaged(0)
@@ -91,7 +91,7 @@ def test_a_leader_alone_gives_what_there_is_though_it_is_damaged(tmp_path: Path)
     play(tmp_path, scenario, replicas=(1,))
 
 
-def test_the_only_replica_leads_though_its_log_is_damaged(tmp_path: Path) -> None:
+def test_the_only_replica_leads_even_if_its_log_is_damaged(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         one = cluster[1].partition
@@ -103,7 +103,9 @@ def test_the_only_replica_leads_though_its_log_is_damaged(tmp_path: Path) -> Non
     play(tmp_path, scenario, replicas=(1,))
 
 
-def test_a_log_that_is_not_open_is_led_by_another_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_replica_leads_while_the_leaders_log_is_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim = DataFolder.claim_log
     is_sick = True
 

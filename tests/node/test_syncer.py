@@ -88,7 +88,7 @@ def append(syncer: Syncer, partition: FakePartition) -> None:
     syncer.request(cast(Any, partition))
 
 
-def test_appends_of_one_turn_share_a_sync() -> None:
+def test_appends_of_one_loop_iteration_share_a_sync() -> None:
     async def scenario(syncer: Syncer) -> None:
         partition = FakePartition()
         for _ in range(50):
@@ -101,7 +101,7 @@ def test_appends_of_one_turn_share_a_sync() -> None:
     run(scenario)
 
 
-def test_what_is_appended_during_a_sync_is_covered_by_the_next() -> None:
+def test_the_next_sync_covers_records_appended_during_a_sync() -> None:
     async def scenario(syncer: Syncer) -> None:
         partition = FakePartition()
         partition.log.may_sync.clear()
@@ -119,7 +119,7 @@ def test_what_is_appended_during_a_sync_is_covered_by_the_next() -> None:
     run(scenario)
 
 
-def test_settled_does_not_wait_for_what_is_asked_for_later() -> None:
+def test_settled_does_not_wait_for_later_sync_requests() -> None:
     async def scenario(syncer: Syncer) -> None:
         partition = FakePartition()
         append(syncer, partition)
@@ -135,7 +135,7 @@ def test_settled_does_not_wait_for_what_is_asked_for_later() -> None:
     run(scenario)
 
 
-def test_a_failed_sync_is_told_and_never_counts() -> None:
+def test_a_failed_sync_is_reported_and_never_makes_records_durable() -> None:
     async def scenario(syncer: Syncer) -> None:
         broken, healthy = FakePartition(), FakePartition()
         broken.log.error = OSError(5, "device")
@@ -149,7 +149,7 @@ def test_a_failed_sync_is_told_and_never_counts() -> None:
     run(scenario)
 
 
-def test_many_files_are_shared_out_and_told_as_they_are_done() -> None:
+def test_many_files_are_synced_in_parallel_and_reported_as_they_finish() -> None:
     async def scenario(syncer: Syncer) -> None:
         partitions = [FakePartition() for _ in range(10)]
         partitions[0].log.may_sync.clear()
@@ -173,7 +173,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_sync_that_hangs_is_waited_for_by_nobody_and_no_other_starts_on_top_of_it() -> None:
+def test_a_hung_sync_blocks_no_waiter_and_no_other_sync_starts() -> None:
     async def scenario(syncer: Syncer) -> None:
         hung, dirty, late = FakePartition(), FakePartition(), FakePartition()
         hung.log.may_sync.clear()
@@ -199,7 +199,7 @@ def test_a_sync_that_hangs_is_waited_for_by_nobody_and_no_other_starts_on_top_of
     run(scenario)
 
 
-def test_a_sync_that_hangs_and_then_fails_is_told_so() -> None:
+def test_a_sync_that_hangs_and_then_fails_is_reported_as_failed() -> None:
     async def scenario(syncer: Syncer) -> None:
         hung = FakePartition()
         hung.log.may_sync.clear()
@@ -214,7 +214,7 @@ def test_a_sync_that_hangs_and_then_fails_is_told_so() -> None:
     run(scenario)
 
 
-def test_many_files_on_a_slow_disk_are_not_taken_for_a_disk_that_hangs() -> None:
+def test_many_files_on_a_slow_disk_do_not_mark_the_disk_stuck() -> None:
     async def scenario(syncer: Syncer) -> None:
         partitions = [FakePartition() for _ in range(16)]
         for partition in partitions:

@@ -70,7 +70,7 @@ def events(broker: Broker, *kinds: type[Trace]) -> Sequence[Any]:
     return [event for event in broker.traces.read(0, 1000)[0] if not kinds or isinstance(event, kinds)]
 
 
-def test_nothing_is_traced_unless_a_topic_asks_for_it_and_nothing_any_more_when_it_stops(tmp_path: Path) -> None:
+def test_events_are_traced_only_while_a_topic_enables_tracing(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await traced(nodes)
         brokers = await traced(nodes, is_on=False)
@@ -83,7 +83,7 @@ def test_nothing_is_traced_unless_a_topic_asks_for_it_and_nothing_any_more_when_
     play(tmp_path, story)
 
 
-def test_a_produce_is_followed_from_its_append_over_the_watermark_to_its_acknowledgement(tmp_path: Path) -> None:
+def test_a_produce_is_traced_from_append_to_acknowledgement(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await traced(nodes)
         leader = leader_of(nodes, 0)
@@ -107,7 +107,7 @@ def test_a_produce_is_followed_from_its_append_over_the_watermark_to_its_acknowl
     play(tmp_path, story)
 
 
-def test_acks_1_is_acknowledged_and_raises_the_watermark_all_the_same(tmp_path: Path) -> None:
+def test_an_acks_1_produce_is_traced_with_its_watermark_and_acknowledgement(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await traced(nodes)
         leader = leader_of(nodes, 0)
@@ -119,7 +119,7 @@ def test_acks_1_is_acknowledged_and_raises_the_watermark_all_the_same(tmp_path: 
     play(tmp_path, story)
 
 
-def test_a_fetch_is_followed_from_its_start_over_the_wait_to_its_answer(tmp_path: Path) -> None:
+def test_a_fetch_is_traced_from_its_start_through_its_wait_to_its_response(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await traced(nodes)
         leader = leader_of(nodes, 0)
@@ -143,7 +143,7 @@ def test_a_fetch_is_followed_from_its_start_over_the_wait_to_its_answer(tmp_path
     play(tmp_path, story)
 
 
-def test_what_comes_to_the_wrong_node_is_forwarded_or_rejected_and_both_show(tmp_path: Path) -> None:
+def test_forwarded_and_rejected_requests_at_the_wrong_node_are_traced(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         await traced(nodes)
         leader = leader_of(nodes, 0)
@@ -163,7 +163,7 @@ def test_what_comes_to_the_wrong_node_is_forwarded_or_rejected_and_both_show(tmp
     play(tmp_path, story)
 
 
-def test_a_smaller_isr_shows_and_so_does_the_produce_that_it_stops(tmp_path: Path) -> None:
+def test_an_isr_shrink_and_the_produce_that_it_rejects_are_traced(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await traced(nodes)
         await set_config(await nodes.client(brokers[0]), "t", "min.insync.replicas", "3")
@@ -193,7 +193,7 @@ def test_internal_topics_are_never_traced(tmp_path: Path) -> None:
     play(tmp_path, story, topic_defaults={"chronik.trace": True})
 
 
-def test_each_nodes_http_address_is_found_over_the_kafka_protocol(tmp_path: Path) -> None:
+def test_clients_find_each_nodes_http_address_over_the_kafka_protocol(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         (broker,) = await nodes.start_all()
         assert broker.image.brokers[1].http == "127.0.0.1:6092"
@@ -205,7 +205,7 @@ def test_each_nodes_http_address_is_found_over_the_kafka_protocol(tmp_path: Path
     play(tmp_path, story, count=1)
 
 
-def test_a_watermark_that_stands_is_logged_once_and_its_way_to_the_followers_is_measured(
+def test_a_stuck_watermark_is_logged_once_and_its_propagation_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watermarks, "CALM_INTERVAL_S", 0.05)
@@ -252,7 +252,7 @@ def records_of(broker: Broker) -> list[tuple[bytes | None, Trace]]:
     return found
 
 
-def test_the_events_of_every_node_reach_the_topic_and_no_topic_is_made_before(tmp_path: Path) -> None:
+def test_the_traces_topic_exists_only_with_tracing_and_gets_events_of_every_node(tmp_path: Path) -> None:
     async def story(nodes: LocalNodes) -> None:
         brokers = await nodes.start_all()
         await create(await nodes.client(brokers[0]), "t")
@@ -277,7 +277,7 @@ def test_the_events_of_every_node_reach_the_topic_and_no_topic_is_made_before(tm
     play(tmp_path, story)
 
 
-def test_what_cannot_be_brought_to_the_topic_is_dropped_and_counted_and_the_ring_still_has_it(
+def test_events_that_miss_the_traces_topic_are_counted_and_stay_in_the_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_topic, "PAUSE_S", 0.01)

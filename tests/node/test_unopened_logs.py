@@ -55,7 +55,7 @@ def play(tmp_path: Path, disk: SickDisk, steps: Callable[[Broker], Awaitable[Non
     asyncio.run(story())
 
 
-def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(tmp_path: Path) -> None:
+def test_a_topic_whose_log_cannot_open_returns_errors_until_the_disk_recovers(tmp_path: Path) -> None:
     disk = SickDisk()
 
     async def steps(broker: Broker) -> None:
@@ -74,7 +74,7 @@ def test_a_topic_whose_log_cannot_be_opened_is_an_error_until_the_disk_is_well(t
     play(tmp_path, disk, steps)
 
 
-def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Path) -> None:
+def test_a_controller_that_is_still_starting_creates_topics_for_other_nodes(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 5134): an error, because its own partitions were not open yet."""
     disk = SickDisk()
 
@@ -86,7 +86,7 @@ def test_a_controller_that_still_starts_makes_topics_for_the_others(tmp_path: Pa
     play(tmp_path, disk, steps)
 
 
-def test_a_deleted_topics_log_goes_when_the_disk_is_well(tmp_path: Path) -> None:
+def test_a_deleted_topics_log_is_removed_when_the_disk_recovers(tmp_path: Path) -> None:
     """Found by the simulator (three-nodes seed 4040): after one failed write, the files stayed until the next start."""
     disk = SickDisk()
 
