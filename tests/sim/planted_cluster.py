@@ -11,7 +11,8 @@ from unittest.mock import patch
 from tests.sim.planted import Planted, offset_is_loaded_and_later_stored
 
 from chronik.metadata.image import PartitionImage
-from chronik.node.broker import Broker
+from chronik.node.membership.cluster_member import ClusterMember
+from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
 from chronik.node.replicas import partition as partition_module
 from chronik.node.replicas.partition import Partition
 from chronik.raft.entries import StoredState
@@ -51,7 +52,7 @@ def replicas_count_before_the_sync() -> Iterator[None]:
 
 @contextmanager
 def vote_is_not_durable() -> Iterator[None]:
-    """Term and vote are only written with the next entries, so a restarted node forgets its vote."""
+    """Term and vote are only written with the next entries, so a restarted node forgets its vote, and no mark tells."""
 
     def stored(before: StoredState, persist: Persist) -> StoredState:
         after = stored_after(before, persist)
@@ -59,7 +60,10 @@ def vote_is_not_durable() -> Iterator[None]:
             return after
         return StoredState(after.store_id, before.hard_state, after.snapshot, after.entries)
 
-    with patch.object(raft_store, "stored_after", stored):
+    def unmarked(store: MarkedRaftStore) -> MetadataMark:
+        return NO_MARK
+
+    with patch.object(raft_store, "stored_after", stored), patch.object(MarkedRaftStore, "_read", unmarked):
         yield
 
 
@@ -101,10 +105,10 @@ def isr_removal_counts_before_its_commit() -> Iterator[None]:
 def stale_leader_serves() -> Iterator[None]:
     """No node checks the lease: a leader that was paused or cut off answers as if it still led."""
 
-    def always(broker: Broker) -> bool:
+    def always(member: ClusterMember) -> bool:
         return True
 
-    with patch.object(Broker, "lease_is_valid", always):
+    with patch.object(ClusterMember, "lease_is_valid", always):
         yield
 
 
