@@ -86,7 +86,7 @@ def test_every_command_raises_the_version_by_one() -> None:
     assert image.version == 3
 
 
-def test_a_refused_command_leaves_the_image_as_it_was() -> None:
+def test_a_refused_command_leaves_the_image_unchanged() -> None:
     image, _ = applied(CreateTopic("orders", ORDERS, (ON_ONE,)))
     before = msgspec.structs.replace(image)
     with pytest.raises(KafkaError):
@@ -94,14 +94,14 @@ def test_a_refused_command_leaves_the_image_as_it_was() -> None:
     assert image == before
 
 
-def test_a_name_and_an_id_can_be_used_once() -> None:
+def test_creating_a_duplicate_topic_name_topic_id_or_cluster_is_refused() -> None:
     first = CreateTopic("orders", ORDERS, (ON_ONE,))
     refused(ErrorCode.topic_already_exists, first, CreateTopic("orders", PAYMENTS, (ON_ONE,)))
     refused(ErrorCode.invalid_request, first, CreateTopic("payments", ORDERS, (ON_ONE,)))
     refused(ErrorCode.invalid_request, CreateCluster("one"), CreateCluster("two"))
 
 
-def test_a_deleted_topic_is_gone_and_can_be_made_again_under_another_id() -> None:
+def test_a_deleted_topic_disappears_and_can_be_recreated_with_another_id() -> None:
     image, events = applied(CreateTopic("orders", ORDERS, (ON_ONE,)), DeleteTopic("orders", ORDERS))
     assert image.topics == {} and image.names_by_id == {}
     assert isinstance(events[0], TopicDeleted) and events[0].topic.id == ORDERS
@@ -109,7 +109,7 @@ def test_a_deleted_topic_is_gone_and_can_be_made_again_under_another_id() -> Non
     assert image.topics["orders"].id == PAYMENTS
 
 
-def test_an_old_deletion_spares_the_topic_that_was_made_again() -> None:
+def test_a_stale_deletion_does_not_delete_the_recreated_topic() -> None:
     refused(
         ErrorCode.unknown_topic_or_partition,
         CreateTopic("orders", PAYMENTS, (ON_ONE,)),
@@ -126,13 +126,13 @@ def test_added_partitions_continue_the_numbering() -> None:
     assert events == [PartitionsCreated(topic, topic.partitions[1:])]
 
 
-def test_partitions_that_were_counted_wrongly_are_refused() -> None:
+def test_adding_partitions_with_a_wrong_count_or_topic_id_is_refused() -> None:
     created = CreateTopic("orders", ORDERS, (ON_ONE,))
     refused(ErrorCode.invalid_partitions, created, CreatePartitions("orders", ORDERS, 2, (ON_ONE,)))
     refused(ErrorCode.unknown_topic_or_partition, created, CreatePartitions("orders", PAYMENTS, 1, (ON_ONE,)))
 
 
-def test_a_new_incarnation_bumps_the_epoch_of_what_the_broker_leads_and_of_nothing_else() -> None:
+def test_a_new_incarnation_bumps_only_the_epochs_of_partitions_that_it_leads() -> None:
     image, _ = applied(
         RegisterBroker(1, UUID(int=10), "a", 9092),
         CreateTopic("orders", ORDERS, (ON_ALL, Assignment((2, 1), (2, 1)))),
@@ -160,7 +160,7 @@ def test_the_first_broker_is_the_controller() -> None:
     assert image.controller_id == 2
 
 
-def test_another_leader_starts_another_epoch_and_another_isr_does_not() -> None:
+def test_a_leader_change_starts_a_new_leader_epoch_and_an_isr_change_does_not() -> None:
     created = CreateTopic("orders", ORDERS, (ON_ALL,))
     image, events = applied(created, ChangePartition(ORDERS, 0, partition_epoch=0, leader=1, isr=(1, 2)))
     partition = image.topics["orders"].partitions[0]
@@ -172,7 +172,7 @@ def test_another_leader_starts_another_epoch_and_another_isr_does_not() -> None:
     assert events == [LeaderChanged("orders", ORDERS, partition)]
 
 
-def test_a_change_that_was_decided_on_an_old_epoch_is_refused() -> None:
+def test_a_change_based_on_a_stale_partition_epoch_is_refused() -> None:
     refused(
         ErrorCode.invalid_update_version,
         CreateTopic("orders", ORDERS, (ON_ALL,)),
@@ -182,7 +182,7 @@ def test_a_change_that_was_decided_on_an_old_epoch_is_refused() -> None:
     refused(ErrorCode.unknown_topic_or_partition, ChangePartition(ORDERS, 0, 0, leader=2, isr=(2,)))
 
 
-def test_configs_are_set_and_unset_one_by_one() -> None:
+def test_configs_are_set_and_unset_individually() -> None:
     image, _ = applied(
         CreateTopic("orders", ORDERS, (ON_ONE,), {"retention.ms": "5", "segment.ms": "6"}),
     )
@@ -197,14 +197,14 @@ def test_configs_are_set_and_unset_one_by_one() -> None:
         apply(image, AlterConfigs("topic", "missing", {}))
 
 
-def test_producer_ids_are_handed_out_once() -> None:
+def test_producer_ids_are_allocated_only_once() -> None:
     image, first = applied(AllocateProducerIds(1, 1000))
     _, second = applied(AllocateProducerIds(2, 1000), image=image)
     assert first == [ProducerIdsAllocated(1, 0, 1000)]
     assert second == [ProducerIdsAllocated(2, 1000, 1000)]
 
 
-def test_a_change_of_one_topic_shares_all_others_with_the_image_before() -> None:
+def test_changing_one_topic_shares_all_other_topics_with_the_previous_image() -> None:
     image, _ = applied(
         *(CreateTopic(f"topic-{index}", UUID(int=index), (ON_ONE,)) for index in range(50)),
     )
@@ -213,7 +213,7 @@ def test_a_change_of_one_topic_shares_all_others_with_the_image_before() -> None
     assert after.names_by_id is image.names_by_id
 
 
-def test_a_registration_takes_its_changes_first_and_bumps_what_the_broker_still_leads() -> None:
+def test_a_registration_applies_its_changes_before_it_bumps_leader_epochs() -> None:
     image, _ = applied(
         RegisterBroker(1, UUID(int=10), "a", 9092),
         CreateTopic("orders", ORDERS, (ON_ALL, ON_ALL)),
@@ -227,7 +227,7 @@ def test_a_registration_takes_its_changes_first_and_bumps_what_the_broker_still_
     assert again.brokers[1].is_fenced and again.brokers[1].status_version == again.version
 
 
-def test_a_registration_is_refused_as_a_whole_when_one_of_its_changes_has_become_stale() -> None:
+def test_a_registration_with_one_stale_change_is_refused_entirely() -> None:
     stale = TopicChanges(ORDERS, (PartitionChange(0, 7, 2, (2, 3)),))
     refused(
         ErrorCode.invalid_update_version,
@@ -238,7 +238,7 @@ def test_a_registration_is_refused_as_a_whole_when_one_of_its_changes_has_become
     refused(ErrorCode.unknown_topic_or_partition, RegisterBroker(1, UUID(int=11), "a", 9092, changes=(unknown,)))
 
 
-def test_a_broker_is_fenced_and_unfenced_under_its_epoch_only() -> None:
+def test_fencing_and_unfencing_require_the_current_broker_epoch() -> None:
     register = RegisterBroker(1, UUID(int=10), "a", 9092)
     refused(ErrorCode.stale_broker_epoch, register, FenceBroker(1, 7))
     refused(ErrorCode.broker_id_not_registered, register, FenceBroker(2, 1))
@@ -257,7 +257,7 @@ def test_a_broker_is_fenced_and_unfenced_under_its_epoch_only() -> None:
     assert not image.brokers[1].is_shutting_down
 
 
-def test_of_many_changes_those_that_became_stale_are_passed_over() -> None:
+def test_a_change_of_many_partitions_skips_stale_changes() -> None:
     created = CreateTopic("orders", ORDERS, (ON_ALL, ON_ALL))
     fits, stale = PartitionChange(0, 0, 2, (2, 3), (1,)), PartitionChange(1, 4, 2, (2, 3))
     gone = TopicChanges(PAYMENTS, (PartitionChange(0, 0, 2, (2, 3)),))
@@ -280,7 +280,7 @@ def test_of_many_changes_those_that_became_stale_are_passed_over() -> None:
         PartitionChange(0, 0, 1, (1, 2), (), (2, 3)),
     ],
 )
-def test_a_change_that_would_break_what_must_hold_is_refused(change: PartitionChange) -> None:
+def test_a_change_that_violates_an_invariant_is_refused(change: PartitionChange) -> None:
     refused(
         ErrorCode.invalid_request,
         CreateTopic("orders", ORDERS, (ON_ALL,)),
@@ -288,7 +288,7 @@ def test_a_change_that_would_break_what_must_hold_is_refused(change: PartitionCh
     )
 
 
-def test_the_last_known_leader_is_remembered_while_there_is_none() -> None:
+def test_the_image_keeps_the_last_known_leader_while_a_partition_has_no_leader() -> None:
     image, _ = applied(
         CreateTopic("orders", ORDERS, (ON_ALL,)),
         ChangePartition(ORDERS, 0, 0, leader=2, isr=(2,)),
@@ -301,7 +301,7 @@ def test_the_last_known_leader_is_remembered_while_there_is_none() -> None:
     assert image.topics["orders"].partitions[0].last_known_leader == -1
 
 
-def test_replicas_on_the_move_are_told_before_the_leader_is() -> None:
+def test_the_replicas_changed_event_precedes_the_leader_changed_event() -> None:
     image, events = applied(
         CreateTopic("orders", ORDERS, (ON_ALL,)),
         ChangePartition(ORDERS, 0, 0, 4, (4, 2), replicas=(4, 2), adding=(), removing=()),
@@ -314,6 +314,6 @@ def test_replicas_on_the_move_are_told_before_the_leader_is() -> None:
     ]
 
 
-def test_a_change_of_nothing_but_the_epoch_is_told_to_the_leader() -> None:
+def test_a_change_of_only_the_partition_epoch_emits_an_isr_changed_event() -> None:
     image, events = applied(CreateTopic("orders", ORDERS, (ON_ALL,)), ChangePartition(ORDERS, 0, 0, 1, (1, 2, 3)))
     assert events == [IsrChanged("orders", ORDERS, image.topics["orders"].partitions[0])]

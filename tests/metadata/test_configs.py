@@ -55,32 +55,32 @@ def test_valid_values_are_accepted(name: str, text: str) -> None:
         ("no.such.config", "1"),
     ],
 )
-def test_invalid_values_and_unknown_names_are_refused_by_name(name: str, text: str) -> None:
+def test_the_error_for_an_invalid_value_or_unknown_config_names_the_config(name: str, text: str) -> None:
     with pytest.raises(KafkaError) as raised:
         check_topic_configs({name: text})
     assert raised.value.code == ErrorCode.invalid_config
     assert name in raised.value.message
 
 
-def test_unsetting_a_config_needs_no_value_and_no_known_name() -> None:
+def test_unsetting_a_config_requires_neither_a_value_nor_a_known_name() -> None:
     check_topic_configs({"retention.ms": None, "leader.replication.throttled.replicas": None})
     check_broker_configs({"log.retention.ms": None, "leader.replication.throttled.rate": None}, "1")
 
 
-def test_internal_topics_stay_compacted_and_committed() -> None:
+def test_internal_topics_accept_only_compaction_and_committed_visibility() -> None:
     check_topic_configs({"cleanup.policy": "compact", "segment.bytes": "1048576"}, is_internal=True)
     for name, text in (("cleanup.policy", "delete"), ("cleanup.policy", "compact,delete"), ("visibility", "appended")):
         with pytest.raises(KafkaError):
             check_topic_configs({name: text}, is_internal=True)
 
 
-def test_every_topic_config_with_a_synonym_has_its_broker_config() -> None:
+def test_every_topic_config_synonym_is_a_broker_config_of_the_same_type() -> None:
     for definition in TOPIC_CONFIGS.values():
         if definition.synonym is not None:
             assert BROKER_CONFIGS[definition.synonym].type == definition.type
 
 
-def test_a_broker_config_that_is_fixed_at_the_start_cannot_be_altered() -> None:
+def test_a_static_broker_config_cannot_be_altered() -> None:
     check_broker_configs({"log.retention.ms": "1000"})
     with pytest.raises(KafkaError) as raised:
         check_broker_configs({"node.id": "7"})
@@ -91,7 +91,7 @@ def test_a_broker_config_that_is_fixed_at_the_start_cannot_be_altered() -> None:
     assert not STATIC_BROKER_CONFIGS["node.id"].is_dynamic
 
 
-def test_values_are_read_by_type() -> None:
+def test_config_values_are_parsed_by_type() -> None:
     assert TOPIC_CONFIGS["cleanup.policy"].parse("compact,delete") == ("compact", "delete")
     assert TOPIC_CONFIGS["preallocate"].parse("true") is True
     assert TOPIC_CONFIGS["segment.bytes"].parse("1048576") == 1048576
@@ -99,7 +99,7 @@ def test_values_are_read_by_type() -> None:
     assert TOPIC_CONFIGS["segment.bytes"].type is ConfigType.INT
 
 
-def test_what_the_controller_goes_by_cannot_be_set_for_one_broker_alone() -> None:
+def test_min_insync_replicas_cannot_be_set_for_a_single_broker() -> None:
     check_broker_configs({"min.insync.replicas": "2"})
     check_broker_configs({"min.insync.replicas": None}, "1")
     with pytest.raises(KafkaError) as raised:

@@ -15,7 +15,7 @@ from chronik.metadata.preferred import plan_unclean_elections
 from chronik.wire.errors import ErrorCode
 
 
-def test_the_first_live_replica_in_the_isr_takes_over() -> None:
+def test_the_first_live_replica_in_the_isr_becomes_the_leader() -> None:
     cluster = Cluster()
     cluster.create("orders", (3, 1, 2))
     cluster.die(3)
@@ -33,14 +33,14 @@ def test_a_replica_outside_the_isr_is_never_elected() -> None:
     assert cluster.partition().last_known_leader in (1, 2)
 
 
-def test_who_leaves_an_isr_that_is_large_enough_is_not_eligible() -> None:
+def test_a_replica_that_leaves_a_large_enough_isr_is_not_eligible() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(3)
     assert (cluster.isr, cluster.partition().eligible) == ((1, 2), ())
 
 
-def test_who_leaves_an_isr_below_the_minimum_stays_eligible_and_may_lead_when_the_last_is_gone() -> None:
+def test_a_replica_that_leaves_an_isr_below_the_minimum_stays_eligible_to_lead() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(3)
@@ -56,7 +56,7 @@ def test_who_leaves_an_isr_below_the_minimum_stays_eligible_and_may_lead_when_th
     assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (2, (2,), (1,))
 
 
-def test_eligible_leaders_are_forgotten_once_the_isr_is_large_enough_again() -> None:
+def test_eligible_leaders_are_cleared_when_the_isr_reaches_its_minimum_again() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(2, 3)
@@ -68,7 +68,7 @@ def test_eligible_leaders_are_forgotten_once_the_isr_is_large_enough_again() -> 
 
 
 @pytest.mark.parametrize("configs", [{"min.insync.replicas": "1"}, {"min.insync.replicas": None}])
-def test_eligible_leaders_are_forgotten_when_the_minimum_changes(configs: dict[str, str | None]) -> None:
+def test_eligible_leaders_are_cleared_when_the_topic_minimum_changes(configs: dict[str, str | None]) -> None:
     cluster = Cluster()
     cluster.create(min_insync_replicas="2")
     cluster.die(2, 3)
@@ -77,7 +77,7 @@ def test_eligible_leaders_are_forgotten_when_the_minimum_changes(configs: dict[s
     assert (cluster.partition().eligible, cluster.isr) == ((), (1,))
 
 
-def test_eligible_leaders_are_forgotten_when_the_clusters_minimum_changes() -> None:
+def test_eligible_leaders_are_cleared_when_the_cluster_minimum_changes() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(2, 3)
@@ -86,7 +86,7 @@ def test_eligible_leaders_are_forgotten_when_the_clusters_minimum_changes() -> N
 
 
 @pytest.mark.parametrize("order", permutations((1, 2, 3)))
-def test_when_all_die_at_once_whoever_returns_first_leads(order: tuple[int, ...]) -> None:
+def test_after_all_replicas_die_together_the_first_replica_to_return_leads(order: tuple[int, ...]) -> None:
     """All replicas in the ISR were killed together, so each has every committed record."""
     cluster = Cluster()
     cluster.create()
@@ -107,7 +107,7 @@ def test_when_all_die_at_once_whoever_returns_first_leads(order: tuple[int, ...]
 
 
 @pytest.mark.parametrize("order", permutations((1, 2, 3)))
-def test_when_all_die_and_return_before_anyone_noticed_the_partition_is_led_at_once(order: tuple[int, ...]) -> None:
+def test_a_partition_gets_a_leader_at_once_after_all_replicas_restart_unnoticed(order: tuple[int, ...]) -> None:
     cluster = Cluster()
     cluster.create()
     cluster.alive.clear()
@@ -121,7 +121,7 @@ def test_when_all_die_and_return_before_anyone_noticed_the_partition_is_led_at_o
 
 
 @pytest.mark.parametrize("order", permutations((1, 2, 3)))
-def test_when_the_isr_dies_one_by_one_only_the_last_and_the_eligible_return_as_leaders(order: tuple[int, ...]) -> None:
+def test_after_the_isr_dies_one_by_one_only_its_last_or_an_eligible_replica_leads(order: tuple[int, ...]) -> None:
     cluster = Cluster()
     cluster.create()
     for dying in (3, 2, 1):
@@ -135,7 +135,7 @@ def test_when_the_isr_dies_one_by_one_only_the_last_and_the_eligible_return_as_l
     assert next(leader for leader in leaders if leader != NO_LEADER) == next(each for each in order if each != 3)
 
 
-def test_a_leader_that_is_the_only_replica_leads_again_when_it_returns_under_another_epoch() -> None:
+def test_the_only_replica_leads_again_in_a_new_leader_epoch_after_a_restart() -> None:
     cluster = Cluster(1)
     cluster.create("orders", (1,))
     cluster.die(1)
@@ -147,7 +147,7 @@ def test_a_leader_that_is_the_only_replica_leads_again_when_it_returns_under_ano
     assert cluster.partition().leader_epoch > epoch
 
 
-def test_two_brokers_that_die_together_do_not_elect_each_other() -> None:
+def test_the_controller_elects_neither_of_two_brokers_that_die_together() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.controller.broker_gone(1, cluster.now_ms)
@@ -158,7 +158,7 @@ def test_two_brokers_that_die_together_do_not_elect_each_other() -> None:
     assert cluster.partition().leader_epoch == 1
 
 
-def test_elections_that_a_dead_controller_left_half_done_are_finished_by_the_next() -> None:
+def test_a_new_controller_completes_elections_that_the_old_controller_began() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.alive.discard(1)
@@ -171,7 +171,7 @@ def test_elections_that_a_dead_controller_left_half_done_are_finished_by_the_nex
     assert cluster.leader == 2
 
 
-def test_an_unclean_election_needs_the_topic_to_allow_it() -> None:
+def test_an_unclean_election_requires_the_topic_to_enable_it() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1, 2)
@@ -183,7 +183,7 @@ def test_an_unclean_election_needs_the_topic_to_allow_it() -> None:
     assert (cluster.leader, cluster.isr, cluster.partition().eligible) == (3, (3,), ())
 
 
-def test_an_administrator_may_elect_uncleanly_and_the_last_known_leader_comes_first() -> None:
+def test_a_requested_unclean_election_elects_a_live_replica_or_returns_an_error() -> None:
     cluster = Cluster()
     cluster.create("orders", (2, 3, 1), min_insync_replicas="1")
     cluster.join(2)
@@ -202,7 +202,7 @@ def test_an_administrator_may_elect_uncleanly_and_the_last_known_leader_comes_fi
     assert none.outcomes[0] is not None and none.outcomes[0].code == ErrorCode.eligible_leaders_not_available
 
 
-def test_the_leader_is_asked_on_demand_to_make_way_for_the_preferred_one_if_that_is_in_sync() -> None:
+def test_a_preferred_election_requests_a_transfer_to_an_in_sync_preferred_leader() -> None:
     cluster = Cluster()
     cluster.create()
 
@@ -223,7 +223,7 @@ def test_the_leader_is_asked_on_demand_to_make_way_for_the_preferred_one_if_that
     assert cluster.beat(2).hand_overs == ()
 
 
-def test_a_leader_that_serves_is_followed_by_another_only_when_it_knows() -> None:
+def test_an_election_waits_until_the_old_leader_knows_that_it_no_longer_leads() -> None:
     """Found by the simulator (three-nodes seed 106): two leaders served for a moment, and the end offset went back."""
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
@@ -237,7 +237,7 @@ def test_a_leader_that_serves_is_followed_by_another_only_when_it_knows() -> Non
     assert cluster.leader == 2
 
 
-def test_a_leader_that_never_gets_to_know_is_waited_for_as_long_as_its_lease_may_run() -> None:
+def test_an_election_waits_for_an_uninformed_old_leader_until_its_lease_ends() -> None:
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
@@ -251,7 +251,7 @@ def test_a_leader_that_never_gets_to_know_is_waited_for_as_long_as_its_lease_may
     assert cluster.leader == 2
 
 
-def test_a_new_controller_does_not_know_either_whether_the_last_leader_knows() -> None:
+def test_a_new_controller_also_waits_until_the_old_leader_knows_it_no_longer_leads() -> None:
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))

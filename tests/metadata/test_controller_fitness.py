@@ -48,7 +48,7 @@ def test_an_eligible_replica_that_lost_its_log_is_not_elected() -> None:
     assert cluster.leader == NO_LEADER and cluster.partition().eligible == ()
 
 
-def test_a_leader_that_reports_its_own_log_is_replaced_at_once() -> None:
+def test_a_leader_that_reports_its_own_log_as_damaged_is_replaced_at_once() -> None:
     cluster = Cluster()
     cluster.create()
     assert cluster.leader == 1
@@ -56,7 +56,7 @@ def test_a_leader_that_reports_its_own_log_is_replaced_at_once() -> None:
     assert cluster.leader == 2 and cluster.isr == (2, 3)
 
 
-def test_a_follower_that_reports_its_log_is_not_taken_back_for_what_it_fetched_before() -> None:
+def test_a_follower_that_reports_a_damaged_log_cannot_rejoin_by_an_older_proposal() -> None:
     cluster = Cluster()
     cluster.create()
     proposal = cluster.proposal((1, 2, 3))
@@ -68,7 +68,7 @@ def test_a_follower_that_reports_its_log_is_not_taken_back_for_what_it_fetched_b
     assert raised.value.code is ErrorCode.fenced_leader_epoch
 
 
-def test_the_last_replica_stays_while_its_log_is_only_spoiled() -> None:
+def test_the_last_replica_keeps_leading_if_its_log_is_only_damaged() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))
     refusal = cluster.report(1, loss=Loss.SPOILED)
@@ -76,7 +76,7 @@ def test_the_last_replica_stays_while_its_log_is_only_spoiled() -> None:
     assert cluster.leader == 1
 
 
-def test_the_last_replica_that_lost_its_log_leaves_the_partition_offline() -> None:
+def test_the_partition_goes_offline_when_its_last_replica_loses_its_log() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,), unclean_leader_election_enable="false")
     assert cluster.report(1, loss=Loss.CERTAIN) is None
@@ -84,7 +84,7 @@ def test_the_last_replica_that_lost_its_log_leaves_the_partition_offline() -> No
     assert (cluster.leader, cluster.isr) == (NO_LEADER, ())
 
 
-def test_an_old_copy_of_a_data_folder_leaves_the_isr_under_synced_too() -> None:
+def test_a_broker_with_an_old_copy_of_its_folder_leaves_the_isr_under_synced_too() -> None:
     cluster = Cluster()
     cluster.create()
     first = cluster.incarnations[2]
@@ -101,7 +101,7 @@ def test_an_old_copy_of_a_data_folder_leaves_the_isr_under_synced_too() -> None:
 
 
 @pytest.mark.parametrize("is_first_try_known", [True, False])
-def test_a_process_that_died_while_it_registered_does_not_make_its_folder_an_old_copy(is_first_try_known: bool) -> None:
+def test_a_crash_during_registration_does_not_mark_the_folder_as_an_old_copy(is_first_try_known: bool) -> None:
     cluster = Cluster()
     cluster.create()
     first = cluster.incarnations[2]
@@ -116,7 +116,7 @@ def test_a_process_that_died_while_it_registered_does_not_make_its_folder_an_old
     assert 2 in cluster.isr
 
 
-def test_a_report_of_a_process_that_was_replaced_is_refused() -> None:
+def test_a_replica_report_from_a_replaced_process_is_refused() -> None:
     cluster = Cluster()
     cluster.create()
     report = ReplicaReport(ORDERS, 0, 0, -1, Loss.CERTAIN.value)
@@ -126,7 +126,7 @@ def test_a_report_of_a_process_that_was_replaced_is_refused() -> None:
     assert raised.value.code is ErrorCode.stale_broker_epoch
 
 
-def test_an_administrator_chooses_the_replica_that_leads_an_offline_partition_by_their_order() -> None:
+def test_a_requested_unclean_election_elects_the_first_replica_in_assignment_order() -> None:
     cluster = all_down()
     for broker_id in (1, 2, 3):
         cluster.restart(broker_id)

@@ -18,7 +18,7 @@ def refused(cluster: Cluster, call: AlterIsrCall, code: ErrorCode) -> None:
     assert cluster.image is before
 
 
-def test_a_leader_lets_go_of_a_replica_and_takes_it_in_again() -> None:
+def test_a_leader_removes_a_replica_from_the_isr_and_adds_it_again() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1, 2)
@@ -28,7 +28,7 @@ def test_a_leader_lets_go_of_a_replica_and_takes_it_in_again() -> None:
     assert (cluster.partition().leader_epoch, cluster.partition().partition_epoch) == (0, 2)
 
 
-def test_a_proposal_is_taken_once() -> None:
+def test_an_isr_proposal_is_accepted_only_once() -> None:
     cluster = Cluster()
     cluster.create()
     call = cluster.proposal((1, 2))
@@ -36,7 +36,7 @@ def test_a_proposal_is_taken_once() -> None:
     refused(cluster, call, ErrorCode.invalid_update_version)
 
 
-def test_a_leader_leaves_the_isr_only_with_its_leadership() -> None:
+def test_a_leader_leaves_the_isr_only_by_transferring_leadership() -> None:
     cluster = Cluster()
     cluster.create()
     refused(cluster, cluster.proposal((2, 3)), ErrorCode.invalid_request)
@@ -44,7 +44,7 @@ def test_a_leader_leaves_the_isr_only_with_its_leadership() -> None:
     assert (cluster.partition().leader, set(cluster.partition().isr)) == (2, {2, 3})
 
 
-def test_a_proposal_of_a_former_leader_is_refused() -> None:
+def test_a_proposal_from_a_former_leader_is_refused() -> None:
     cluster = Cluster()
     cluster.create()
     call = cluster.proposal((1,))
@@ -54,7 +54,7 @@ def test_a_proposal_of_a_former_leader_is_refused() -> None:
     refused(cluster, pretended, ErrorCode.fenced_leader_epoch)
 
 
-def test_a_proposal_of_a_former_process_of_the_leader_is_refused() -> None:
+def test_a_proposal_from_an_earlier_incarnation_of_the_leader_is_refused() -> None:
     cluster = Cluster(1)
     cluster.create("orders", (1,))
     call = cluster.proposal((1,))
@@ -63,7 +63,7 @@ def test_a_proposal_of_a_former_process_of_the_leader_is_refused() -> None:
     refused(cluster, call, ErrorCode.stale_broker_epoch)
 
 
-def test_a_member_that_restarted_since_it_was_found_in_sync_is_refused() -> None:
+def test_a_replica_that_restarted_after_it_was_found_in_sync_cannot_join_the_isr() -> None:
     """KIP-903: a restarted replica may have lost records since the leader found it in sync."""
     cluster = Cluster(durability="replicated")
     cluster.create()
@@ -75,7 +75,7 @@ def test_a_member_that_restarted_since_it_was_found_in_sync_is_refused() -> None
     cluster.join(1, 2, 3)
 
 
-def test_a_member_is_taken_in_only_with_the_epoch_of_its_fetches() -> None:
+def test_a_replica_joins_the_isr_only_with_the_broker_epoch_of_its_fetches() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1, 2)
@@ -87,7 +87,7 @@ def test_a_member_is_taken_in_only_with_the_epoch_of_its_fetches() -> None:
     assert cluster.isr == (1, 2, 3)
 
 
-def test_a_broker_that_is_fenced_or_shuts_down_is_not_taken_in() -> None:
+def test_a_broker_that_is_fenced_or_shutting_down_cannot_join_the_isr() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(3)
@@ -102,13 +102,13 @@ def test_a_broker_that_is_fenced_or_shuts_down_is_not_taken_in() -> None:
 
 
 @pytest.mark.parametrize("members", [(2, 3), (1, 1), (1, 4), ()])
-def test_an_isr_without_its_leader_or_with_strangers_is_refused(members: tuple[int, ...]) -> None:
+def test_an_isr_without_its_leader_or_with_invalid_members_is_refused(members: tuple[int, ...]) -> None:
     cluster = Cluster(4)
     cluster.create()
     refused(cluster, cluster.proposal(members), ErrorCode.invalid_request)
 
 
-def test_a_leader_that_knows_more_than_the_controller_is_sent_elsewhere() -> None:
+def test_a_proposal_with_epochs_newer_than_the_controllers_gets_not_controller() -> None:
     cluster = Cluster()
     cluster.create()
     call = cluster.proposal((1, 2))
@@ -119,14 +119,14 @@ def test_a_leader_that_knows_more_than_the_controller_is_sent_elsewhere() -> Non
     refused(cluster, unknown, ErrorCode.unknown_topic_id)
 
 
-def test_a_proposal_below_the_minimum_keeps_those_let_go_eligible() -> None:
+def test_a_proposal_below_the_minimum_keeps_the_removed_replicas_eligible() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1)
     assert (cluster.isr, cluster.partition().eligible) == ((1,), (2, 3))
 
 
-def test_a_proposal_of_the_same_isr_settles_what_may_have_become_of_an_earlier_one() -> None:
+def test_a_proposal_of_the_same_isr_invalidates_an_earlier_pending_proposal() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1, 2)
@@ -135,7 +135,7 @@ def test_a_proposal_of_the_same_isr_settles_what_may_have_become_of_an_earlier_o
     refused(cluster, lost, ErrorCode.invalid_update_version)
 
 
-def test_a_leader_hands_over_to_a_member_that_can_lead() -> None:
+def test_a_leader_transfers_leadership_only_to_an_isr_member_that_can_lead() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=3))

@@ -14,7 +14,7 @@ from chronik.metadata.events import BrokerFenced, BrokerUnfenced
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-def test_a_broker_is_fenced_from_its_registration_until_it_has_applied_it() -> None:
+def test_a_broker_stays_fenced_until_it_has_applied_its_registration() -> None:
     cluster = Cluster(0)
     cluster.incarnations[1] = UUID(int=1)
     cluster.register(1)
@@ -29,7 +29,7 @@ def test_a_broker_is_fenced_from_its_registration_until_it_has_applied_it() -> N
     assert isinstance(cluster.events[-1], BrokerUnfenced)
 
 
-def test_a_silent_broker_is_fenced_when_its_session_ends_and_not_before() -> None:
+def test_a_silent_broker_is_fenced_only_when_its_session_ends() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(1, is_noticed=False)
@@ -60,7 +60,7 @@ def test_a_lease_is_shorter_than_the_session() -> None:
     assert cluster.now_ms > sent_ms + lease_ms
 
 
-def test_a_lease_counts_from_when_a_majority_was_last_heard_of() -> None:
+def test_a_lease_starts_when_a_majority_last_confirmed_the_controller() -> None:
     cluster = Cluster()
     broker = cluster.broker(1)
     call = HeartbeatCall(1, cluster.incarnations[1], broker.epoch, cluster.image.version)
@@ -71,7 +71,7 @@ def test_a_lease_counts_from_when_a_majority_was_last_heard_of() -> None:
     assert cluster.controller.heartbeat(call, cluster.now_ms, confirmed_ms=cluster.now_ms - 9_000).lease_ms == 0
 
 
-def test_a_broker_that_is_being_fenced_gets_no_lease_while_the_command_is_on_its_way() -> None:
+def test_a_broker_gets_no_lease_while_the_command_to_fence_it_is_pending() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.alive.discard(1)
@@ -86,7 +86,7 @@ def test_a_broker_that_is_being_fenced_gets_no_lease_while_the_command_is_on_its
     assert cluster.beat(1).lease_ms == 0
 
 
-def test_a_paused_broker_is_let_in_again_only_when_it_knows_that_it_was_fenced() -> None:
+def test_a_paused_broker_is_unfenced_only_when_it_knows_that_it_was_fenced() -> None:
     cluster = Cluster()
     cluster.create()
     known = cluster.image.version
@@ -119,7 +119,7 @@ def test_a_broker_that_never_learns_of_its_lost_leadership_gets_no_more_leases()
     assert cluster.beat(1).lease_ms > 0
 
 
-def test_a_new_controller_gives_everybody_the_full_session_to_be_heard() -> None:
+def test_a_new_controller_gives_every_broker_a_full_session_to_send_a_heartbeat() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.run(1_700)
@@ -133,7 +133,7 @@ def test_a_new_controller_gives_everybody_the_full_session_to_be_heard() -> None
     assert all(broker.is_fenced for broker in cluster.image.brokers.values())
 
 
-def test_a_new_controller_fences_at_once_who_refuses_connections() -> None:
+def test_a_new_controller_immediately_fences_a_broker_that_refuses_connections() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.change_controller()
@@ -144,7 +144,7 @@ def test_a_new_controller_fences_at_once_who_refuses_connections() -> None:
     assert cluster.leader == 2
 
 
-def test_a_new_controller_does_not_elect_whom_it_has_not_heard_of() -> None:
+def test_a_new_controller_elects_only_brokers_that_have_sent_it_a_heartbeat() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.change_controller()
@@ -155,7 +155,7 @@ def test_a_new_controller_does_not_elect_whom_it_has_not_heard_of() -> None:
     assert cluster.leader == 3
 
 
-def test_time_in_which_the_controller_did_not_run_is_not_held_against_brokers() -> None:
+def test_a_pause_of_the_controller_does_not_end_broker_sessions() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.now_ms += 60_000
@@ -164,7 +164,7 @@ def test_time_in_which_the_controller_did_not_run_is_not_held_against_brokers() 
     assert not any(broker.is_fenced for broker in cluster.image.brokers.values())
 
 
-def test_a_heartbeat_that_was_on_its_way_does_not_revive_a_process_that_is_gone() -> None:
+def test_a_delayed_heartbeat_does_not_revive_a_dead_process() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.controller.broker_gone(1, cluster.now_ms)
@@ -175,7 +175,7 @@ def test_a_heartbeat_that_was_on_its_way_does_not_revive_a_process_that_is_gone(
     assert cluster.broker(1).is_fenced
 
 
-def test_a_broker_that_lives_though_its_address_refuses_is_let_in_and_not_fenced_for_it_again() -> None:
+def test_a_live_broker_whose_address_refuses_connections_is_fenced_only_once() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.controller.broker_gone(1, cluster.now_ms)
@@ -186,7 +186,7 @@ def test_a_broker_that_lives_though_its_address_refuses_is_let_in_and_not_fenced
     assert cluster.due() == []
 
 
-def test_news_of_an_old_process_do_not_touch_the_new_one() -> None:
+def test_a_failure_report_about_an_old_process_does_not_fence_the_new_process() -> None:
     cluster = Cluster()
     cluster.create()
     old = cluster.incarnations[1]
@@ -197,7 +197,7 @@ def test_news_of_an_old_process_do_not_touch_the_new_one() -> None:
     assert cluster.due() == []
 
 
-def test_a_process_whose_id_was_taken_over_is_told_so() -> None:
+def test_a_process_whose_broker_id_was_taken_over_receives_an_error() -> None:
     cluster = Cluster()
     broker = cluster.broker(1)
     old = HeartbeatCall(1, cluster.incarnations[1], broker.epoch, cluster.image.version)
@@ -210,7 +210,7 @@ def test_a_process_whose_id_was_taken_over_is_told_so() -> None:
     assert raised.value.code == ErrorCode.broker_id_not_registered
 
 
-def test_all_live_replicas_having_applied_a_version_is_known_from_their_heartbeats() -> None:
+def test_heartbeats_show_whether_all_live_replicas_have_applied_a_version() -> None:
     cluster = Cluster()
     cluster.applied[2] = cluster.image.version
     cluster.create()
@@ -224,7 +224,7 @@ def test_all_live_replicas_having_applied_a_version_is_known_from_their_heartbea
     assert cluster.controller.has_applied(cluster.image.version, (1, 2, 3))
 
 
-def test_a_broker_that_leads_a_thousand_partitions_is_fenced_by_one_command() -> None:
+def test_one_command_fences_a_broker_that_leads_a_thousand_partitions() -> None:
     cluster = Cluster()
     cluster.create("orders", *((1, 2, 3),) * 1_000)
     cluster.controller.broker_gone(1, cluster.now_ms)

@@ -73,13 +73,13 @@ def is_found() -> bool:
     return False
 
 
-def test_without_a_bug_the_same_walks_pass() -> None:
+def test_the_random_walks_pass_without_a_planted_bug() -> None:
     for seed in range(10):
         walk(SyncedWalk, seed)
         walk(ReplicatedWalk, seed)
 
 
-def test_a_replica_outside_the_isr_that_is_elected_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_the_election_of_a_replica_outside_the_isr(monkeypatch: pytest.MonkeyPatch) -> None:
     def elect(self: Draft, brokers: BrokerStates, rules: TopicRules) -> None:
         if self.leader not in self.isr or self.leader not in brokers.staying:
             self.leader = next((replica for replica in self.replicas if replica in brokers.can_lead), NO_LEADER)
@@ -90,12 +90,12 @@ def test_a_replica_outside_the_isr_that_is_elected_is_found(monkeypatch: pytest.
     assert is_found()
 
 
-def test_a_crashed_broker_that_keeps_its_place_under_replicated_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_a_crashed_broker_that_stays_in_the_isr_under_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draft, "lose", lambda self, broker_id, loss: None)
     assert is_found()
 
 
-def test_a_replica_whose_log_is_gone_and_that_keeps_its_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_a_replica_that_stays_in_the_isr_without_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     lose = Draft.lose
 
     def keep_if_lost(self: Draft, broker_id: int, loss: Loss) -> None:
@@ -106,12 +106,12 @@ def test_a_replica_whose_log_is_gone_and_that_keeps_its_place_is_found(monkeypat
     assert is_found()
 
 
-def test_an_old_copy_of_a_folder_that_keeps_its_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_a_replica_that_stays_in_the_isr_with_an_old_folder_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "_loss", lambda known, call: None)
     assert is_found()
 
 
-def test_eligible_leaders_that_are_kept_while_others_commit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_leaders_that_stay_eligible_while_other_replicas_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(self: Draft, rules: TopicRules) -> None:
         safe = (*self.image.isr, *self.eligible)
         self.eligible = tuple(replica for replica in self.replicas if replica in safe and replica not in self.isr)
@@ -120,18 +120,20 @@ def test_eligible_leaders_that_are_kept_while_others_commit_are_found(monkeypatc
     assert is_found()
 
 
-def test_eligible_leaders_that_outlast_a_change_of_the_minimum_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_leaders_that_stay_eligible_after_the_minimum_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "without_eligible", lambda topic, events: topic)
     assert is_found()
 
 
-def test_a_restarted_leader_that_goes_on_in_its_old_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_a_restarted_leader_that_continues_in_its_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_brokers, "bump_epochs", lambda image, broker_id: (image, []))
     monkeypatch.setattr(registration, "_leave", lambda *arguments: None)
     assert is_found()
 
 
-def test_a_move_that_ends_before_its_replicas_have_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_find_a_reassignment_that_completes_before_its_replicas_are_in_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     complete = Draft._complete
 
     def hurried(self: Draft, brokers: BrokerStates, rules: TopicRules) -> None:

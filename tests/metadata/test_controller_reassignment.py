@@ -34,7 +34,7 @@ def refused(cluster: Cluster, replicas: tuple[int, ...] | None, code: ErrorCode)
     assert raised.value.code == code
 
 
-def test_new_replicas_come_beside_the_old_ones_which_go_when_the_new_are_in_sync() -> None:
+def test_a_reassignment_removes_old_replicas_once_the_new_replicas_are_in_sync() -> None:
     cluster = Cluster(5)
     cluster.create("orders", (1, 2, 3))
     move(cluster, (3, 4, 5))
@@ -54,7 +54,7 @@ def test_new_replicas_come_beside_the_old_ones_which_go_when_the_new_are_in_sync
     assert [(event.added, event.removed) for event in told] == [((4, 5), ()), ((), (1, 2))]
 
 
-def test_a_leader_that_stays_a_replica_goes_on_leading() -> None:
+def test_a_leader_that_remains_a_replica_keeps_its_leadership() -> None:
     cluster = Cluster(4)
     cluster.create("orders", (1, 2, 3))
     move(cluster, (4, 1, 2))
@@ -62,7 +62,7 @@ def test_a_leader_that_stays_a_replica_goes_on_leading() -> None:
     assert (cluster.leader, cluster.partition().leader_epoch) == (1, 0)
 
 
-def test_a_move_that_only_orders_or_removes_is_done_at_once() -> None:
+def test_a_reassignment_that_only_reorders_or_removes_replicas_completes_at_once() -> None:
     cluster = Cluster()
     cluster.create()
     move(cluster, (2, 3, 1))
@@ -73,7 +73,7 @@ def test_a_move_that_only_orders_or_removes_is_done_at_once() -> None:
     assert (cluster.partition().replicas, cluster.isr, cluster.leader) == ((2,), (2,), 2)
 
 
-def test_replicas_are_not_given_up_for_one_that_is_not_in_sync() -> None:
+def test_a_reassignment_keeps_old_replicas_until_the_target_replica_is_in_sync() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1, 2)
@@ -85,7 +85,7 @@ def test_replicas_are_not_given_up_for_one_that_is_not_in_sync() -> None:
     assert cluster.partition().replicas == (3,)
 
 
-def test_a_leader_that_is_to_go_and_does_not_hand_over_is_replaced_after_a_while() -> None:
+def test_a_leader_under_removal_is_replaced_if_it_does_not_transfer_leadership() -> None:
     cluster = Cluster()
     cluster.create()
     move(cluster, (2, 3))
@@ -94,7 +94,7 @@ def test_a_leader_that_is_to_go_and_does_not_hand_over_is_replaced_after_a_while
     assert (partition.replicas, partition.isr, partition.leader) == ((2, 3), (2, 3), 2)
 
 
-def test_a_move_does_not_end_below_the_minimum_in_sync() -> None:
+def test_a_reassignment_does_not_complete_below_min_insync_replicas() -> None:
     cluster = Cluster(4)
     cluster.create("orders", (1, 2, 3))
     cluster.die(2)
@@ -109,7 +109,7 @@ def test_a_move_does_not_end_below_the_minimum_in_sync() -> None:
     assert cluster.partition().replicas == (1, 2, 4)
 
 
-def test_a_move_is_called_off_and_leaves_things_as_they_were() -> None:
+def test_cancelling_a_reassignment_restores_the_original_replicas() -> None:
     cluster = Cluster(5)
     cluster.create("orders", (1, 2, 3))
     refused(cluster, None, ErrorCode.no_reassignment_in_progress)
@@ -121,7 +121,7 @@ def test_a_move_is_called_off_and_leaves_things_as_they_were() -> None:
     assert not partition.is_reassigned
 
 
-def test_a_move_is_aimed_elsewhere_while_it_runs() -> None:
+def test_a_running_reassignment_accepts_new_target_replicas() -> None:
     cluster = Cluster(5)
     cluster.create("orders", (1, 2, 3))
     move(cluster, (1, 2, 4))
@@ -132,7 +132,7 @@ def test_a_move_is_aimed_elsewhere_while_it_runs() -> None:
     assert cluster.partition().replicas == (1, 2, 5)
 
 
-def test_a_move_that_would_leave_nobody_in_sync_cannot_be_called_off() -> None:
+def test_a_reassignment_cannot_be_cancelled_if_no_in_sync_replica_would_remain() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))
     move(cluster, (2, 3))
@@ -146,13 +146,13 @@ def test_a_move_that_would_leave_nobody_in_sync_cannot_be_called_off() -> None:
 
 
 @pytest.mark.parametrize("replicas", [(), (1, 1), (1, 9)])
-def test_an_impossible_assignment_is_refused(replicas: tuple[int, ...]) -> None:
+def test_an_invalid_replica_assignment_is_refused(replicas: tuple[int, ...]) -> None:
     cluster = Cluster()
     cluster.create()
     refused(cluster, replicas, ErrorCode.invalid_replica_assignment)
 
 
-def test_the_number_of_replicas_changes_only_if_it_may() -> None:
+def test_a_reassignment_changes_the_replication_factor_only_if_allowed() -> None:
     cluster = Cluster(4)
     cluster.create()
     states = BrokerStates.of(cluster.image)
@@ -171,7 +171,7 @@ def test_the_number_of_replicas_changes_only_if_it_may() -> None:
     ]
 
 
-def test_the_minimum_in_sync_does_not_rise_before_new_replicas_have_come() -> None:
+def test_min_insync_replicas_does_not_rise_before_the_reassignment_completes() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))
     move(cluster, (1, 2, 3))
@@ -184,7 +184,7 @@ def test_the_minimum_in_sync_does_not_rise_before_new_replicas_have_come() -> No
     assert cluster.partition().eligible == (2, 3)
 
 
-def test_a_move_goes_on_over_a_change_of_the_controller_and_the_death_of_its_leader() -> None:
+def test_a_reassignment_continues_after_its_leader_dies_and_the_controller_changes() -> None:
     cluster = Cluster(4)
     cluster.create("orders", (1, 2, 3))
     move(cluster, (2, 3, 4))
@@ -196,7 +196,7 @@ def test_a_move_goes_on_over_a_change_of_the_controller_and_the_death_of_its_lea
     assert cluster.partition().replicas == (2, 3, 4)
 
 
-def test_a_move_whose_new_replica_is_dead_waits_for_it() -> None:
+def test_a_reassignment_waits_for_a_new_replica_that_is_down() -> None:
     cluster = Cluster(4)
     cluster.create("orders", (1, 2, 3))
     cluster.die(4)

@@ -28,7 +28,7 @@ def leaders(cluster: Cluster) -> list[int]:
     return [partition.leader for partition in cluster.image.topics["orders"].partitions]
 
 
-def test_the_leader_is_asked_to_hand_over_to_the_preferred_one() -> None:
+def test_the_controller_requests_a_transfer_to_the_preferred_leader() -> None:
     cluster = after_a_restart_of_1()
     assert leaders(cluster) == [2, 2, 3, 2, 2, 3]
     asked: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ def test_the_leader_is_asked_to_hand_over_to_the_preferred_one() -> None:
     assert [each.partition for each in cluster.beat(2).hand_overs] == [3]
 
 
-def test_a_leader_that_does_not_hand_over_is_replaced_after_a_while() -> None:
+def test_a_leader_that_does_not_transfer_leadership_in_time_is_replaced() -> None:
     cluster = after_a_restart_of_1()
     cluster.run(cluster.settings.rebalance_interval_ms + cluster.settings.asked_hand_over_ms + 400)
     assert leaders(cluster) == [1, 2, 3, 1, 2, 3]
@@ -50,7 +50,7 @@ def test_a_leader_that_does_not_hand_over_is_replaced_after_a_while() -> None:
     assert cluster.image.version == version, "what is in balance is left alone"
 
 
-def test_a_preferred_leader_that_is_not_in_sync_does_not_lead() -> None:
+def test_a_preferred_leader_that_is_not_in_sync_is_not_elected() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(1)
@@ -59,7 +59,7 @@ def test_a_preferred_leader_that_is_not_in_sync_does_not_lead() -> None:
     assert cluster.leader == 2
 
 
-def test_an_internal_topic_gains_replicas_as_brokers_join_and_its_leaders_are_spread() -> None:
+def test_internal_topics_gain_replicas_and_spread_leaders_as_brokers_join() -> None:
     cluster = Cluster(1)
     cluster.create(OFFSETS_TOPIC, *((1,),) * 6, topic_id=OFFSETS)
     cluster.run(1_000)
@@ -77,7 +77,7 @@ def test_an_internal_topic_gains_replicas_as_brokers_join_and_its_leaders_are_sp
     assert max(Counter(partition.leader for partition in partitions).values()) <= 3
 
 
-def test_a_topic_of_a_user_keeps_its_replicas() -> None:
+def test_a_user_topic_keeps_its_replicas() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))
     cluster.run(10_000)

@@ -12,7 +12,7 @@ from chronik.metadata.registration import plan_unregistration
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-def test_a_leader_that_restarts_before_anyone_noticed_loses_its_leadership_to_one_in_sync() -> None:
+def test_a_leader_that_restarts_unnoticed_loses_leadership_to_an_in_sync_replica() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.restart(1)
@@ -20,7 +20,7 @@ def test_a_leader_that_restarts_before_anyone_noticed_loses_its_leadership_to_on
     assert cluster.partition().leader_epoch == 1
 
 
-def test_under_synced_a_crash_takes_nothing_from_a_replica_that_nobody_can_stand_in_for() -> None:
+def test_under_synced_the_only_isr_member_stays_in_the_isr_after_a_crash() -> None:
     cluster = Cluster(durability="synced")
     cluster.create()
     cluster.die(2, 3)
@@ -30,7 +30,7 @@ def test_under_synced_a_crash_takes_nothing_from_a_replica_that_nobody_can_stand
     assert cluster.leader == 1
 
 
-def test_under_synced_an_eligible_leader_stays_so_over_a_crash() -> None:
+def test_under_synced_an_eligible_leader_stays_eligible_after_a_crash() -> None:
     cluster = Cluster(durability="synced")
     cluster.create()
     cluster.die(2)
@@ -43,7 +43,7 @@ def test_under_synced_an_eligible_leader_stays_so_over_a_crash() -> None:
     assert cluster.leader == 3
 
 
-def test_under_replicated_a_crash_takes_the_broker_out_of_the_isr_and_of_the_eligible() -> None:
+def test_under_replicated_a_crashed_broker_is_neither_in_sync_nor_eligible() -> None:
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.die(2)
@@ -56,7 +56,7 @@ def test_under_replicated_a_crash_takes_the_broker_out_of_the_isr_and_of_the_eli
     assert cluster.leader == NO_LEADER
 
 
-def test_under_replicated_a_follower_that_crashed_unnoticed_cannot_take_over() -> None:
+def test_under_replicated_a_follower_that_crashed_unnoticed_cannot_become_leader() -> None:
     cluster = Cluster(durability="replicated")
     cluster.create(min_insync_replicas="1")
     cluster.join(1, 2)
@@ -70,7 +70,7 @@ def test_under_replicated_a_follower_that_crashed_unnoticed_cannot_take_over() -
     assert cluster.leader == 1
 
 
-def test_under_replicated_a_clean_stop_keeps_the_place() -> None:
+def test_under_replicated_a_cleanly_stopped_broker_stays_eligible() -> None:
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.die(2)
@@ -79,7 +79,7 @@ def test_under_replicated_a_clean_stop_keeps_the_place() -> None:
     assert cluster.partition().eligible == (3,)
 
 
-def test_a_clean_stop_of_a_process_that_never_registered_does_not_hide_the_crash_before_it() -> None:
+def test_a_clean_stop_of_an_unregistered_process_does_not_hide_an_earlier_crash() -> None:
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.die(2)
@@ -88,7 +88,7 @@ def test_a_clean_stop_of_a_process_that_never_registered_does_not_hide_the_crash
     assert cluster.partition().eligible == ()
 
 
-def test_the_durability_that_counts_is_that_of_the_process_that_crashed() -> None:
+def test_the_durability_of_the_crashed_process_decides_whether_it_stays_eligible() -> None:
     cluster = Cluster(durability="replicated")
     cluster.create()
     cluster.die(2)
@@ -108,7 +108,7 @@ def lose_all_page_caches() -> Cluster:
     return cluster
 
 
-def test_the_longest_log_leads_when_all_replicas_lost_their_page_cache() -> None:
+def test_the_replica_with_the_longest_log_leads_after_all_page_caches_are_lost() -> None:
     cluster = lose_all_page_caches()
     cluster.run(600)
     assert cluster.leader == NO_LEADER, "nobody has reported"
@@ -119,7 +119,7 @@ def test_the_longest_log_leads_when_all_replicas_lost_their_page_cache() -> None
     assert cluster.partition().unclean_epoch == -1, "no replica may cut records that were committed"
 
 
-def test_unproven_replicas_that_never_report_are_not_waited_for_without_end() -> None:
+def test_the_wait_for_reports_from_unproven_replicas_is_bounded() -> None:
     cluster = lose_all_page_caches()
     cluster.report(3, 5, 70)
     cluster.run(5_000)
@@ -128,7 +128,7 @@ def test_unproven_replicas_that_never_report_are_not_waited_for_without_end() ->
     assert cluster.leader == 3
 
 
-def test_a_report_of_an_earlier_process_decides_nothing() -> None:
+def test_a_log_report_from_an_earlier_process_does_not_decide_an_election() -> None:
     cluster = lose_all_page_caches()
     cluster.report(3, 5, 70)
     cluster.die(3)
@@ -137,7 +137,7 @@ def test_a_report_of_an_earlier_process_decides_nothing() -> None:
     assert cluster.leader == NO_LEADER
 
 
-def test_a_broker_with_another_data_folder_has_nothing_whatever_the_durability() -> None:
+def test_a_broker_with_another_data_folder_is_neither_in_sync_nor_eligible() -> None:
     cluster = Cluster(0)
     for broker_id in (1, 2, 3):
         cluster.incarnations[broker_id] = UUID(int=broker_id)
@@ -154,7 +154,7 @@ def test_a_broker_with_another_data_folder_has_nothing_whatever_the_durability()
     assert cluster.partition(1).leader == NO_LEADER, "an administrator has to accept the loss first"
 
 
-def test_a_second_node_with_the_same_id_is_refused_in_words_while_the_first_lives() -> None:
+def test_a_second_node_with_the_same_id_is_refused_while_the_first_node_is_alive() -> None:
     cluster = Cluster()
     first = cluster.incarnations[1]
     with pytest.raises(KafkaError, match="node id 1 is in use by the node at host-1:9092") as raised:
@@ -167,7 +167,7 @@ def test_a_second_node_with_the_same_id_is_refused_in_words_while_the_first_live
     assert cluster.broker(1).port == 9999
 
 
-def test_a_copy_of_a_node_at_the_same_address_with_another_folder_is_refused_too() -> None:
+def test_a_second_node_at_the_same_address_with_another_folder_is_refused() -> None:
     cluster = Cluster(0)
     cluster.incarnations[1] = UUID(int=1)
     cluster.register(1, folder_id=UUID(int=5))
@@ -176,7 +176,7 @@ def test_a_copy_of_a_node_at_the_same_address_with_another_folder_is_refused_too
         cluster.restart(1, folder_id=UUID(int=6))
 
 
-def test_a_registration_whose_answer_was_lost_changes_nothing_the_second_time() -> None:
+def test_repeating_a_registration_after_a_lost_response_changes_nothing() -> None:
     cluster = Cluster()
     cluster.create()
     before = cluster.broker(1)
@@ -186,7 +186,7 @@ def test_a_registration_whose_answer_was_lost_changes_nothing_the_second_time() 
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_broker_is_forgotten_only_when_it_has_no_replicas(is_running: bool) -> None:
+def test_a_broker_can_be_unregistered_only_when_it_has_no_replicas(is_running: bool) -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2))
     if not is_running:

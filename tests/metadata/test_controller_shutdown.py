@@ -22,7 +22,7 @@ def stop_is_granted(cluster: Cluster, broker_id: int, within_ms: int) -> bool:
     return False
 
 
-def test_a_broker_that_asks_to_stop_is_told_what_to_hand_over_and_to_whom() -> None:
+def test_a_broker_that_requests_shutdown_receives_its_leadership_transfers() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3), (2, 1, 3), (1, 3, 2))
     cluster.leaving.add(1)
@@ -36,7 +36,7 @@ def test_a_broker_that_asks_to_stop_is_told_what_to_hand_over_and_to_whom() -> N
     assert [each.partition for each in cluster.beat(1).hand_overs] == [2]
 
 
-def test_what_was_not_handed_over_in_time_is_taken() -> None:
+def test_the_controller_takes_leadership_that_was_not_transferred_in_time() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.leaving.add(1)
@@ -50,7 +50,7 @@ def test_what_was_not_handed_over_in_time_is_taken() -> None:
     assert sum(isinstance(command, ShutDownBroker) for command in cluster.commands) == 1
 
 
-def test_a_broker_with_nothing_to_hand_over_leaves_the_isr_at_once() -> None:
+def test_a_stopping_broker_that_leads_nothing_leaves_the_isr_at_once() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.leaving.add(3)
@@ -59,7 +59,7 @@ def test_a_broker_with_nothing_to_hand_over_leaves_the_isr_at_once() -> None:
     assert cluster.isr == (1, 2)
 
 
-def test_the_broker_may_go_when_all_others_know_who_leads_and_is_fenced_then() -> None:
+def test_a_broker_may_stop_and_is_fenced_once_all_brokers_know_the_new_leader() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.applied[3] = cluster.image.version
@@ -73,7 +73,7 @@ def test_the_broker_may_go_when_all_others_know_who_leads_and_is_fenced_then() -
     assert cluster.beat(1).should_shut_down
 
 
-def test_a_broker_is_held_for_a_while_when_only_it_can_lead_and_another_catches_up() -> None:
+def test_shutdown_of_the_only_possible_leader_waits_for_a_replica_to_catch_up() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1)
@@ -87,7 +87,7 @@ def test_a_broker_is_held_for_a_while_when_only_it_can_lead_and_another_catches_
     assert stop_is_granted(cluster, 1, 600)
 
 
-def test_a_broker_is_not_held_for_ever() -> None:
+def test_the_wait_before_a_shutdown_is_bounded() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.join(1)
@@ -106,14 +106,14 @@ def test_the_only_replica_stays_in_the_isr_when_its_broker_stops() -> None:
     assert (cluster.leader, cluster.isr) == (NO_LEADER, (1,))
 
 
-def test_the_only_broker_may_go_at_once() -> None:
+def test_the_only_broker_may_stop_at_once() -> None:
     cluster = Cluster(1)
     cluster.create("orders", (1,))
     cluster.leaving.add(1)
     assert cluster.beat(1).should_shut_down
 
 
-def test_a_new_controller_goes_on_with_a_stop_that_had_begun() -> None:
+def test_a_new_controller_continues_a_shutdown_that_has_begun() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.leaving.add(1)
@@ -126,7 +126,7 @@ def test_a_new_controller_goes_on_with_a_stop_that_had_begun() -> None:
     assert stop_is_granted(cluster, 1, 1_000)
 
 
-def test_a_broker_that_stopped_cleanly_comes_back_as_any_other() -> None:
+def test_a_cleanly_stopped_broker_rejoins_and_leads_again() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.leaving.add(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.metadata.controlled_cluster import Cluster
 
 
-def test_a_broker_that_cannot_write_gets_no_lease_and_is_fenced_when_its_last_one_is_over() -> None:
+def test_a_broker_that_cannot_write_gets_no_lease_and_is_fenced_when_its_lease_ends() -> None:
     cluster = Cluster()
     cluster.create()
     granted_ms = cluster.now_ms
@@ -21,7 +21,7 @@ def test_a_broker_that_cannot_write_gets_no_lease_and_is_fenced_when_its_last_on
     assert (cluster.leader, cluster.isr) == (2, (2, 3))
 
 
-def test_a_fenced_broker_is_let_in_again_when_it_can_write_and_not_before() -> None:
+def test_a_fenced_broker_is_unfenced_only_when_it_can_write_again() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.sick.add(1)
@@ -36,7 +36,7 @@ def test_a_fenced_broker_is_let_in_again_when_it_can_write_and_not_before() -> N
     assert cluster.isr == (1, 2, 3)
 
 
-def test_a_disk_that_is_well_again_before_the_session_ends_costs_nothing() -> None:
+def test_a_broker_whose_disk_recovers_before_its_session_ends_keeps_leadership() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.sick.add(1)
@@ -47,7 +47,7 @@ def test_a_disk_that_is_well_again_before_the_session_ends_costs_nothing() -> No
     assert cluster.leader == 1
 
 
-def test_a_broker_that_cannot_write_is_given_nothing_to_lead() -> None:
+def test_a_broker_that_cannot_write_is_not_elected() -> None:
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
     cluster.run(600)
@@ -57,7 +57,7 @@ def test_a_broker_that_cannot_write_is_given_nothing_to_lead() -> None:
     assert cluster.leader == 3
 
 
-def test_a_new_controller_waits_for_leases_that_the_one_before_may_have_granted() -> None:
+def test_a_new_controller_waits_for_leases_that_the_old_controller_may_have_granted() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.beat(1)
@@ -71,7 +71,7 @@ def test_a_new_controller_waits_for_leases_that_the_one_before_may_have_granted(
     assert cluster.leader == 2
 
 
-def test_a_broker_whose_disk_hangs_from_its_start_is_not_let_in() -> None:
+def test_a_broker_whose_disk_hangs_at_startup_stays_fenced() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.die(1)
@@ -84,7 +84,7 @@ def test_a_broker_whose_disk_hangs_from_its_start_is_not_let_in() -> None:
     assert not cluster.broker(1).is_fenced
 
 
-def test_a_broker_that_cannot_write_may_leave() -> None:
+def test_a_broker_that_cannot_write_may_shut_down() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.sick.add(1)
@@ -94,7 +94,7 @@ def test_a_broker_that_cannot_write_may_leave() -> None:
     assert cluster.leader == 2
 
 
-def test_the_only_replica_leads_again_when_its_disk_is_well() -> None:
+def test_the_only_replica_leads_again_when_its_disk_recovers() -> None:
     cluster = Cluster()
     cluster.create("orders", (1,))
     cluster.sick.add(1)
@@ -105,7 +105,7 @@ def test_the_only_replica_leads_again_when_its_disk_is_well() -> None:
     assert cluster.leader == 1
 
 
-def test_a_leader_that_cannot_write_may_hand_over_before_its_session_ends() -> None:
+def test_a_leader_that_cannot_write_may_transfer_leadership_before_its_session_ends() -> None:
     cluster = Cluster()
     cluster.create()
     cluster.sick.add(1)

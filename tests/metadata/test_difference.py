@@ -101,7 +101,9 @@ def applied(image: ClusterImage, given_commands: list[Command]) -> ClusterImage:
 
 
 @given(st.lists(commands, max_size=12), st.lists(commands, max_size=12))
-def test_events_between_two_images_lead_from_one_to_the_other(before: list[Command], after: list[Command]) -> None:
+def test_applying_the_events_between_two_images_produces_the_newer_image(
+    before: list[Command], after: list[Command]
+) -> None:
     old = applied(ClusterImage(), before)
     new = applied(old, after)
     follower = Follower()
@@ -112,7 +114,7 @@ def test_events_between_two_images_lead_from_one_to_the_other(before: list[Comma
     assert events_between(new, new) == []
 
 
-def test_a_topic_made_again_under_its_name_is_deleted_first() -> None:
+def test_the_events_of_a_recreated_topic_begin_with_its_deletion() -> None:
     first = applied(ClusterImage(), [CreateTopic("a", UUID(int=1), (Assignment((1,), (1,)),))])
     second = applied(ClusterImage(), [CreateTopic("a", UUID(int=2), (Assignment((1,), (1,)),))])
     kinds = [type(event) for event in events_between(first, second)]

@@ -26,7 +26,7 @@ NAME = "min.insync.replicas"
         ((1, 2, 3), (), "0", "1", 1),
     ],
 )
-def test_the_topic_decides_then_the_cluster_then_the_replicas_that_have_arrived(
+def test_min_insync_replicas_uses_the_topic_then_the_cluster_then_the_replica_count(
     replicas: tuple[int, ...], adding: tuple[int, ...], topic: str | None, cluster: str | None, expected: int
 ) -> None:
     partition = PartitionImage(0, 1, 0, replicas, (1,), adding=adding)

@@ -152,12 +152,12 @@ def test_the_image_keeps_its_invariants(sequence: list[Command]) -> None:
             assert not set(partition.eligible) & set(partition.isr)
 
 
-def test_a_command_of_a_later_version_with_one_more_field_is_read() -> None:
+def test_a_command_of_a_newer_version_with_an_extra_field_can_be_decoded() -> None:
     data = msgspec.msgpack.decode(encode_command(DeleteTopic("a", UUID(int=1))))
     assert decode_command(msgspec.msgpack.encode({**data, "reason": "later"})) == DeleteTopic("a", UUID(int=1))
 
 
-def test_a_command_of_an_earlier_version_with_fewer_fields_is_read() -> None:
+def test_a_command_of_an_older_version_with_fewer_fields_can_be_decoded() -> None:
     data = msgspec.msgpack.decode(encode_command(RegisterBroker(1, UUID(int=1), "h", 1, "r")))
     del data["rack"]
     assert decode_command(msgspec.msgpack.encode(data)) == RegisterBroker(1, UUID(int=1), "h", 1, None)
@@ -194,11 +194,11 @@ def test_a_command_of_an_earlier_version_with_fewer_fields_is_read() -> None:
         ),
     ],
 )
-def test_commands_that_earlier_versions_wrote_are_read(old: dict[str, object], now: Command) -> None:
+def test_commands_written_by_older_versions_can_be_decoded(old: dict[str, object], now: Command) -> None:
     assert decode_command(msgspec.msgpack.encode(old)) == now
 
 
-def test_an_image_that_an_earlier_version_wrote_is_read() -> None:
+def test_an_image_written_by_an_older_version_can_be_decoded() -> None:
     partition = {"partition": 0, "leader": 1, "leader_epoch": 0, "replicas": [1], "isr": [1], "partition_epoch": 0}
     topic = {"name": "a", "id": str(UUID(int=1)), "partitions": [partition], "configs": {}}
     broker = {"id": 1, "epoch": 1, "host": "h", "port": 1, "incarnation": str(UUID(int=1)), "rack": None}
@@ -211,7 +211,7 @@ def test_an_image_that_an_earlier_version_wrote_is_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard_of"}), b"\x80"])
-def test_bytes_that_are_no_known_command_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_known_command_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_command(data)
 

@@ -39,7 +39,7 @@ def restored(*logs: FoundLog) -> ClusterImage:
     return image
 
 
-def test_topics_have_their_ids_partitions_and_replicas() -> None:
+def test_restored_topics_keep_their_ids_partitions_and_replicas() -> None:
     offsets = UUID(int=2)
     image = restored(
         log(3), log(1), log(2), log(2, partition=1), log(3, partition=1),
@@ -53,34 +53,34 @@ def test_topics_have_their_ids_partitions_and_replicas() -> None:
     assert image.names_by_id == {ORDERS: "orders", offsets: "__consumer_offsets"}
 
 
-def test_only_the_longest_logs_are_in_sync() -> None:
+def test_only_replicas_with_the_longest_log_are_in_sync() -> None:
     image = restored(log(1, 90, 4), log(2, 100, 3), log(3, 90, 4), log(4, 80, 4))
     (partition,) = image.topics["orders"].partitions
     assert (partition.replicas, partition.isr) == ((1, 2, 3, 4), (1, 3))
     assert partition.leader_epoch > 4
 
 
-def test_a_partition_stays_offline_where_no_log_has_all_that_was_committed() -> None:
+def test_a_partition_stays_offline_if_no_log_has_all_committed_records() -> None:
     image = restored(log(1, 90, 4, watermark=80), log(2, 0, -1, watermark=91))
     (partition,) = image.topics["orders"].partitions
     assert (partition.replicas, partition.isr) == ((1, 2), ())
 
 
-def test_a_partition_without_any_log_is_offline_on_the_nodes_of_the_topic() -> None:
+def test_a_partition_without_a_log_is_restored_offline_on_the_nodes_of_its_topic() -> None:
     image = restored(log(1), log(2), log(1, partition=2), log(2, partition=2))
     _, missing, _ = image.topics["orders"].partitions
     assert (set(missing.replicas), missing.isr) == ({1, 2}, ())
 
 
-def test_producer_ids_go_on_beyond_all_that_are_found() -> None:
+def test_producer_ids_continue_after_the_highest_id_found_in_the_logs() -> None:
     assert restored(log(1, producer_id=5000), log(2, producer_id=7000)).next_producer_id > 7000
 
 
-def test_a_log_that_does_not_tell_its_topic_takes_the_id_of_the_others_or_a_new_one() -> None:
+def test_a_log_without_a_topic_id_uses_the_id_of_other_logs_or_a_new_id() -> None:
     assert restored(log(1, topic_id=None), log(2)).topics["orders"].id == ORDERS
     assert restored(log(1, topic_id=None)).topics["orders"].id == NEW
 
 
-def test_two_topics_of_one_name_are_a_conflict_that_names_both() -> None:
+def test_two_topics_with_the_same_name_raise_a_conflict_that_names_both_logs() -> None:
     with pytest.raises(RestorationConflict, match=r"/node-1/logs/orders-0 and /node-2/logs/orders-1 .*move the logs"):
         restored(log(1), log(2, partition=1, topic_id=UUID(int=7)))

@@ -14,7 +14,7 @@ BEAT_MS = SETTINGS.heartbeat_interval_ms
 # Pre-vote
 
 
-def test_a_pre_vote_changes_nothing() -> None:
+def test_a_pre_vote_changes_neither_the_term_nor_the_vote() -> None:
     solo = Solo()
     solo.now_ms += TIMEOUT_MS
     assert bodies(solo.hear(2, 2, VoteRequest(1, 1, is_pre_vote=True))) == [VoteReply(True, is_pre_vote=True)]
@@ -22,7 +22,7 @@ def test_a_pre_vote_changes_nothing() -> None:
     assert (solo.node.term, solo.store.stored.hard_state.vote) == (1, None)
 
 
-def test_a_node_that_was_cut_off_does_not_disturb_the_leader_when_it_is_back() -> None:
+def test_a_reconnected_node_does_not_disturb_the_leader() -> None:
     cluster = Cluster(seed=1)
     leader = cluster.elect()
     cluster.converge()
@@ -35,7 +35,7 @@ def test_a_node_that_was_cut_off_does_not_disturb_the_leader_when_it_is_back() -
     assert {host.node.term for host in cluster.running if host.node is not None} == {leader.term}
 
 
-def test_a_node_asks_again_while_its_pre_votes_are_not_granted_without_raising_the_term() -> None:
+def test_a_node_repeats_its_pre_vote_request_without_raising_the_term() -> None:
     solo = Solo()
     solo.wait(20 * TIMEOUT_MS)
     asked = [message for message in solo.sent if message.target == 2]
@@ -47,7 +47,7 @@ def test_a_node_asks_again_while_its_pre_votes_are_not_granted_without_raising_t
 # Votes while a leader is alive
 
 
-def test_votes_are_refused_while_a_leader_is_heard() -> None:
+def test_a_node_refuses_votes_while_it_hears_from_a_leader() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     solo.now_ms += TIMEOUT_MS - 1
@@ -58,20 +58,20 @@ def test_votes_are_refused_while_a_leader_is_heard() -> None:
     assert bodies(solo.hear(3, 3, VoteRequest(9, 9))) == [VoteReply(True)]
 
 
-def test_a_leader_that_hears_a_majority_is_not_moved_by_vote_requests() -> None:
+def test_a_leader_that_hears_from_a_majority_ignores_vote_requests() -> None:
     solo = Solo()
     solo.lead()
     assert solo.hear(3, 9, VoteRequest(9, 9)) == []
     assert solo.node.is_leader
 
 
-def test_votes_are_given_at_once_when_the_leader_itself_asked_for_the_election() -> None:
+def test_a_node_votes_at_once_in_an_election_that_the_leader_requested() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     assert bodies(solo.hear(3, 3, VoteRequest(9, 9, is_transfer=True))) == [VoteReply(True)]
 
 
-def test_a_restarted_node_is_patient_with_a_leader_that_it_may_have_heard() -> None:
+def test_a_restarted_node_refuses_votes_for_one_election_timeout() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     again = solo.restarted()
@@ -92,7 +92,7 @@ def test_a_leader_without_answers_from_a_majority_steps_down() -> None:
     assert RoleChanged(RoleKind.FOLLOWER, 2, None) in solo.events
 
 
-def test_a_leader_with_answers_from_a_majority_stays() -> None:
+def test_a_leader_with_answers_from_a_majority_stays_the_leader() -> None:
     solo = Solo()
     solo.lead()
     for _ in range(20):
@@ -101,7 +101,7 @@ def test_a_leader_with_answers_from_a_majority_stays() -> None:
     assert solo.node.is_leader
 
 
-def test_a_lease_runs_from_the_beginning_of_the_round_that_was_answered() -> None:
+def test_a_lease_starts_at_the_start_of_the_acknowledged_heartbeat_round() -> None:
     solo = Solo()
     solo.lead()
     start_ms = solo.now_ms
@@ -111,7 +111,7 @@ def test_a_lease_runs_from_the_beginning_of_the_round_that_was_answered() -> Non
     assert solo.node.leader_lease_until_ms == start_ms + BEAT_MS + SETTINGS.lease_ms
 
 
-def test_an_answer_to_an_old_round_does_not_renew_the_lease() -> None:
+def test_a_reply_to_an_old_heartbeat_round_does_not_renew_the_lease() -> None:
     solo = Solo()
     solo.lead()
     solo.wait(BEAT_MS)
@@ -122,7 +122,7 @@ def test_an_answer_to_an_old_round_does_not_renew_the_lease() -> None:
     assert solo.node.leader_lease_until_ms == lease_ms
 
 
-def test_there_is_no_lease_before_the_leader_knows_what_is_committed() -> None:
+def test_a_leader_has_no_lease_before_it_commits_an_entry_of_its_term() -> None:
     solo = Solo()
     solo.lead(establish=False)
     solo.beat(2)
@@ -131,20 +131,20 @@ def test_there_is_no_lease_before_the_leader_knows_what_is_committed() -> None:
     assert solo.node.leader_lease_until_ms is not None
 
 
-def test_an_election_alone_gives_no_lease() -> None:
+def test_winning_an_election_alone_grants_no_lease() -> None:
     solo = Solo()
     solo.lead(establish=False)
     solo.acknowledge(2)
     assert solo.node.leader_lease_until_ms is None
 
 
-def test_a_lease_is_shorter_than_the_patience_it_rests_on_by_what_clocks_may_drift() -> None:
+def test_a_lease_ends_before_the_election_timeout_despite_clock_drift() -> None:
     slowest = SETTINGS.lease_ms / (1 - SETTINGS.clock_drift_percent / 100)
     fastest = TIMEOUT_MS / (1 + SETTINGS.clock_drift_percent / 100)
     assert slowest < fastest
 
 
-def test_a_leader_that_stood_still_has_no_lease_when_it_goes_on() -> None:
+def test_a_leader_that_resumes_after_a_long_pause_has_no_lease() -> None:
     cluster = Cluster(seed=2)
     leader = cluster.elect()
     cluster.pause(leader.node_id, 3 * TIMEOUT_MS)
@@ -157,7 +157,7 @@ def test_a_leader_that_stood_still_has_no_lease_when_it_goes_on() -> None:
 # Leadership transfer
 
 
-def test_leadership_is_handed_over_without_waiting_for_a_timeout() -> None:
+def test_a_leadership_transfer_does_not_wait_for_an_election_timeout() -> None:
     cluster = Cluster(seed=3)
     leader = cluster.elect()
     cluster.converge()
@@ -167,7 +167,7 @@ def test_leadership_is_handed_over_without_waiting_for_a_timeout() -> None:
     assert leader.role is RoleKind.FOLLOWER
 
 
-def test_a_target_that_lags_gets_the_log_first() -> None:
+def test_a_lagging_transfer_target_receives_the_missing_entries_first() -> None:
     solo = Solo()
     solo.lead()
     solo.propose()
@@ -178,7 +178,7 @@ def test_a_target_that_lags_gets_the_log_first() -> None:
     assert bodies(sent, 3)[-1] == TimeoutNow()
 
 
-def test_without_a_target_the_voter_that_is_most_up_to_date_is_chosen() -> None:
+def test_a_transfer_without_a_target_chooses_the_most_up_to_date_voter() -> None:
     solo = Solo()
     solo.lead()
     solo.acknowledge(3, index=1)
@@ -187,14 +187,14 @@ def test_without_a_target_the_voter_that_is_most_up_to_date_is_chosen() -> None:
     assert bodies(solo.sent, 2)[-1] == TimeoutNow()
 
 
-def test_no_proposals_are_taken_while_leadership_is_handed_over() -> None:
+def test_a_leader_refuses_proposals_during_a_leadership_transfer() -> None:
     solo = Solo()
     solo.lead()
     solo.node.transfer_leadership(3, solo.now_ms)
     assert solo.node.propose(b"x", solo.now_ms) == Refused(Reason.TRANSFERRING)
 
 
-def test_a_leader_goes_on_when_the_target_does_not_catch_up_in_time() -> None:
+def test_a_leader_keeps_leading_if_the_transfer_target_does_not_catch_up_in_time() -> None:
     solo = Solo()
     solo.lead()
     solo.node.transfer_leadership(3, solo.now_ms)
@@ -207,7 +207,7 @@ def test_a_leader_goes_on_when_the_target_does_not_catch_up_in_time() -> None:
     assert solo.node.leader_lease_until_ms is not None
 
 
-def test_a_leader_that_has_told_another_to_take_over_has_no_lease_and_makes_way() -> None:
+def test_a_leader_that_sent_timeout_now_has_no_lease_and_steps_down() -> None:
     solo = Solo()
     solo.lead()
     solo.node.transfer_leadership(2, solo.now_ms)
@@ -221,7 +221,7 @@ def test_a_leader_that_has_told_another_to_take_over_has_no_lease_and_makes_way(
     assert not solo.node.is_leader
 
 
-def test_leadership_is_handed_to_voters_only() -> None:
+def test_leadership_is_transferred_only_to_other_voters() -> None:
     solo = Solo(stored_log(1, [1], founded((1, 2, 3), learners=(4,))))
     solo.lead()
     for target in (1, 4, 9):
@@ -229,7 +229,7 @@ def test_leadership_is_handed_to_voters_only() -> None:
         assert refused is not None and refused.reason is Reason.INVALID
 
 
-def test_who_is_told_to_take_over_holds_an_election_at_once() -> None:
+def test_a_node_that_receives_timeout_now_starts_an_election_at_once() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     sent = solo.hear(2, 2, TimeoutNow())
@@ -237,7 +237,7 @@ def test_who_is_told_to_take_over_holds_an_election_at_once() -> None:
     assert (solo.node.role, solo.node.term) == (RoleKind.CANDIDATE, 3)
 
 
-def test_a_late_call_to_take_over_is_not_heeded() -> None:
+def test_a_timeout_now_of_an_earlier_term_is_rejected() -> None:
     solo = Solo()
     solo.hear(2, 5, Heartbeat(0, 1))
     (reply,) = solo.hear(3, 4, TimeoutNow())
@@ -258,7 +258,7 @@ def test_a_read_is_answered_once_a_majority_has_confirmed_the_leader() -> None:
     assert solo.reads == {7: 2}
 
 
-def test_an_answer_to_a_round_before_the_read_does_not_confirm_it() -> None:
+def test_a_reply_to_an_earlier_heartbeat_round_does_not_confirm_a_read() -> None:
     solo = Solo()
     solo.lead()
     solo.wait(BEAT_MS)
@@ -269,7 +269,7 @@ def test_an_answer_to_a_round_before_the_read_does_not_confirm_it() -> None:
     assert solo.reads == {}
 
 
-def test_reads_that_come_while_a_round_is_on_its_way_share_the_next() -> None:
+def test_reads_that_arrive_during_a_heartbeat_round_share_the_next_round() -> None:
     solo = Solo()
     solo.lead()
     count = len(solo.sent)
@@ -284,7 +284,7 @@ def test_reads_that_come_while_a_round_is_on_its_way_share_the_next() -> None:
     assert len(solo.reads) == 10
 
 
-def test_a_new_leader_answers_reads_only_when_it_knows_what_is_committed() -> None:
+def test_a_new_leader_answers_reads_only_after_it_commits_an_entry_of_its_term() -> None:
     solo = Solo()
     solo.lead(establish=False)
     solo.node.read_index(7, solo.now_ms)
@@ -295,7 +295,7 @@ def test_a_new_leader_answers_reads_only_when_it_knows_what_is_committed() -> No
     assert solo.reads == {7: 2}
 
 
-def test_reads_are_refused_when_leadership_is_lost() -> None:
+def test_pending_reads_are_refused_when_the_leader_loses_leadership() -> None:
     solo = Solo()
     solo.lead()
     solo.node.read_index(7, solo.now_ms)
@@ -303,7 +303,7 @@ def test_reads_are_refused_when_leadership_is_lost() -> None:
     assert solo.reads == {7: None}
 
 
-def test_a_read_elsewhere_is_refused_with_the_leader_to_ask() -> None:
+def test_a_follower_refuses_a_read_and_names_the_leader() -> None:
     solo = Solo(stored_log(1, [1], THREE))
     solo.hear(2, 2, Heartbeat(0, 1))
     assert solo.node.read_index(1, solo.now_ms) == Refused(Reason.NOT_LEADER, 2)

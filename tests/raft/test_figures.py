@@ -23,7 +23,7 @@ VOTERS = founded((1, 2, 3))
 
 
 @pytest.mark.parametrize("follower", FIGURE_7_FOLLOWERS.values(), ids=FIGURE_7_FOLLOWERS)
-def test_a_leader_brings_every_log_of_figure_7_to_its_own(follower: list[int]) -> None:
+def test_a_leader_makes_every_log_of_figure_7_match_its_own(follower: list[int]) -> None:
     stored = {
         1: stored_log(1, FIGURE_7_LEADER, VOTERS, term=7),
         2: stored_log(2, FIGURE_7_LEADER, VOTERS, term=7),
@@ -39,7 +39,7 @@ def test_a_leader_brings_every_log_of_figure_7_to_its_own(follower: list[int]) -
     assert log_terms(cluster.node(3)) == [*FIGURE_7_LEADER, 8]
 
 
-def test_with_the_logs_of_figure_7_only_those_that_are_up_to_date_can_win() -> None:
+def test_only_nodes_with_up_to_date_logs_of_figure_7_can_win_an_election() -> None:
     """(a), (c) and (d) can win a majority; (b), (e) and (f) never can."""
     logs = [FIGURE_7_LEADER, *FIGURE_7_FOLLOWERS.values()]
     voters = founded(range(1, 8))
@@ -75,14 +75,14 @@ def test_an_entry_of_an_old_term_is_not_committed_by_counting_replicas() -> None
     assert solo.node.commit_index == 0
 
 
-def test_an_entry_that_is_not_committed_may_be_overwritten_on_a_majority() -> None:
+def test_an_uncommitted_entry_may_be_overwritten_on_a_majority() -> None:
     """Figure 8 (d): S3 replaces its entry of term 2 with S5's entry of term 3."""
     s3 = Solo(stored_log(3, [1, 2], FIVE, term=4), node_id=3)
     s3.hear(5, 5, Append(1, 1, (log_of([1, 3], FIVE)[1],), 0))
     assert log_terms(s3.node) == [1, 3]
 
 
-def test_an_entry_of_the_own_term_commits_all_before_it() -> None:
+def test_an_entry_of_the_current_term_commits_all_earlier_entries() -> None:
     """Figure 8 (e): an entry of term 4 on a majority also commits the entry of term 2, and S5 cannot win."""
     solo = s1_leads_in_term_4()
     solo.acknowledge(2, index=3)
@@ -94,7 +94,7 @@ def test_an_entry_of_the_own_term_commits_all_before_it() -> None:
     assert bodies(s3.hear(5, 5, VoteRequest(2, 3))) == [VoteReply(False)]
 
 
-def test_a_whole_cluster_comes_out_of_figure_8_with_the_entries_of_its_leader() -> None:
+def test_all_logs_of_figure_8_converge_to_the_log_of_the_leader() -> None:
     logs = {1: [1, 2], 2: [1, 2], 3: [1], 4: [1], 5: [1, 3]}
     stored = {number: stored_log(number, terms, FIVE, term=3) for number, terms in logs.items()}
     for seed in range(10):

@@ -23,12 +23,12 @@ def log(*terms: int) -> RaftLog:
     return RaftLog(None, entries(1, *terms))
 
 
-def test_terms_are_known_within_the_log_and_just_before_it() -> None:
+def test_the_log_knows_the_terms_of_its_entries_and_of_the_preceding_entry() -> None:
     compacted = RaftLog(Snapshot(4, 2, THREE, b""), entries(5, 3, 3))
     assert [compacted.term_at(index) for index in (3, 4, 5, 6, 7)] == [None, 2, 3, 3, None]
 
 
-def test_entries_before_the_snapshot_are_kept_over_a_restart() -> None:
+def test_entries_before_the_snapshot_survive_a_restart() -> None:
     compacted = RaftLog(Snapshot(4, 2, THREE, b""), entries(2, 1, 2, 2, 3))
     assert (compacted.base_index, compacted.last_index) == (2, 5)
     assert compacted.term_at(2) == 1
@@ -43,7 +43,7 @@ def test_a_log_with_a_gap_is_refused() -> None:
         RaftLog(Snapshot(4, 2, THREE, b""), entries(1, 1, 1))
 
 
-def test_entries_come_within_bounds_but_at_least_one() -> None:
+def test_a_read_of_the_log_is_bounded_but_returns_at_least_one_entry() -> None:
     long = log(1, 1, 1, 1, 1)
     size_bytes = long.entries(1, 1, 1 << 20, 1)[0].size_bytes
     assert len(long.entries(1, 5, 1, 100)) == 1
@@ -57,13 +57,13 @@ def test_entries_come_within_bounds_but_at_least_one() -> None:
     ("terms", "index", "term", "hint"),
     [((1, 1, 3, 3), 9, 2, (2, 1)), ((1, 1, 3, 3), 4, 3, (4, 3)), ((2, 2), 2, 1, (0, 0)), ((1,), 1, 9, (1, 1))],
 )
-def test_the_hint_is_the_last_place_where_the_logs_may_agree(
+def test_the_hint_is_the_last_index_at_which_the_logs_may_agree(
     terms: tuple[int, ...], index: int, term: int, hint: tuple[int, int]
 ) -> None:
     assert log(*terms).agreement_hint(index, term) == hint
 
 
-def test_what_was_cut_while_it_was_written_is_not_durable() -> None:
+def test_entries_truncated_during_their_write_are_not_durable() -> None:
     written = log(1)
     written.append(entries(2, 1, 1))
     written.take_unpersisted()
@@ -76,7 +76,7 @@ def test_what_was_cut_while_it_was_written_is_not_durable() -> None:
     assert written.durable_index == 4
 
 
-def test_a_write_that_a_snapshot_overtook_says_nothing_of_the_new_log() -> None:
+def test_a_write_that_began_before_a_snapshot_does_not_make_the_new_log_durable() -> None:
     written = log(1)
     written.append(entries(2, 1, 1))
     written.take_unpersisted()

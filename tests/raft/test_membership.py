@@ -38,7 +38,7 @@ def test_a_majority_is_more_than_half_of_the_voters() -> None:
     assert founded((1, 2, 3)).majority_value({1: 9, 2: 7, 3: 5}.__getitem__) == 7
 
 
-def test_each_change_moves_at_most_one_vote() -> None:
+def test_each_membership_change_affects_at_most_one_vote() -> None:
     added: list[MembershipChange] = [AddLearner(4, store_id(4)), AddLearner(2, store_id(22))]
     for change in (*added, Demote(3), Remove(1), Remove(3)):
         after = THREE.after(change)
@@ -48,7 +48,7 @@ def test_each_change_moves_at_most_one_vote() -> None:
     assert learners.after(Promote(3)) == THREE
 
 
-def test_a_member_under_a_new_store_is_a_learner() -> None:
+def test_a_member_with_a_new_store_becomes_a_learner() -> None:
     after = THREE.after(AddLearner(2, store_id(22), "elsewhere"))
     assert after.member(2) == Member(2, store_id(22), False, "elsewhere")
     assert not after.is_voter(2, store_id(2))
@@ -66,7 +66,7 @@ def test_a_member_under_a_new_store_is_a_learner() -> None:
         (founded((1,), learners=(2,)), Demote(1)),
     ],
 )
-def test_changes_that_do_not_fit_are_refused(membership: Membership, change: Promote) -> None:
+def test_invalid_membership_changes_are_refused(membership: Membership, change: Promote) -> None:
     with pytest.raises(MembershipError):
         membership.after(change)
 
@@ -77,7 +77,7 @@ def test_removed_stores_are_remembered_until_they_are_added_again() -> None:
     assert after.after(AddLearner(3, store_id(3))).removed == (store_id(2),)
 
 
-def test_what_is_remembered_of_removed_stores_is_bounded() -> None:
+def test_the_list_of_removed_stores_is_bounded() -> None:
     membership = THREE
     for number in range(REMOVED_MAX + 50):
         membership = membership.after(AddLearner(9, store_id(1_000 + number)))
@@ -85,14 +85,14 @@ def test_what_is_remembered_of_removed_stores_is_bounded() -> None:
     assert membership.removed[-1] == store_id(1_000 + REMOVED_MAX + 48)
 
 
-def test_a_membership_comes_back_from_its_bytes() -> None:
+def test_a_membership_round_trips_through_its_encoding() -> None:
     membership = THREE.after(AddLearner(4, store_id(4), "host:1")).after(Remove(1))
     assert decode_membership(encode_membership(membership)) == membership
     with pytest.raises(ValueError, match=r"."):
         decode_membership(b"\x01nonsense")
 
 
-def test_a_change_is_in_force_from_its_entry_on_and_taken_back_with_it() -> None:
+def test_a_membership_change_takes_effect_at_its_entry_and_is_reverted_with_it() -> None:
     history = MembershipHistory(0, THREE)
     history.append(5, THREE.after(Remove(3)))
     assert history.at(4) == THREE
@@ -115,7 +115,7 @@ def refusal(result: ProposalId | Refused) -> Reason | None:
     return result.reason if isinstance(result, Refused) else None
 
 
-def test_a_change_is_in_force_as_soon_as_it_is_appended() -> None:
+def test_a_membership_change_takes_effect_as_soon_as_it_is_appended() -> None:
     solo = led()
     assert isinstance(solo.node.propose_membership(AddLearner(4, store_id(4)), solo.now_ms), ProposalId)
     assert solo.node.membership.member(4) is not None
@@ -124,7 +124,7 @@ def test_a_change_is_in_force_as_soon_as_it_is_appended() -> None:
     assert bodies(solo.sent[count:], 4), "the learner is spoken to at once"
 
 
-def test_one_change_may_be_uncommitted_at_a_time() -> None:
+def test_only_one_membership_change_may_be_uncommitted_at_a_time() -> None:
     solo = led()
     solo.node.propose_membership(AddLearner(4, store_id(4)), solo.now_ms)
     assert refusal(solo.node.propose_membership(Remove(3), solo.now_ms)) is Reason.CHANGE_IN_FLIGHT
@@ -133,7 +133,7 @@ def test_one_change_may_be_uncommitted_at_a_time() -> None:
     assert refusal(solo.node.propose_membership(Remove(3), solo.now_ms)) is None
 
 
-def test_a_leader_changes_nothing_before_an_entry_of_its_term_is_committed() -> None:
+def test_a_leader_refuses_membership_changes_before_it_commits_in_its_term() -> None:
     """Otherwise two successive leaders could start from the same membership, with majorities that do not overlap."""
     solo = Solo()
     solo.lead(establish=False)
@@ -150,14 +150,14 @@ def test_a_learner_is_promoted_only_when_it_has_caught_up() -> None:
     assert refusal(solo.node.propose_membership(Promote(4), solo.now_ms)) is None
 
 
-def test_a_change_that_does_not_fit_is_refused_with_the_reason() -> None:
+def test_an_invalid_membership_change_is_refused_with_the_reason() -> None:
     solo = led()
     result = solo.node.propose_membership(Promote(2), solo.now_ms)
     assert isinstance(result, Refused)
     assert (result.reason, result.detail) == (Reason.INVALID, "node 2 is a voter already")
 
 
-def test_a_change_is_taken_back_when_the_next_leader_overwrites_it() -> None:
+def test_a_membership_change_is_reverted_when_the_next_leader_overwrites_it() -> None:
     solo = led()
     proposal = solo.node.propose_membership(Remove(3), solo.now_ms)
     assert isinstance(proposal, ProposalId)
@@ -168,7 +168,7 @@ def test_a_change_is_taken_back_when_the_next_leader_overwrites_it() -> None:
     assert solo.events[-1] == MembershipChanged(THREE, True)
 
 
-def test_members_are_told_when_a_change_is_committed() -> None:
+def test_a_node_reports_a_committed_membership_change() -> None:
     solo = led()
     solo.node.propose_membership(Remove(3), solo.now_ms)
     solo.settle()
@@ -176,7 +176,7 @@ def test_members_are_told_when_a_change_is_committed() -> None:
     assert solo.events[-1] == MembershipChanged(THREE.after(Remove(3)), True)
 
 
-def test_a_leader_that_is_removed_commits_that_without_its_own_vote_and_steps_down() -> None:
+def test_a_removed_leader_commits_its_removal_without_its_own_vote_and_steps_down() -> None:
     solo = led()
     solo.node.propose_membership(Remove(1), solo.now_ms)
     solo.settle()
@@ -189,7 +189,7 @@ def test_a_leader_that_is_removed_commits_that_without_its_own_vote_and_steps_do
     assert solo.node.role is RoleKind.FOLLOWER
 
 
-def test_a_node_whose_own_removal_is_not_committed_may_be_elected_to_commit_it() -> None:
+def test_a_node_may_be_elected_to_commit_its_own_removal() -> None:
     """Of two nodes, the one that is being removed has the longer log, so the other node cannot win."""
     membership = founded((1, 2))
     solo = led(membership)
@@ -204,13 +204,13 @@ def test_a_node_whose_own_removal_is_not_committed_may_be_elected_to_commit_it()
     assert again.node.role is RoleKind.FOLLOWER
 
 
-def test_learners_do_not_stand_for_election() -> None:
+def test_learners_do_not_start_elections() -> None:
     solo = Solo(stored_log(4, [1], founded((1, 2, 3), learners=(4,))), node_id=4)
     sent = solo.wait(10 * TIMEOUT_MS)
     assert not any(isinstance(body, VoteRequest) for body in bodies(sent))
 
 
-def test_a_node_grows_from_one_voter_to_three() -> None:
+def test_a_cluster_grows_from_one_voter_to_three() -> None:
     cluster = Cluster(1, seed=1)
     cluster.elect()
     for node_id in (2, 3, 4):
@@ -225,7 +225,7 @@ def test_a_node_grows_from_one_voter_to_three() -> None:
 # Founding
 
 
-def test_a_cluster_is_founded_by_its_lowest_founder_when_all_stores_are_empty() -> None:
+def test_the_lowest_founder_creates_the_cluster_when_all_stores_are_empty() -> None:
     cluster = Cluster(seed=2)
     leader = cluster.elect()
     stores = {host.node_id: host.store.stored.store_id for host in cluster.running}
@@ -247,7 +247,7 @@ def test_a_lone_founder_leads_at_once() -> None:
     cluster.elect(limit_ms=20)
 
 
-def test_a_founder_counts_only_answers_to_the_store_that_it_has() -> None:
+def test_a_founder_creates_the_cluster_only_when_all_founders_have_answered() -> None:
     founder = Solo(StoredState(store_id(11)), founders=(1, 2))
     founder.hear(2, 0, HelloReply("host-2"))
     assert founder.node.membership.member(2) is not None
@@ -256,13 +256,13 @@ def test_a_founder_counts_only_answers_to_the_store_that_it_has() -> None:
     assert late.node.membership == Membership(), "node 3 has not answered"
 
 
-def test_only_the_lowest_founder_founds() -> None:
+def test_only_the_lowest_founder_creates_the_cluster() -> None:
     second = Solo(StoredState(store_id(2)), node_id=2, founders=(1, 2))
     second.hear(1, 0, HelloReply("host-1"))
     assert second.node.membership == Membership()
 
 
-def test_an_empty_node_ignores_what_a_lost_store_has_on_its_way() -> None:
+def test_an_empty_node_ignores_delayed_messages_from_a_lost_store() -> None:
     solo = Solo(StoredState(store_id(2)), node_id=2, founders=(1, 2, 3))
     solo.hear(1, 0, Hello(1, store_id(12), "host-1"), store=12)
     assert solo.hear(1, 2, VoteRequest(1, 1), store=11) == []
@@ -272,7 +272,7 @@ def test_an_empty_node_ignores_what_a_lost_store_has_on_its_way() -> None:
 # Lost stores
 
 
-def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_when_it_has_caught_up() -> None:
+def test_a_voter_with_an_empty_disk_returns_as_a_learner_until_it_has_caught_up() -> None:
     cluster = Cluster(seed=5)
     leader = cluster.elect()
     for _ in range(10):
@@ -293,7 +293,7 @@ def test_a_voter_with_an_empty_disk_comes_back_as_a_learner_and_gets_its_vote_wh
     cluster.converge()
 
 
-def test_a_founder_with_an_empty_disk_joins_the_cluster_that_it_founded() -> None:
+def test_a_founder_with_an_empty_disk_rejoins_the_cluster_that_it_created() -> None:
     cluster = Cluster(seed=6)
     cluster.elect()
     cluster.commit()
@@ -302,7 +302,7 @@ def test_a_founder_with_an_empty_disk_joins_the_cluster_that_it_founded() -> Non
     assert cluster.node(1).membership.member(1) is not None
 
 
-def test_a_lost_store_cannot_help_to_elect_who_lacks_what_it_had_acknowledged() -> None:
+def test_a_voter_that_lost_its_store_cannot_elect_a_node_lacking_committed_entries() -> None:
     """An entry is committed on 1 and 2, not on 3. Then 2 loses its disk and 1 is down: no node may lead."""
     cluster = Cluster(seed=7)
     cluster.tends_membership = False
@@ -322,7 +322,7 @@ def test_a_lost_store_cannot_help_to_elect_who_lacks_what_it_had_acknowledged() 
     cluster.converge()
 
 
-def test_a_node_whose_admission_was_taken_back_asks_again() -> None:
+def test_a_node_whose_admission_was_reverted_requests_it_again() -> None:
     """The leader that added the node is lost with the change. The node has entries by now, but is not a member."""
     cluster = Cluster(seed=8)
     leader = cluster.elect()
@@ -338,7 +338,7 @@ def test_a_node_whose_admission_was_taken_back_asks_again() -> None:
     cluster.run_until(lambda: cluster.node(4).commit_index == cluster.oracle.last_committed)
 
 
-def test_a_removed_node_does_not_come_back_by_itself() -> None:
+def test_a_removed_node_does_not_rejoin_by_itself() -> None:
     cluster = Cluster(5, seed=9)
     leader = cluster.elect()
     target = next(each for each in cluster.hosts if each != leader.node_id)
@@ -348,7 +348,7 @@ def test_a_removed_node_does_not_come_back_by_itself() -> None:
     assert leader.membership.member(target) is None
 
 
-def test_an_id_that_answers_from_its_own_store_is_not_given_to_another() -> None:
+def test_a_node_id_with_a_responsive_store_is_not_assigned_to_another_store() -> None:
     solo = led()
     solo.hear(2, 0, Hello(2, store_id(22), "elsewhere"), store=22)
     solo.hear(2, 0, Hello(2, store_id(22), "elsewhere"), store=22)
@@ -357,7 +357,7 @@ def test_an_id_that_answers_from_its_own_store_is_not_given_to_another() -> None
     assert refusal(solo.node.propose_membership(AddLearner(2, store_id(22)), solo.now_ms)) is Reason.STORE_IN_USE
 
 
-def test_a_follower_passes_a_hello_on_to_the_leader_once() -> None:
+def test_a_follower_relays_a_hello_to_the_leader_only_once() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     (relayed,) = solo.hear(4, 0, Hello(4, store_id(4), "host-4"))
@@ -368,7 +368,7 @@ def test_a_follower_passes_a_hello_on_to_the_leader_once() -> None:
 # Suggested changes
 
 
-def test_a_lost_vote_is_dealt_with_before_anything_else() -> None:
+def test_the_first_suggested_change_readds_a_voter_that_lost_its_store() -> None:
     solo = led(founded((1, 2, 3), learners=(4,)))
     solo.acknowledge(4)
     solo.hear(5, 0, Hello(5, store_id(5), "e"))
@@ -376,7 +376,7 @@ def test_a_lost_vote_is_dealt_with_before_anything_else() -> None:
     assert solo.node.suggested_change(5) == AddLearner(3, store_id(33), "c")
 
 
-def test_a_learner_gets_a_vote_while_there_are_too_few() -> None:
+def test_promoting_a_learner_is_suggested_while_there_are_too_few_voters() -> None:
     solo = led(founded((1, 2, 3), learners=(4,)))
     assert solo.node.suggested_change(5) is None, "it has not caught up"
     solo.acknowledge(4)
@@ -384,7 +384,7 @@ def test_a_learner_gets_a_vote_while_there_are_too_few() -> None:
     assert solo.node.suggested_change(5) == Promote(4)
 
 
-def test_a_new_node_becomes_a_learner_and_is_forgotten_when_it_goes_away() -> None:
+def test_adding_a_new_node_is_suggested_until_the_node_becomes_silent() -> None:
     solo = led()
     solo.hear(5, 0, Hello(5, store_id(5), "e"))
     assert solo.node.suggested_change(3) == AddLearner(5, store_id(5), "e")
@@ -394,7 +394,7 @@ def test_a_new_node_becomes_a_learner_and_is_forgotten_when_it_goes_away() -> No
     assert solo.node.suggested_change(3) is None
 
 
-def test_nothing_is_suggested_where_nothing_may_be_changed() -> None:
+def test_no_change_is_suggested_during_a_transfer_or_without_leadership() -> None:
     solo = led()
     solo.hear(5, 0, Hello(5, store_id(5), "e"))
     solo.node.transfer_leadership(2, solo.now_ms)

@@ -61,11 +61,11 @@ HEARTBEAT = Message(1, store_id(1), 2, store_id(2), 3, Heartbeat(4, 5))
 
 
 @given(messages)
-def test_a_message_comes_back_from_its_bytes(message: Message) -> None:
+def test_a_message_round_trips_through_its_encoding(message: Message) -> None:
     assert decode_message(encode_message(message)) == message
 
 
-def test_fields_of_a_newer_version_are_passed_over() -> None:
+def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
     known = msgspec.msgpack.decode(encode_message(HEARTBEAT)[1:])
     known["priority"] = 7
     known["body"]["region"] = "east"
@@ -93,26 +93,26 @@ def test_an_entry_of_a_newer_version_may_have_more_fields() -> None:
     ],
     ids=["empty", "another format", "cut short", "not a map", "an unknown type", "negative", "with a gap", "too large"],
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_invalid_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_message(data)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(data: bytes) -> None:
+def test_decoding_arbitrary_bytes_raises_only_value_errors(data: bytes) -> None:
     try:
         decode_message(bytes((FORMAT,)) + data)
     except ValueError:
         return
 
 
-def test_the_largest_messages_of_the_default_settings_are_within_the_bound() -> None:
+def test_the_default_settings_keep_messages_within_the_size_limit() -> None:
     settings = RaftSettings()
     largest = max(settings.entry_bytes_max, settings.append_bytes_max, settings.snapshot_chunk_bytes)
     assert largest + 1024 * 1024 < MESSAGE_BYTES_MAX
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_inconsistent_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="election_timeout_ms"):
         RaftSettings(heartbeat_interval_ms=300, election_timeout_ms=600)
     with pytest.raises(ValueError, match="lease"):

@@ -37,7 +37,7 @@ def run(seed: int, plan: Plan) -> Cluster:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_cluster_keeps_its_promises_under_faults_and_recovers_from_them(plan: Plan) -> None:
+def test_a_cluster_keeps_its_guarantees_under_faults_and_recovers(plan: Plan) -> None:
     committed = sum(run(seed, plan).oracle.last_committed for seed in range(SEEDS))
     assert committed > 10 * SEEDS, "a run in which nothing happens shows nothing"
 
@@ -45,13 +45,13 @@ def test_a_cluster_keeps_its_promises_under_faults_and_recovers_from_them(plan: 
 @pytest.mark.soak
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_cluster_keeps_its_promises_for_fresh_seeds(plan: Plan) -> None:
+def test_a_cluster_keeps_its_guarantees_for_fresh_seeds(plan: Plan) -> None:
     random = SystemRandom()
     for _ in range(SOAK_SEEDS):
         run(random.randrange(2**40), plan)
 
 
-def test_a_node_that_comes_and_goes_does_not_cost_the_others_their_leader() -> None:
+def test_a_flapping_node_does_not_depose_the_leader() -> None:
     for seed in range(5):
         flapping_run(seed)
 
@@ -105,7 +105,7 @@ def test_random_runs_find_a_planted_bug(bug: Bug, plan: Plan, seeds: int, monkey
             random_run(seed, plan, make)
 
 
-def test_a_flapping_node_shows_that_pre_vote_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flapping_node_reveals_a_missing_pre_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     make = planted.there_is_no_pre_vote(monkeypatch)
     with pytest.raises(Violation, match="stability"):
         for seed in range(5):

@@ -27,20 +27,20 @@ def leader(terms: list[int], **changes: int) -> Solo:
 # Backing off
 
 
-def test_the_hint_of_a_short_log_is_where_the_leader_goes_on() -> None:
+def test_the_leader_resumes_at_the_hint_of_a_follower_with_a_short_log() -> None:
     solo = leader([1] * 30)
     solo.hear(3, solo.node.term, AppendReply(30, True, hint_index=5, hint_term=1))
     assert appends(solo, 3)[-1].prev_index == 5
 
 
-def test_a_whole_term_is_passed_over_at_once() -> None:
+def test_the_leader_skips_a_whole_conflicting_term_at_once() -> None:
     """The follower has entries of term 2, which the leader lacks: one reply moves back before all of them."""
     solo = leader([1, 1, 4, 4, 4, 4, 4, 4, 4, 4])
     solo.hear(3, solo.node.term, AppendReply(10, True, hint_index=8, hint_term=2))
     assert appends(solo, 3)[-1].prev_index == 2
 
 
-def test_any_two_logs_agree_after_few_messages() -> None:
+def test_two_diverging_logs_agree_after_a_few_messages() -> None:
     stored = {
         1: stored_log(1, [1, 1] + [4] * 40, THREE),
         2: stored_log(2, [1, 1] + [4] * 40, THREE),
@@ -55,7 +55,7 @@ def test_any_two_logs_agree_after_few_messages() -> None:
     assert log_terms(cluster.node(3)) == log_terms(cluster.node(1))
 
 
-def test_a_rejection_that_was_overtaken_is_not_heeded() -> None:
+def test_the_leader_ignores_a_stale_rejection() -> None:
     solo = leader([1] * 10)
     solo.acknowledge(3)
     count = len(solo.sent)
@@ -63,7 +63,7 @@ def test_a_rejection_that_was_overtaken_is_not_heeded() -> None:
     assert appends(solo, 3, count) == []
 
 
-def test_a_peer_on_an_older_copy_of_its_store_gets_its_entries_again() -> None:
+def test_a_peer_with_an_older_copy_of_its_store_receives_its_entries_again() -> None:
     """The peer acknowledged everything, but its reply to a probe shows that most of it is lost."""
     solo = leader([1] * 10)
     solo.acknowledge(3)
@@ -77,7 +77,7 @@ def test_a_peer_on_an_older_copy_of_its_store_gets_its_entries_again() -> None:
     assert solo.node.match_index(3) == 4
 
 
-def test_a_heartbeat_commits_only_the_entry_that_the_leader_has_there() -> None:
+def test_a_heartbeat_commits_only_an_entry_with_the_term_of_the_leaders_entry() -> None:
     solo = Solo(stored_log(1, [1, 1, 2], THREE, term=3))
     solo.hear(2, 3, Heartbeat(3, 1, commit_term=3))
     assert solo.node.commit_index == 0
@@ -88,7 +88,7 @@ def test_a_heartbeat_commits_only_the_entry_that_the_leader_has_there() -> None:
 # The stream
 
 
-def test_what_is_on_the_way_to_a_peer_is_bounded_in_number() -> None:
+def test_the_number_of_in_flight_appends_to_a_peer_is_bounded() -> None:
     solo = leader([1], in_flight_appends_max=3, in_flight_bytes_max=1 << 20)
     solo.acknowledge(3)
     count = len(solo.sent)
@@ -99,7 +99,7 @@ def test_what_is_on_the_way_to_a_peer_is_bounded_in_number() -> None:
     assert len(appends(solo, 3, count)) == 4
 
 
-def test_what_is_on_the_way_to_a_peer_is_bounded_in_bytes() -> None:
+def test_the_bytes_of_in_flight_appends_to_a_peer_are_bounded() -> None:
     solo = leader([1], in_flight_appends_max=100, in_flight_bytes_max=250)
     solo.acknowledge(3)
     count = len(solo.sent)
@@ -108,7 +108,7 @@ def test_what_is_on_the_way_to_a_peer_is_bounded_in_bytes() -> None:
     assert len(appends(solo, 3, count)) == 3
 
 
-def test_proposals_that_come_together_travel_together() -> None:
+def test_concurrent_proposals_share_one_append() -> None:
     solo = leader([1])
     solo.acknowledge(3)
     count = len(solo.sent)
@@ -118,7 +118,7 @@ def test_proposals_that_come_together_travel_together() -> None:
     assert [len(append.entries) for append in appends(solo, 3, count)] == [3]
 
 
-def test_one_append_is_bounded_in_bytes_but_carries_at_least_one_entry() -> None:
+def test_an_append_is_bounded_in_bytes_but_contains_at_least_one_entry() -> None:
     solo = leader([1], append_bytes_max=100)
     solo.acknowledge(3)
     count = len(solo.sent)
@@ -128,7 +128,7 @@ def test_one_append_is_bounded_in_bytes_but_carries_at_least_one_entry() -> None
     assert [len(append.entries) for append in appends(solo, 3, count)] == [1, 2]
 
 
-def test_an_append_that_was_lost_comes_to_light_with_the_next_heartbeat() -> None:
+def test_the_next_heartbeat_reveals_a_lost_append() -> None:
     solo = leader([1])
     solo.acknowledge(3)
     proposal = solo.propose()
@@ -141,7 +141,7 @@ def test_an_append_that_was_lost_comes_to_light_with_the_next_heartbeat() -> Non
     assert appends(solo, 3)[-1].entries[0].index == proposal.index
 
 
-def test_a_peer_that_is_gone_is_not_sent_entry_after_entry() -> None:
+def test_the_leader_does_not_stream_entries_to_an_unresponsive_peer() -> None:
     solo = leader([1])
     solo.acknowledge(3)
     for _ in range(2 * TIMEOUT_MS // SETTINGS.heartbeat_interval_ms):
@@ -154,7 +154,7 @@ def test_a_peer_that_is_gone_is_not_sent_entry_after_entry() -> None:
     assert len(appends(solo, 3, count)) <= 1
 
 
-def test_followers_learn_at_once_what_is_committed() -> None:
+def test_followers_learn_the_commit_index_at_once() -> None:
     solo = leader([1])
     solo.acknowledge(3)
     proposal = solo.propose()
@@ -183,7 +183,7 @@ def with_snapshot() -> Solo:
     return solo
 
 
-def test_compaction_keeps_a_few_entries_for_those_who_lag_a_little() -> None:
+def test_compaction_keeps_a_few_entries_for_slightly_lagging_followers() -> None:
     solo = leader([1] * 10)
     solo.node.compact(10, b"state")
     solo.settle()
@@ -191,14 +191,14 @@ def test_compaction_keeps_a_few_entries_for_those_who_lag_a_little() -> None:
     assert solo.store.stored.snapshot == Snapshot(10, 1, THREE, b"state")
 
 
-def test_only_what_is_applied_can_be_compacted() -> None:
+def test_only_applied_entries_can_be_compacted() -> None:
     solo = leader([1])
     solo.propose()
     with pytest.raises(RaftError):
         solo.node.compact(solo.node.last_index, b"state")
 
 
-def test_a_node_starts_from_its_snapshot_and_the_entries_it_knew_to_be_committed() -> None:
+def test_a_node_restarts_from_its_snapshot_and_its_known_committed_entries() -> None:
     solo = leader([1] * 10)
     solo.node.compact(8, b"state after eight")
     solo.settle()
@@ -211,7 +211,7 @@ def test_a_node_starts_from_its_snapshot_and_the_entries_it_knew_to_be_committed
     assert [entry.index for entry in again.committed] == [9, 10, 11, 12]
 
 
-def test_a_peer_that_needs_what_is_compacted_away_gets_the_snapshot_in_chunks() -> None:
+def test_a_peer_that_needs_compacted_entries_receives_the_snapshot_in_chunks() -> None:
     solo = with_snapshot()
     term = solo.node.term
     assert bodies(solo.hear(3, term, AppendReply(12, True, hint_index=0, hint_term=0)), 3) == [chunks(SNAPSHOT)[0]]
@@ -222,7 +222,7 @@ def test_a_peer_that_needs_what_is_compacted_away_gets_the_snapshot_in_chunks() 
     assert append.prev_index == 10
 
 
-def test_a_chunk_that_is_not_answered_goes_again_once_the_peer_is_there() -> None:
+def test_an_unacknowledged_chunk_is_sent_again_once_the_peer_responds() -> None:
     solo = with_snapshot()
     solo.hear(3, solo.node.term, AppendReply(12, True))
     count = len(solo.sent)
@@ -246,7 +246,7 @@ def test_a_snapshot_is_acknowledged_and_applied_once_it_is_durable() -> None:
     assert (solo.store.stored.snapshot, solo.store.stored.entries) == (SNAPSHOT, ())
 
 
-def test_a_chunk_out_of_turn_is_answered_with_where_to_go_on() -> None:
+def test_the_reply_to_an_out_of_order_chunk_contains_the_expected_offset() -> None:
     solo = Solo(stored_log(1, [1], THREE, term=4))
     first, second, third = chunks(SNAPSHOT)
     assert bodies(solo.hear(2, 4, second)) == [SnapshotReply(10, 0)]
@@ -257,20 +257,20 @@ def test_a_chunk_out_of_turn_is_answered_with_where_to_go_on() -> None:
     assert bodies(solo.hear(2, 4, third)) == [AppendReply(10)]
 
 
-def test_a_snapshot_of_what_the_log_has_only_tells_that_it_is_committed() -> None:
+def test_a_snapshot_of_entries_already_in_the_log_only_commits_them() -> None:
     solo = Solo(stored_log(1, [1] * 9 + [3, 3], THREE, term=4))
     assert bodies(solo.hear(2, 4, chunks(SNAPSHOT)[0])) == [AppendReply(10)]
     assert solo.node.commit_index == 10
     assert solo.node.last_index == 11
 
 
-def test_a_snapshot_older_than_what_is_committed_is_answered_with_that() -> None:
+def test_the_reply_to_an_outdated_snapshot_contains_the_commit_index() -> None:
     solo = Solo(stored_log(1, [1] * 12, THREE, term=4))
     solo.hear(2, 4, Heartbeat(12, 1, commit_term=1))
     assert bodies(solo.hear(2, 4, chunks(SNAPSHOT)[0])) == [AppendReply(12)]
 
 
-def test_a_snapshot_takes_the_place_of_a_log_that_differs_from_it() -> None:
+def test_a_snapshot_replaces_a_log_that_conflicts_with_it() -> None:
     solo = Solo(stored_log(1, [1] * 4 + [2] * 20, THREE, term=4))
     for chunk in chunks(SNAPSHOT):
         solo.hear(2, 4, chunk)
@@ -278,14 +278,14 @@ def test_a_snapshot_takes_the_place_of_a_log_that_differs_from_it() -> None:
     assert solo.store.stored.entries == ()
 
 
-def test_a_snapshot_too_large_to_be_sent_is_not_taken() -> None:
+def test_a_snapshot_that_is_too_large_to_send_is_refused() -> None:
     solo = Solo(settings=replace(SETTINGS, snapshot_bytes_max=10))
     solo.lead()
     with pytest.raises(RaftError):
         solo.node.compact(1, b"x" * 11)
 
 
-def test_a_follower_far_behind_catches_up_by_a_snapshot_while_others_go_on() -> None:
+def test_a_follower_far_behind_catches_up_from_a_snapshot_while_the_cluster_commits() -> None:
     cluster = Cluster(seed=2)
     lead = cluster.elect()
     behind = next(each for each in cluster.hosts if each != lead.node_id)
@@ -301,12 +301,12 @@ def test_a_follower_far_behind_catches_up_by_a_snapshot_while_others_go_on() -> 
     assert cluster.node(behind).snapshot_index > 20
 
 
-def test_heartbeat_answers_do_not_name_positions() -> None:
+def test_heartbeat_replies_do_not_contain_log_positions() -> None:
     """They may be sent before the log is durable, so they must not contain any index."""
     assert set(HeartbeatReply.__struct_fields__) == {"round"}
 
 
-def test_learners_get_everything_and_count_for_nothing() -> None:
+def test_learners_receive_entries_but_do_not_count_toward_a_majority() -> None:
     solo = Solo(stored_log(1, [1], founded((1, 2, 3), learners=(4,))))
     solo.lead()
     proposal = solo.propose()

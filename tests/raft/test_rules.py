@@ -29,14 +29,14 @@ def impatient(terms: list[int], *, term: int | None = None, vote: int | None = N
 # Elections
 
 
-def test_a_vote_is_given_once_in_a_term() -> None:
+def test_a_node_votes_for_only_one_candidate_in_a_term() -> None:
     solo = impatient([1])
     assert bodies(solo.hear(2, 2, VoteRequest(1, 1))) == [VoteReply(True)]
     assert bodies(solo.hear(3, 2, VoteRequest(1, 1))) == [VoteReply(False)]
     assert bodies(solo.hear(2, 2, VoteRequest(1, 1))) == [VoteReply(True)], "the same candidate may ask again"
 
 
-def test_a_vote_is_remembered_over_a_crash() -> None:
+def test_a_vote_survives_a_crash() -> None:
     solo = impatient([1])
     solo.hear(2, 2, VoteRequest(1, 1))
     again = solo.restarted()
@@ -44,7 +44,7 @@ def test_a_vote_is_remembered_over_a_crash() -> None:
     assert bodies(again.hear(3, 2, VoteRequest(1, 1))) == [VoteReply(False)]
 
 
-def test_a_vote_goes_out_only_once_it_is_durable() -> None:
+def test_a_vote_is_sent_only_once_it_is_durable() -> None:
     solo = Solo(writes=False)
     solo.now_ms += TIMEOUT_MS
     assert solo.hear(2, 2, VoteRequest(1, 1)) == []
@@ -53,7 +53,7 @@ def test_a_vote_goes_out_only_once_it_is_durable() -> None:
     assert bodies(solo.write()) == [VoteReply(True)]
 
 
-def test_a_candidate_asks_for_votes_only_once_its_own_is_durable() -> None:
+def test_a_candidate_requests_votes_only_once_its_own_vote_is_durable() -> None:
     solo = Solo(writes=False)
     solo.stand()
     assert solo.hear(2, 2, VoteReply(True, is_pre_vote=True)) == []
@@ -66,18 +66,20 @@ def test_a_candidate_asks_for_votes_only_once_its_own_is_durable() -> None:
     [(3, 3, True), (2, 3, False), (4, 3, True), (1, 4, True), (9, 2, False)],
     ids=["equal", "shorter", "longer", "later term", "longer of an earlier term"],
 )
-def test_a_vote_goes_only_to_a_log_that_is_up_to_date(last_index: int, last_term: int, is_granted: bool) -> None:
+def test_a_node_votes_only_for_a_candidate_with_an_up_to_date_log(
+    last_index: int, last_term: int, is_granted: bool
+) -> None:
     solo = impatient([1, 2, 3])
     assert bodies(solo.hear(2, 4, VoteRequest(last_index, last_term))) == [VoteReply(is_granted)]
 
 
-def test_a_candidate_of_an_earlier_term_is_told_the_present_one() -> None:
+def test_a_candidate_of_an_earlier_term_receives_the_current_term() -> None:
     solo = impatient([1], term=5)
     (reply,) = solo.hear(2, 4, VoteRequest(9, 4))
     assert (reply.term, reply.body) == (5, VoteReply(False))
 
 
-def test_a_majority_of_votes_makes_a_leader_which_starts_with_an_entry_of_its_own() -> None:
+def test_a_candidate_with_a_majority_leads_and_appends_a_no_op_entry() -> None:
     solo = Solo()
     solo.stand()
     solo.hear(2, 2, VoteReply(True, is_pre_vote=True))
@@ -97,7 +99,7 @@ def test_a_majority_of_refusals_ends_the_candidacy() -> None:
     assert solo.node.term == 1
 
 
-def test_an_election_without_an_outcome_is_held_again() -> None:
+def test_an_election_without_a_result_is_repeated() -> None:
     solo = Solo()
     solo.stand()
     solo.hear(2, 2, VoteReply(True, is_pre_vote=True))
@@ -118,7 +120,7 @@ def test_a_sole_voter_leads_as_soon_as_its_vote_is_durable() -> None:
     assert solo.node.commit_index == 3
 
 
-def test_election_timeouts_differ_from_time_to_time() -> None:
+def test_election_timeouts_are_randomized() -> None:
     deadlines = set()
     solo = Solo()
     for _ in range(10):
@@ -134,14 +136,14 @@ def test_election_timeouts_differ_from_time_to_time() -> None:
 # Terms
 
 
-def test_a_higher_term_in_an_answer_ends_leadership() -> None:
+def test_a_leader_steps_down_on_a_reply_with_a_higher_term() -> None:
     solo = Solo()
     solo.lead()
     solo.hear(3, 9, AppendReply(0, is_rejected=True))
     assert (solo.node.role, solo.node.term, solo.node.leader) == (RoleKind.FOLLOWER, 9, None)
 
 
-def test_a_leader_of_an_earlier_term_is_told_the_present_one() -> None:
+def test_a_leader_of_an_earlier_term_receives_the_current_term() -> None:
     solo = impatient([1], term=5)
     (reply,) = solo.append(4, (1, 1), (entry(2, 4),))
     assert (reply.term, reply.body) == (5, AppendReply(0, is_rejected=True))
@@ -159,7 +161,7 @@ def test_a_candidate_follows_the_leader_of_its_own_term() -> None:
 # The log
 
 
-def test_an_append_that_does_not_follow_on_is_rejected_with_where_to_look() -> None:
+def test_an_append_that_does_not_match_the_log_is_rejected_with_a_hint() -> None:
     solo = Solo(stored_log(1, [1, 2, 2, 3, 3], THREE))
     (beyond,) = bodies(solo.append(5, (9, 4), (entry(10, 5),)))
     assert beyond == AppendReply(9, True, hint_index=5, hint_term=3)
@@ -168,14 +170,14 @@ def test_an_append_that_does_not_follow_on_is_rejected_with_where_to_look() -> N
     assert log_terms(solo.node) == [1, 2, 2, 3, 3]
 
 
-def test_entries_that_differ_are_cut_with_all_that_follow() -> None:
+def test_conflicting_entries_are_truncated_with_all_later_entries() -> None:
     solo = Solo(stored_log(1, [1, 2, 2, 2], THREE))
     assert bodies(solo.append(3, (2, 2), (entry(3, 3),))) == [AppendReply(3)]
     assert log_terms(solo.node) == [1, 2, 3]
     assert [each.term for each in solo.store.stored.entries] == [1, 2, 3]
 
 
-def test_an_append_that_was_overtaken_cuts_nothing() -> None:
+def test_an_append_that_arrives_late_truncates_nothing() -> None:
     solo = Solo()
     solo.append(2, (1, 1), (entry(2, 2), entry(3, 2), entry(4, 2)))
     assert bodies(solo.append(2, (1, 1), (entry(2, 2),))) == [AppendReply(2)]
@@ -191,13 +193,13 @@ def test_an_append_is_acknowledged_only_once_it_is_durable() -> None:
     assert bodies(solo.write()) == [AppendReply(3)]
 
 
-def test_a_follower_commits_no_further_than_what_the_append_has_shown_to_agree() -> None:
+def test_a_follower_commits_only_entries_that_the_append_proves_to_match() -> None:
     solo = Solo(stored_log(1, [1, 2, 2, 2], THREE))
     solo.append(3, (1, 1), (entry(2, 2),), commit=4)
     assert solo.node.commit_index == 2
 
 
-def test_entries_are_handed_out_once_committed_and_durable_here() -> None:
+def test_entries_are_applied_once_they_are_committed_and_durable_locally() -> None:
     solo = Solo(writes=False)
     solo.append(2, (1, 1), (entry(2, 2),), commit=2)
     assert [each.index for each in solo.committed] == [1]
@@ -217,7 +219,7 @@ def test_a_leader_sends_its_entries_before_it_has_written_them() -> None:
     assert [body.entries[0].data for body in bodies(solo.sent[count:], 2) if isinstance(body, Append)] == [b"a"]
 
 
-def test_a_leaders_own_entries_count_only_once_they_are_durable() -> None:
+def test_a_leader_counts_its_own_entries_only_once_they_are_durable() -> None:
     solo = Solo(stored_log(1, [1], founded((1, 2, 3, 4, 5))))
     solo.stand()
     for peer in (2, 3):
@@ -262,7 +264,7 @@ def test_a_vote_from_another_store_does_not_count() -> None:
     assert solo.node.role is RoleKind.CANDIDATE
 
 
-def test_a_message_for_another_store_is_not_read() -> None:
+def test_a_message_for_another_store_is_ignored() -> None:
     solo = Solo(StoredState(store_id(77), entries=log_of([1], THREE)))
     count = len(solo.sent)
     solo.node.step(Message(2, store_id(2), 1, store_id(1), 5, Heartbeat(0, 1)), solo.now_ms)
@@ -270,7 +272,7 @@ def test_a_message_for_another_store_is_not_read() -> None:
     assert (solo.node.term, len(solo.sent)) == (0, count)
 
 
-def test_heartbeats_go_on_while_a_write_is_under_way() -> None:
+def test_a_leader_sends_heartbeats_while_a_write_is_in_progress() -> None:
     solo = Solo()
     solo.lead()
     solo.writes = False
@@ -280,7 +282,7 @@ def test_heartbeats_go_on_while_a_write_is_under_way() -> None:
     assert any(isinstance(body, Heartbeat) for body in bodies(sent, 2))
 
 
-def test_a_follower_answers_heartbeats_while_a_write_is_under_way() -> None:
+def test_a_follower_answers_heartbeats_while_a_write_is_in_progress() -> None:
     solo = Solo(stored_log(1, [1], THREE, term=2))
     solo.writes = False
     solo.append(2, (1, 1), (entry(2, 2),))
@@ -288,7 +290,7 @@ def test_a_follower_answers_heartbeats_while_a_write_is_under_way() -> None:
     assert bodies(solo.hear(2, 2, Heartbeat(1, 7))) == [HeartbeatReply(7)]
 
 
-def test_a_heartbeat_of_a_new_term_is_answered_once_the_term_is_durable() -> None:
+def test_a_heartbeat_of_a_new_term_is_answered_only_once_the_term_is_durable() -> None:
     solo = Solo(writes=False)
     assert solo.hear(2, 5, Heartbeat(0, 7)) == []
     assert bodies(solo.write()) == [HeartbeatReply(7)]
@@ -297,14 +299,14 @@ def test_a_heartbeat_of_a_new_term_is_answered_once_the_term_is_durable() -> Non
 # Proposals
 
 
-def test_a_proposal_elsewhere_is_refused_with_the_leader_to_ask() -> None:
+def test_a_follower_refuses_a_proposal_and_names_the_leader() -> None:
     solo = Solo()
     assert solo.node.propose(b"x", solo.now_ms) == Refused(Reason.NOT_LEADER, None)
     solo.hear(2, 2, Heartbeat(0, 1))
     assert solo.node.propose(b"x", solo.now_ms) == Refused(Reason.NOT_LEADER, 2)
 
 
-def test_a_proposal_is_in_doubt_when_leadership_is_lost_and_dropped_when_it_is_overwritten() -> None:
+def test_a_proposal_is_in_doubt_after_leadership_loss_and_dropped_when_overwritten() -> None:
     solo = Solo()
     solo.lead()
     proposal = solo.propose()
@@ -324,7 +326,7 @@ def test_a_proposal_in_doubt_may_still_be_committed() -> None:
     assert solo.committed[-1] == Entry(proposal.index, proposal.term, EntryKind.COMMAND, b"kept")
 
 
-def test_proposals_are_bounded_by_what_waits_for_agreement() -> None:
+def test_a_leader_refuses_proposals_beyond_its_limits_of_uncommitted_entries() -> None:
     solo = Solo(settings=replace(SETTINGS, uncommitted_entries_max=3, uncommitted_bytes_max=1_000, entry_bytes_max=600))
     solo.lead()
     large = solo.node.propose(b"x" * 601, solo.now_ms)

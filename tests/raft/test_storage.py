@@ -24,7 +24,7 @@ def fail(solo: Solo) -> None:
     solo.settle()
 
 
-def test_what_a_leader_has_not_written_yet_reaches_the_others_and_is_committed_by_them() -> None:
+def test_followers_can_commit_entries_that_the_leader_has_not_written_yet() -> None:
     solo = leader_with_a_hung_store()
     first, second = solo.propose(b"first"), solo.propose(b"second")
     sent = [entry.data for body in bodies(solo.sent, 2) if isinstance(body, Append) for entry in body.entries]
@@ -36,7 +36,7 @@ def test_what_a_leader_has_not_written_yet_reaches_the_others_and_is_committed_b
     assert solo.node.applied_index < first.index, "here it is applied when it is durable here"
 
 
-def test_a_leader_whose_store_fails_makes_way_when_a_majority_has_what_it_could_not_write() -> None:
+def test_a_leader_with_a_failed_store_steps_down_once_a_majority_has_its_entries() -> None:
     solo = leader_with_a_hung_store()
     proposal = solo.propose()
     fail(solo)
@@ -50,7 +50,7 @@ def test_a_leader_whose_store_fails_makes_way_when_a_majority_has_what_it_could_
     assert proposal not in solo.in_doubt, "it is committed"
 
 
-def test_a_leader_makes_way_at_once_when_the_others_had_long_written_what_it_hangs_on() -> None:
+def test_a_leader_whose_store_fails_steps_down_at_once_if_followers_have_its_entries() -> None:
     solo = leader_with_a_hung_store()
     solo.propose()
     solo.acknowledge(2)
@@ -60,7 +60,7 @@ def test_a_leader_makes_way_at_once_when_the_others_had_long_written_what_it_han
     assert solo.node.role is RoleKind.FOLLOWER
 
 
-def test_a_leader_whose_store_fails_goes_on_while_no_majority_could_elect_another() -> None:
+def test_a_leader_with_a_failed_store_keeps_leading_if_no_majority_can_replace_it() -> None:
     solo = leader_with_a_hung_store()
     solo.propose()
     fail(solo)
@@ -86,7 +86,7 @@ def test_a_sole_voter_whose_store_fails_stays_the_leader() -> None:
     assert solo.node.is_leader
 
 
-def test_a_node_whose_store_fails_does_not_campaign_until_a_timeout_after_it_is_well() -> None:
+def test_a_node_campaigns_only_one_election_timeout_after_its_store_recovers() -> None:
     solo = Solo()
     fail(solo)
     solo.wait(20 * TIMEOUT_MS)
@@ -98,7 +98,7 @@ def test_a_node_whose_store_fails_does_not_campaign_until_a_timeout_after_it_is_
     assert VoteRequest(1, 1, is_pre_vote=True) in bodies(solo.sent)
 
 
-def test_a_node_whose_store_fails_does_not_take_over_when_told_to() -> None:
+def test_a_node_with_a_failed_store_ignores_timeout_now() -> None:
     solo = Solo()
     solo.hear(2, 2, Heartbeat(0, 1))
     fail(solo)
@@ -107,7 +107,7 @@ def test_a_node_whose_store_fails_does_not_take_over_when_told_to() -> None:
 
 
 @pytest.mark.parametrize("is_pre_vote", [True, False])
-def test_a_candidate_whose_store_fails_gives_up(is_pre_vote: bool) -> None:
+def test_a_candidate_whose_store_fails_becomes_a_follower(is_pre_vote: bool) -> None:
     solo = Solo(writes=False)
     solo.stand()
     if not is_pre_vote:
@@ -118,7 +118,7 @@ def test_a_candidate_whose_store_fails_gives_up(is_pre_vote: bool) -> None:
     assert solo.node.role is RoleKind.FOLLOWER
 
 
-def test_others_lead_and_commit_within_one_timeout_while_the_leaders_store_hangs() -> None:
+def test_a_new_leader_commits_within_one_timeout_while_the_old_leaders_store_hangs() -> None:
     for seed in range(20):
         cluster = Cluster(3, seed)
         old = cluster.elect()

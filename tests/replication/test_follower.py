@@ -46,7 +46,7 @@ def test_batches_that_continue_the_log_are_appended() -> None:
     assert answered(follower_at(), own, FetchedBatch(10, 15, 3), FetchedBatch(15, 16, 5)) == Append()
 
 
-def test_a_compacted_leader_may_leave_gaps() -> None:
+def test_a_follower_accepts_offset_gaps_from_a_compacted_leader() -> None:
     assert answered(follower_at(), own_log([(3, 0)], 10), FetchedBatch(14, 15, 3)) == Append()
 
 
@@ -60,18 +60,18 @@ def test_a_compacted_leader_may_leave_gaps() -> None:
         [FetchedBatch(10, 15, 2)],
     ],
 )
-def test_batches_that_do_not_continue_the_log_are_asked_for_again(batches: list[FetchedBatch]) -> None:
+def test_a_follower_fetches_again_if_batches_do_not_continue_its_log(batches: list[FetchedBatch]) -> None:
     assert isinstance(answered(follower_at(), own_log([(3, 0)], 10), *batches), AskAgain)
 
 
-def test_an_answer_to_an_earlier_question_does_no_harm() -> None:
+def test_a_follower_ignores_a_response_to_an_earlier_fetch() -> None:
     own = own_log([(3, 0), (4, 8)], 10)
     late = Answer(10, 3, 50, 0, diverging_epoch=EpochEnd(3, 2))
     assert isinstance(follower_at().answered(late, own), AskAgain)
     assert isinstance(follower_at().answered(late._replace(fetch_offset=8), own), AskAgain)
 
 
-def test_a_diverging_follower_goes_back_to_where_the_epochs_part() -> None:
+def test_a_diverging_follower_truncates_to_the_offset_at_which_the_epochs_diverge() -> None:
     own = own_log([(1, 0), (3, 20)], 30)
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
     # The leader's log has no epoch 3: truncate all of it.
@@ -79,13 +79,13 @@ def test_a_diverging_follower_goes_back_to_where_the_epochs_part() -> None:
     assert answered(follower_at(), own, diverging_epoch=EpochEnd(1, 12)) == Truncate(12, False)
 
 
-def test_a_follower_does_not_go_back_below_its_watermark() -> None:
+def test_a_follower_does_not_truncate_below_its_high_watermark() -> None:
     own = own_log([(1, 0), (3, 20)], 30)
     assert answered(follower_at(26), own, diverging_epoch=EpochEnd(3, 25)) == Refuse(25)
     assert answered(follower_at(25), own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, False)
 
 
-def test_a_follower_goes_back_below_its_watermark_when_an_unclean_election_came_after_its_records() -> None:
+def test_a_follower_truncates_below_its_high_watermark_after_an_unclean_election() -> None:
     own = own_log([(1, 0), (3, 20)], 30)
     follower = PartitionFollower(2, 6, 26, unclean_epoch=5)
     assert answered(follower, own, diverging_epoch=EpochEnd(3, 25)) == Truncate(25, True)
@@ -93,7 +93,7 @@ def test_a_follower_goes_back_below_its_watermark_when_an_unclean_election_came_
     assert answered(follower, own, diverging_epoch=EpochEnd(3, 25)) == Refuse(25), "that loss was another one"
 
 
-def test_a_log_that_ends_before_the_leaders_start_starts_over_there() -> None:
+def test_a_log_that_ends_before_the_leaders_log_start_restarts_at_that_offset() -> None:
     own = own_log([(1, 0)], 30)
     decision = answered(follower_at(20), own, is_out_of_range=True, log_start_offset=50)
     assert decision == StartOver(50, 50)
@@ -102,12 +102,12 @@ def test_a_log_that_ends_before_the_leaders_start_starts_over_there() -> None:
     assert follower.high_watermark == 50
 
 
-def test_a_log_with_records_is_not_dropped_for_a_range_that_should_hold_them() -> None:
+def test_an_out_of_range_error_does_not_drop_a_log_within_the_leaders_range() -> None:
     own = own_log([(1, 0)], 30)
     assert isinstance(answered(follower_at(), own, is_out_of_range=True, log_start_offset=0), AskAgain)
 
 
-def test_a_leader_whose_log_starts_inside_a_batch_sends_it_whole() -> None:
+def test_an_empty_follower_accepts_a_batch_that_contains_the_leaders_log_start() -> None:
     own = own_log([], 50, start=50)
     decision = answered(follower_at(50), own, FetchedBatch(45, 55, 2), FetchedBatch(55, 60, 2), log_start_offset=50)
     assert decision == StartOver(45, 60)
@@ -116,11 +116,11 @@ def test_a_leader_whose_log_starts_inside_a_batch_sends_it_whole() -> None:
     assert follower.high_watermark == 50
 
 
-def test_without_records_nothing_is_to_be_done() -> None:
+def test_a_response_without_records_requires_no_action() -> None:
     assert answered(follower_at(), own_log([(1, 0)], 3)) == Nothing()
 
 
-def test_watermark_is_at_most_the_leaders_and_what_counts_here() -> None:
+def test_watermark_exceeds_neither_the_leaders_watermark_nor_the_durable_end() -> None:
     follower = follower_at(5)
     assert not follower.told(20, 5)
     assert follower.counted(12)
@@ -131,13 +131,13 @@ def test_watermark_is_at_most_the_leaders_and_what_counts_here() -> None:
     assert follower.high_watermark == 20
 
 
-def test_a_leader_finds_divergence_by_epoch_or_by_end() -> None:
+def test_a_leader_detects_divergence_by_epoch_or_by_end_offset() -> None:
     assert diverging_epoch(EpochEnd(3, 30), 3, 30) is None
     assert diverging_epoch(EpochEnd(3, 30), 3, 31) == EpochEnd(3, 30)
     assert diverging_epoch(EpochEnd(2, 30), 3, 20) == EpochEnd(2, 30)
 
 
-def test_each_truncation_goes_below_what_was_fetched_from() -> None:
+def test_each_truncation_offset_is_below_the_fetch_offset() -> None:
     assert truncation_offset(EpochEnd(3, 25), EpochEnd(3, 30)) == 25
     assert truncation_offset(EpochEnd(2, 40), EpochEnd(1, 20)) == 20
     assert truncation_offset(EpochEnd(0, 7), EpochEnd(-1, -1)) == 7

@@ -3,7 +3,7 @@
 from chronik.replication.isr import HEARD_MS_MAX, RETRY_MS_MIN, InSyncReplicas
 
 
-def test_a_removal_counts_only_when_it_is_committed() -> None:
+def test_a_replica_stays_in_the_maximal_isr_until_its_removal_is_committed() -> None:
     isr = InSyncReplicas((1, 2, 3), 7)
     isr.propose((1, 2))
     assert isr.maximal == (1, 2, 3)
@@ -13,14 +13,14 @@ def test_a_removal_counts_only_when_it_is_committed() -> None:
     assert isr.maximal == isr.committed == (1, 2)
 
 
-def test_an_addition_counts_from_its_proposal() -> None:
+def test_a_replica_is_in_the_maximal_isr_once_its_addition_is_proposed() -> None:
     isr = InSyncReplicas((1,), 0)
     isr.propose((1, 2))
     assert isr.maximal == (1, 2)
     assert isr.committed == (1,)
 
 
-def test_an_addition_that_failed_counts_until_newer_metadata_is_there() -> None:
+def test_a_failed_addition_stays_in_the_maximal_isr_until_newer_metadata_arrives() -> None:
     isr = InSyncReplicas((1,), 4)
     isr.propose((1, 2))
     isr.ended(4, False, 100)
@@ -33,7 +33,7 @@ def test_an_addition_that_failed_counts_until_newer_metadata_is_there() -> None:
     assert isr.is_settled
 
 
-def test_additions_of_several_proposals_count_together() -> None:
+def test_additions_of_several_proposals_accumulate_in_the_maximal_isr() -> None:
     isr = InSyncReplicas((1,), 0)
     isr.propose((1, 2))
     isr.ended(0, False, 0)
@@ -41,7 +41,7 @@ def test_additions_of_several_proposals_count_together() -> None:
     assert isr.maximal == (1, 2, 3)
 
 
-def test_one_proposal_at_a_time_and_a_pause_after_a_failure() -> None:
+def test_only_one_proposal_is_pending_and_a_failure_delays_the_next_proposal() -> None:
     isr = InSyncReplicas((1, 2), 0)
     assert isr.may_propose(0)
     isr.propose((1,))
@@ -55,7 +55,7 @@ def test_one_proposal_at_a_time_and_a_pause_after_a_failure() -> None:
     assert isr.may_propose(20_000 + HEARD_MS_MAX)
 
 
-def test_the_answer_to_an_older_proposal_changes_nothing() -> None:
+def test_a_response_to_an_older_proposal_is_ignored() -> None:
     isr = InSyncReplicas((1, 2), 0)
     isr.propose((1,))
     isr.committed_as((1, 2, 3), 1)

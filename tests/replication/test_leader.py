@@ -60,7 +60,7 @@ def test_watermark_waits_for_the_slowest_in_sync_replica() -> None:
     assert leader.high_watermark == 11
 
 
-def test_a_new_leader_commits_nothing_before_it_has_heard_from_every_replica_in_sync() -> None:
+def test_a_new_leader_commits_nothing_before_every_in_sync_replica_has_fetched() -> None:
     leader = leader_of(end=10, watermark=4)
     fetched(leader, 2, 10)
     assert leader.high_watermark == 4
@@ -70,13 +70,13 @@ def test_a_new_leader_commits_nothing_before_it_has_heard_from_every_replica_in_
     assert leader.has_reached_its_epoch
 
 
-def test_the_own_end_that_counts_is_the_synced_one() -> None:
+def test_watermark_waits_for_the_leaders_own_synced_end_offset() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10, counted_end=6, watermark=0)
     fetched(leader, 2, 10)
     assert leader.high_watermark == 6
 
 
-def test_a_node_that_is_no_replica_moves_nothing() -> None:
+def test_a_fetch_by_a_node_without_a_replica_does_not_advance_the_watermark() -> None:
     leader = leader_of((1,), replicas=(1,), end=4, watermark=4)
     assert not leader.replica_fetched(9, 1, 100, 100, 0, {9: 1}, 0)
     assert leader.high_watermark == 4
@@ -115,7 +115,7 @@ def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
     assert leader.high_watermark == 10
 
 
-def test_watermark_stands_while_too_few_are_in_sync() -> None:
+def test_watermark_does_not_advance_while_too_few_replicas_are_in_sync() -> None:
     leader = leader_of((1,), end=5, watermark=2, min_insync=2)
     assert not leader.has_enough_replicas
     assert not leader.counted(9)
@@ -125,13 +125,13 @@ def test_watermark_stands_while_too_few_are_in_sync() -> None:
     assert leader.high_watermark == 9
 
 
-def test_a_topic_with_fewer_replicas_than_min_insync_needs_all_it_has() -> None:
+def test_a_topic_with_fewer_replicas_than_min_insync_needs_all_its_replicas() -> None:
     leader = leader_of((1,), replicas=(1,), end=5, min_insync=2)
     assert leader.has_enough_replicas
     assert leader.high_watermark == 5
 
 
-def test_a_replica_that_lost_its_end_holds_the_watermark_without_lowering_it() -> None:
+def test_a_replica_that_lost_records_holds_the_watermark_without_lowering_it() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     fetched(leader, 2, 10)
     leader.counted(20)
@@ -140,7 +140,7 @@ def test_a_replica_that_lost_its_end_holds_the_watermark_without_lowering_it() -
     assert leader.counted_end_of(2) == 6
 
 
-def test_a_fetch_of_a_former_process_is_not_believed() -> None:
+def test_a_fetch_from_an_earlier_incarnation_is_ignored() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     leader.replica_fetched(2, 21, 4, 10, 1, LIVE, 0)
     assert leader.is_stale(2, 20)
@@ -148,7 +148,7 @@ def test_a_fetch_of_a_former_process_is_not_believed() -> None:
     assert leader.high_watermark == 4
 
 
-def test_a_replica_joins_only_with_all_that_is_committed_and_the_epochs_start() -> None:
+def test_a_replica_joins_the_isr_only_with_all_committed_records_and_the_epoch_start() -> None:
     leader = leader_of((1,), end=10, watermark=10)
     fetched(leader, 2, 9)
     assert not leader.may_join(2, LIVE)
@@ -158,7 +158,7 @@ def test_a_replica_joins_only_with_all_that_is_committed_and_the_epochs_start() 
     assert not leader.may_join(2, {1: 10, 2: 21})
 
 
-def test_a_replica_that_keeps_up_can_join_a_leader_that_is_written_to_all_the_time() -> None:
+def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> None:
     leader = leader_of((1,), end=100, watermark=100)
     end = 100
     fetched(leader, 2, end, end=end)
@@ -171,7 +171,7 @@ def test_a_replica_that_keeps_up_can_join_a_leader_that_is_written_to_all_the_ti
     pytest.fail("it is always one fetch behind")
 
 
-def test_the_watermark_does_not_wait_long_for_one_that_wanted_to_join_and_died() -> None:
+def test_watermark_waits_only_briefly_for_a_joining_replica_that_died() -> None:
     leader = leader_of((1,), end=100, watermark=100)
     fetched(leader, 2, 100, end=100, now_ms=10)
     leader.counted(120)
@@ -195,7 +195,7 @@ def proposed_isr(leader: PartitionLeader, now_ms: int, end: int = 1_000) -> list
     return None if proposed is None else [replica for replica, _ in proposed.isr]
 
 
-def test_one_that_is_behind_and_moves_stays_while_it_is_needed() -> None:
+def test_a_lagging_replica_that_makes_progress_stays_in_the_isr_while_needed() -> None:
     """Found by the limits of `make soak`: under overload on slow disks, the ISR shrank to the leader every few seconds.
 
     Each time, all pending batches failed and their producers sent them again, so nothing was ever acknowledged.
@@ -212,13 +212,13 @@ def test_one_that_is_behind_and_moves_stays_while_it_is_needed() -> None:
     assert leader.high_watermark == 475
 
 
-def test_one_that_is_behind_goes_where_enough_keep_up() -> None:
+def test_a_lagging_replica_leaves_the_isr_if_enough_replicas_keep_up() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=1_000, min_insync=1)
     fetched(leader, 2, 10, end=1_000, now_ms=LAG_MS)
     assert proposed_isr(leader, LAG_MS + 1) == [1]
 
 
-def test_one_that_stands_still_goes_and_comes_back_when_it_moves() -> None:
+def test_a_stalled_replica_leaves_the_isr_and_rejoins_when_it_makes_progress() -> None:
     """For example a full disk: producers learn immediately that too few replicas are in sync."""
     leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=10, min_insync=2)
     for now_ms in range(500, 2 * LAG_MS, 500):
@@ -234,7 +234,7 @@ def test_one_that_stands_still_goes_and_comes_back_when_it_moves() -> None:
 STUCK_MS = LAG_MS * 2 // 3
 
 
-def test_one_that_takes_nothing_leaves_before_it_lags_where_enough_are_left() -> None:
+def test_a_stuck_replica_leaves_the_isr_before_it_lags_if_enough_replicas_remain() -> None:
     """The replica's disk fails or hangs: it keeps fetching from the same offset, or stops fetching."""
     leader = leader_of(end=10, watermark=10, min_insync=2)
     for now_ms in range(0, STUCK_MS + 1, 500):
@@ -251,14 +251,14 @@ def test_one_that_takes_nothing_leaves_before_it_lags_where_enough_are_left() ->
     assert proposed_isr(leader, STUCK_MS + 501, 2_000) == [1, 2, 3], "it comes back when it takes records again"
 
 
-def test_one_that_takes_nothing_stays_until_it_lags_where_too_few_would_be_left() -> None:
+def test_a_stuck_replica_stays_in_the_isr_until_it_lags_if_too_few_would_remain() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=10, min_insync=2)
     fetched(leader, 2, 10, end=10, now_ms=1)
     assert proposed_isr(leader, STUCK_MS + 500) is None
     assert proposed_isr(leader, LAG_MS + 2) == [1]
 
 
-def test_an_idle_replica_that_has_everything_is_not_stuck() -> None:
+def test_an_idle_replica_with_all_records_is_not_stuck() -> None:
     leader = leader_of(end=10, watermark=10, min_insync=2)
     for replica in (2, 3):
         fetched(leader, replica, 10, end=10, now_ms=1)
@@ -267,14 +267,14 @@ def test_an_idle_replica_that_has_everything_is_not_stuck() -> None:
     assert leader.check_isr(11, 60_500, LIVE, heard_ms) is None
 
 
-def test_nobody_is_blamed_for_the_leaders_own_standstill() -> None:
+def test_a_stall_of_the_leader_does_not_remove_replicas_from_the_isr() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     leader.stalled(60_000)
     assert leader.check_isr(10, 60_000, LIVE, {}) is None
     assert leader.check_isr(10, 60_001 + LAG_MS, LIVE, {}) is not None
 
 
-def test_a_failed_proposal_is_settled_by_another() -> None:
+def test_a_failed_isr_proposal_is_settled_by_the_next_proposal() -> None:
     leader = leader_of((1, 2), end=10, watermark=10)
     fetched(leader, 2, 10, end=10)
     fetched(leader, 3, 10, end=10)
@@ -288,14 +288,14 @@ def test_a_failed_proposal_is_settled_by_another() -> None:
     assert leader.maximal_isr == (1, 2)
 
 
-def test_one_that_cannot_take_records_leaves_with_its_leadership() -> None:
+def test_a_leader_that_cannot_append_transfers_leadership_and_leaves_the_isr() -> None:
     leader = leader_of(end=10)
     proposed = leader.propose_hand_over(2, 1, LIVE, leaves=True)
     assert proposed == ProposedIsr(5, 0, ((2, -1), (3, -1)), hand_over_to=2)
     assert leader.maximal_isr == (1, 2, 3)
 
 
-def test_leadership_is_handed_over_to_a_member_of_the_isr_only() -> None:
+def test_leadership_is_transferred_only_to_a_live_isr_member() -> None:
     leader = leader_of((1, 2), end=10)
     assert leader.propose_hand_over(3, 0, LIVE) is None
     assert leader.propose_hand_over(2, 0, {1: 10}) is None
@@ -304,7 +304,7 @@ def test_leadership_is_handed_over_to_a_member_of_the_isr_only() -> None:
     assert leader.propose_hand_over(2, 0, LIVE) is None
 
 
-def test_a_member_that_is_no_replica_any_more_counts_until_it_has_left() -> None:
+def test_watermark_waits_for_a_removed_replica_until_it_leaves_the_isr() -> None:
     leader = leader_of((1, 2, 3), end=10)
     leader.partition_changed((1, 2), (1, 2, 3), 1, 1)
     fetched(leader, 2, 10)
@@ -330,7 +330,7 @@ def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[in
         assert leader.high_watermark <= max(before, min(ends.values()))
 
 
-def test_the_low_watermark_is_the_smallest_start_in_sync() -> None:
+def test_low_watermark_is_the_smallest_log_start_of_the_in_sync_replicas() -> None:
     leader = leader_of((1, 2), end=10, watermark=10)
     fetched(leader, 3, 10, start=0)
     assert not leader.deletes(6)
@@ -343,14 +343,14 @@ def test_the_low_watermark_is_the_smallest_start_in_sync() -> None:
     assert not leader.deletes(6)
 
 
-def test_the_low_watermark_stands_while_too_few_are_in_sync() -> None:
+def test_low_watermark_does_not_advance_while_too_few_replicas_are_in_sync() -> None:
     leader = leader_of((1,), end=10, watermark=10, min_insync=2)
     assert not leader.deletes(6)
     leader.configured(1)
     assert leader.deletes(6)
 
 
-def test_one_that_still_has_deleted_records_does_not_join() -> None:
+def test_a_replica_that_still_has_deleted_records_does_not_join_the_isr() -> None:
     leader = leader_of((1, 2), end=10, watermark=10)
     fetched(leader, 2, 10, start=5)
     assert leader.deletes(5)
@@ -360,7 +360,7 @@ def test_one_that_still_has_deleted_records_does_not_join() -> None:
     assert leader.may_join(3, LIVE)
 
 
-def test_what_an_earlier_leader_deleted_is_not_brought_back_by_one_that_joins() -> None:
+def test_a_joining_replica_does_not_restore_records_that_an_earlier_leader_deleted() -> None:
     leader = leader_of((1, 2), end=10, watermark=10, start=5)
     fetched(leader, 3, 10, start=4)
     assert not leader.may_join(3, LIVE)

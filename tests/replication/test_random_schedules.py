@@ -19,7 +19,7 @@ def play(seed: int, *, synced: bool, bugs: Bugs | None = None) -> Cluster:
 
 
 @pytest.mark.parametrize("synced", [True, False], ids=["synced", "replicated"])
-def test_nothing_committed_is_lost_and_all_replicas_agree_in_the_end(synced: bool) -> None:
+def test_no_committed_record_is_lost_and_all_replicas_converge(synced: bool) -> None:
     counts: dict[str, int] = {}
     for seed in range(SEEDS):
         try:
@@ -42,7 +42,7 @@ def test_nothing_committed_is_lost_and_all_replicas_agree_in_the_end(synced: boo
         "diverging_fetch_counts",
     ],
 )
-def test_a_planted_mistake_is_found(bug: str) -> None:
+def test_random_schedules_find_a_planted_bug(bug: str) -> None:
     bugs = Bugs(**{bug: True})
     for seed in range(SEEDS_FOR_A_BUG_MAX):
         try:
@@ -52,14 +52,14 @@ def test_a_planted_mistake_is_found(bug: str) -> None:
     pytest.fail(f"{SEEDS_FOR_A_BUG_MAX} seeds did not find it")
 
 
-def test_an_epoch_in_which_nothing_was_written_must_be_forgotten_by_a_follower() -> None:
+def test_a_follower_that_keeps_an_epoch_without_records_causes_a_violation() -> None:
     """Found by the model: node 3 led epoch 1 without writing, then received records of epoch 0."""
     with pytest.raises(Violation):
         for seed in range(300):
             play(seed, synced=seed % 2 == 0, bugs=Bugs(keeps_unused_epochs=True))
 
 
-def test_additions_that_count_only_when_committed_lose_records() -> None:
+def test_counting_additions_only_after_their_commit_loses_records() -> None:
     with pytest.raises(Violation):
         for seed in range(400):
             play(seed, synced=True, bugs=Bugs(addition_counts_after_commit=True))
