@@ -12,7 +12,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.cluster.support_replicas import replicas_agree
@@ -22,6 +22,7 @@ from tests.cluster.support_workload import Workload
 from tests.faults.support_acts import ACTS, ALONE, HARD, SOFT, possible
 from tests.faults.support_programme import programme
 from tests.faults.support_stage import Stage
+from tests.support.eventually import eventually
 
 from chronik.cli.options import with_cluster
 from chronik.client.topics import Topics
@@ -33,6 +34,8 @@ ACTS_PER_ROUND = 4
 QUIET_S = (0.5, 3.0)
 SEGMENT_BYTES = 128 * 1024
 MIX = "mix"
+HEALED_TIMEOUT_S = 60.0
+"""A replica that found damage may be in sync with all later records before it is healed."""
 
 Say = Callable[[str], None]
 
@@ -143,8 +146,14 @@ class Campaign:
         ends = workload.recorder.acknowledged()
         for index, state in nodes.partitions(workload.topic).items():
             folders = {node_id: Path(nodes.node(node_id).folder) for node_id in state.replicas}
-            partition = f"{workload.topic}-{index}"
+            self._wait_until_equal(folders, f"{workload.topic}-{index}", ends)
+
+    def _wait_until_equal(self, folders: dict[int, Path], partition: str, ends: Mapping[str, int]) -> None:
+        def are_equal() -> bool:
             replicas_agree(folders, partition, ends.get(partition, 0))
+            return True
+
+        eventually(are_equal, HEALED_TIMEOUT_S, f"the replicas of {partition} are equal")
 
 
 def fresh_seed() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.support_elections import elect
 from tests.cluster.support_recorder import named
 from tests.cluster.support_workload import Workload
 from tests.faults.support_stage import Stage
@@ -58,6 +59,10 @@ def damaged_log(stage: Stage, workload: Workload) -> Iterator[None]:
     stage.note(f"{log.name}/{segment.name} on {victim} {how}, all killed, {victim} returns first")
     yield
     _bring_back(stage, victim, log, is_first=True)
+    # Recovery does not read closed segments: a changed batch there shows when a client reads it.
+    stage.nodes.wait_in_sync()
+    elect(stage.nodes, workload.topic, {int(log.name.rpartition("-")[2]): victim})
+    workload.read_again()
 
 
 @contextmanager
