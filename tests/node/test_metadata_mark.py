@@ -11,8 +11,9 @@ from tests.node.test_raft_store import entries
 
 from chronik.node.membership.metadata_mark import MARK_NAME, NO_MARK, MarkedRaftStore, MetadataMark, last_index_of
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import HardState
+from chronik.raft.entries import HardState, StoredState
 from chronik.raft.ready import Persist
+from chronik.raft.store import MemoryRaftStore, StoreError
 from chronik.storage.disk import RealDisk
 
 
@@ -67,6 +68,26 @@ def test_a_new_store_ignores_the_mark_of_its_predecessor(tmp_path: Path) -> None
     last.load()
     assert last.mark == NO_MARK
     last.close()
+
+
+class FailingStore(MemoryRaftStore):
+    """A store whose node is killed before the write takes effect."""
+
+    def persist(self, persist: Persist) -> None:
+        raise StoreError("killed")
+
+
+def test_a_kill_before_entries_are_replaced_leaves_a_valid_mark(tmp_path: Path) -> None:
+    """The mark is lowered before the write, so it must not name the term of that write."""
+    inner = FailingStore(UUID(int=1))
+    inner.stored = StoredState(UUID(int=1), HardState(1), None, entries(1, 1, 1, 1))
+    store = MarkedRaftStore(inner, RealDisk(), str(tmp_path))
+    store.load()
+    with pytest.raises(StoreError):
+        store.persist(Persist(HardState(2), cut_from=2, entries=entries(2, 2)))
+    again = MarkedRaftStore(inner, RealDisk(), str(tmp_path))
+    again.load()
+    assert again.mark == MetadataMark(1, 1)
 
 
 @pytest.mark.parametrize("at", [0, 7, 8, 15, 16, 19])

@@ -95,8 +95,12 @@ async def load_metadata(runtime: Runtime, folder: DataFolder) -> StoredMetadata:
     open_store = runtime.env.open_raft_store or SqliteRaftStore
     inner = open_store(f"{folder.path}/{STORE_NAME}", runtime.env.new_uuid)
     store = MarkedRaftStore(inner, runtime.env.disk, folder.path)
-    state = await runtime.run_blocking(store.load)
-    return StoredMetadata(store, state, bool(await runtime.run_blocking(folder.partitions)))
+    try:
+        state = await runtime.run_blocking(store.load)
+        return StoredMetadata(store, state, bool(await runtime.run_blocking(folder.partitions)))
+    except BaseException:
+        await runtime.run_blocking(store.close)
+        raise
 
 
 class ClusterMember:

@@ -45,11 +45,13 @@ class MarkedRaftStore:
         self._path = f"{folder}/{MARK_NAME}"
         self.mark = NO_MARK
         """The mark that the previous process left, set by `load`."""
+        self._term = 0
         self._last_index = 0
 
     def load(self) -> StoredState:
         state = self._store.load()
         self.mark = self._read()
+        self._term = state.hard_state.term
         self._last_index = last_index_of(state)
         if not self._last_index and self.mark != NO_MARK:
             # This store is new: the mark of the previous store does not apply to it.
@@ -59,16 +61,18 @@ class MarkedRaftStore:
 
     def persist(self, persist: Persist) -> None:
         if persist.cut_from is not None and persist.cut_from <= self._last_index:
-            self._write(MetadataMark(persist.hard_state.term, persist.cut_from - 1), durably=True)
+            # With the old term: the store has the new one only after its write.
+            self._write(MetadataMark(self._term, persist.cut_from - 1), durably=True)
             self._last_index = persist.cut_from - 1
         self._store.persist(persist)
+        self._term = persist.hard_state.term
         if persist.snapshot is not None:
             self._last_index = max(self._last_index, persist.snapshot.index)
         if persist.entries:
             self._last_index = persist.entries[-1].index
         with contextlib.suppress(OSError):
             # The write is durable; only the mark is out of date.
-            self._write(MetadataMark(persist.hard_state.term, self._last_index), durably=False)
+            self._write(MetadataMark(self._term, self._last_index), durably=False)
 
     def close(self) -> None:
         self._store.close()
