@@ -51,10 +51,12 @@ class NodeProcess:
         found = None if pid is None else inspect(pid)
         if found is None:
             return None
-        letter, command = found
+        letter, threads, command = found
+        if letter in GONE_LETTERS:
+            # The first thread of a killed process ends at once; one inside fsync still holds the data folder's lock.
+            return "running" if threads > 1 else None
         # Do not check the command line of our own child: it is empty for a moment after launch.
-        is_ours = pid == self._child_pid or f"{CONFIG_FLAG} {self._config_path}" in command
-        if letter in GONE_LETTERS or not is_ours:
+        if pid != self._child_pid and f"{CONFIG_FLAG} {self._config_path}" not in command:
             return None
         return "paused" if letter in STOPPED_LETTERS else "running"
 
@@ -173,13 +175,13 @@ def _uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def inspect(pid: int) -> tuple[str, str] | None:
-    """Return the state letter and the command line of a process, or None if there is no such process."""
+def inspect(pid: int) -> tuple[str, int, str] | None:
+    """Return a process's state letter, number of threads and command line, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as opened:
-            letter = opened.read().rpartition(")")[2].split()[0]
+            fields = opened.read().rpartition(")")[2].split()
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as opened:
-            return letter, opened.read().replace("\0", " ")
+            return fields[0], int(fields[17]), opened.read().replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
         if os.path.isdir("/proc/self"):
             return None
@@ -187,4 +189,4 @@ def inspect(pid: int) -> tuple[str, str] | None:
         ["ps", "-ww", "-o", "state=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
     letters, _, command = listed.partition(" ")
-    return (letters[:1], command) if listed else None
+    return (letters[:1], 1, command) if listed else None
