@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from unittest.mock import patch
 
 from chronik.client.topics import Topics
+from chronik.storage.folder import DataFolder
 from chronik.testing.sim.appender import Appender
 from chronik.testing.sim.client import SimClient
 from chronik.testing.sim.history import History
@@ -12,6 +15,7 @@ from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.network import Network
 from chronik.testing.sim.node import SimNode, node_config
 from chronik.testing.sim.world import World
+from chronik.wire.errors import KafkaError
 
 Steps = Callable[[SimClient], Awaitable[None]]
 DEADLINE_S = 60.0
@@ -103,3 +107,27 @@ def test_recovery_point_of_a_deleted_topic_does_not_apply_to_a_recreated_topic()
     damaged = [line for line in story.node.log_lines if "log_damaged" in line]
     story.end()
     assert damaged == []
+
+
+def test_new_log_is_listed_only_after_its_folder_is_durable() -> None:
+    """Otherwise a shutdown before that and a power loss after the next start leave a listed log without a folder."""
+
+    async def make(client: SimClient) -> None:
+        with suppress(KafkaError):  # the topic exists, but its log is not opened
+            await Topics(client.cluster).create("new", 1, 1, {})
+
+    async def write(client: SimClient) -> None:
+        await Appender(client, "new").append([(None, b"x")])
+
+    def shut_down_before_the_sync(folder: DataFolder) -> None:
+        folder.record_clean_shutdown(folder.recovery_points)
+        raise OSError("the process ends here")
+
+    story = Story(0)
+    with patch.object(DataFolder, "sync_names", shut_down_before_the_sync):
+        story.do(make)
+        story.world.run(story.world.now + 1.0)
+    story.kill()
+    story.lose_power()
+    story.do(write)
+    story.end()

@@ -414,11 +414,12 @@ class PartitionHost:
             (new if is_new else listed).append((request, log))
         if not new:
             return listed
-        for request, _ in new:
-            self.folder.recovery_points[(request.topic.name, request.index)] = RecoveryPoint(request.topic.id, 0)
-            self.folder.high_watermarks.pop((request.topic.id, request.index), None)
         try:
+            # Before they are listed here: a shutdown or a checkpoint at this moment writes what is listed.
             await self._loop.run_in_executor(self._env.executor, self.folder.sync_names)
+            for request, _ in new:
+                self.folder.recovery_points[(request.topic.name, request.index)] = RecoveryPoint(request.topic.id, 0)
+                self.folder.high_watermarks.pop((request.topic.id, request.index), None)
             await self._checkpoints.write()
         except OSError as error:
             for request, log in new:
