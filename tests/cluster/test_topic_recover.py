@@ -18,6 +18,7 @@ from tests.cluster.support_lost_logs import (
     produce,
     remove,
 )
+from tests.cluster.support_replicas import stored_batches
 from tests.support.eventually import eventually
 from tests.support.terminal import Terminal
 
@@ -91,6 +92,19 @@ def test_topic_recover_restores_a_partition_from_the_chosen_replica(
     again = recover(nodes, topic, kept, "--accept-loss", "--json")
     assert again.code == 2 and "there is nothing to recover" in again.error_line
     assert json.loads(again.out)["recovered"] is False
+
+
+def test_records_that_are_given_up_are_set_aside(start_nodes: StartNodes) -> None:
+    nodes, topic, kept, _ = lose_all_but_one(start_nodes)
+    empty = next(node_id for node_id in nodes.ids if node_id != kept)
+    batches = [data for _, data in stored_batches(log_of(nodes, kept, topic))]
+    done = recover(nodes, topic, empty, "--accept-loss")
+    assert done.code == 0, done.err
+    nodes.wait_in_sync()
+    (aside,) = (Path(nodes.node(kept).folder) / "set-aside").glob(f"{topic}-0-*")
+    assert [data for _, data in stored_batches(aside)] == batches
+    produce(nodes, topic, 0, 100)
+    check_whole_again(nodes, topic, 100)
 
 
 def test_topic_recover_asks_for_confirmation_and_shows_which_nodes_are_down(start_nodes: StartNodes) -> None:

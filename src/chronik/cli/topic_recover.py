@@ -73,6 +73,8 @@ def _check(name: str, node_id: int, layout: PartitionLayout, logs: Sequence[Repl
     if node_id not in layout.replicas:
         known = ", ".join(map(str, layout.replicas))
         raise CliError(f"node {node_id} has no replica of {name}: choose one of {known}")
+    if layout.leader == node_id:
+        raise CliError(f"{name} is led by node {node_id} already, so there is nothing to recover")
     if layout.leader != NO_LEADER:
         raise CliError(
             f"{name} is led by node {layout.leader}, so there is nothing to recover; if node {node_id} has records "

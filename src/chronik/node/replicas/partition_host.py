@@ -123,6 +123,7 @@ class PartitionHost:
             config.node_id,
             config.replica_lag_ms_max,
             links,
+            folder.path,
             self._checkpoints.lower,
             self._distrust_page_cache,
             log,

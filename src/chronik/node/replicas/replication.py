@@ -22,6 +22,7 @@ from chronik.node.replicas.replica_fetcher import ReplicaFetcher
 from chronik.observe.logging import Logger
 from chronik.replication.follower import NO_LEADER, PartitionFollower, StartOver, Truncate
 from chronik.replication.leader import UNKNOWN, PartitionLeader, ProposedIsr
+from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError
 
 CHECK_INTERVAL_S = 0.5
@@ -50,6 +51,7 @@ class Replication:
         node_id: int,
         lag_ms_max: int,
         links: ClusterLinks,
+        data_path: str,
         lower_recovery_point: LowerRecoveryPoint,
         distrust_page_cache: Callable[[], Coroutine[Any, Any, None]],
         log: Logger,
@@ -67,6 +69,7 @@ class Replication:
         self._env = env
         self._node_id = node_id
         self._links = links
+        self._data_path = data_path
         self._lower_recovery_point = lower_recovery_point
         self._distrust_page_cache = distrust_page_cache
         self._log = log.bind(component="replication")
@@ -370,18 +373,21 @@ class Replication:
             partition.jobs.end_exclusive()
             return False
         self._report_cut(partition, role, decision)
+        image = partition.image
+        # Records from before an unclean election may have been acknowledged, even if this replica does not know it.
+        is_given_up = image is not None and log.epoch_of(min(offset, before - 1)) < image.unclean_epoch
+        keeps = decision.below_watermark or is_given_up
         is_done = False
         lost = [] if isinstance(decision, StartOver) else log.producers.first_from(offset)
         try:
             # Before the truncation: otherwise, after a crash, the missing end would look like damage.
-            await self._lower_recovery_point(partition, min(offset, before))
+            await self._lower_recovery_point(partition, 0 if keeps else min(offset, before))
         except OSError as error:
             self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
             partition.cut_ended(before)
             return False
         try:
-            cut = log.truncate_fully if isinstance(decision, StartOver) else log.truncate_to
-            await self._loop.run_in_executor(self._env.executor, cut, offset)
+            await self._loop.run_in_executor(self._env.executor, self._cut_log, log, decision, keeps)
             is_done = True
         except Exception as error:
             # Half done: only reopening the log can show what is left.
@@ -395,6 +401,18 @@ class Replication:
             role.truncated(log.log_end_offset)
             partition.cut_ended(log.log_end_offset, lost)
         return is_done
+
+    def _cut_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
+        """In a thread. Records that an administrator gave up are set aside with their segments."""
+        starts_over = isinstance(decision, StartOver)
+        if keeps:
+            first = log.log_start_offset if starts_over else decision.offset
+            for folder in log.set_aside_from(first, self._data_path, self._env.wall_ms()):
+                self._log.warning("records_set_aside", to=folder, reason="an unclean election has given them up")
+        if starts_over:
+            log.truncate_fully(decision.offset)
+        else:
+            log.truncate_to(decision.offset)
 
     def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
         """Log the truncation, as an error if it removes records that were acknowledged to clients."""
