@@ -1,4 +1,4 @@
-"""Small text files whose content decides the fate of data: one value or several lines, with a checksum.
+"""Small files whose content decides the fate of data, each with a checksum. As text, one value or several lines:
 
     <value> crc32c=<of the value, 8 hex digits>     and a newline
 
@@ -7,17 +7,31 @@
     <line>...
     crc32c=<of all lines before this one, with their newlines>
 
+As numbers, which are overwritten in place:
+
+    int64..., crc32c of the bytes before it uint32; big-endian
+
 One flipped bit in such a file must not hide records or cause their deletion. Files of earlier versions have only the
 value and a newline.
 """
 
+import struct
 from collections.abc import Iterable
 
 from crc32c import crc32c
 
 from chronik.storage.disk import Disk, read_file
 
-__all__ = ["Damaged", "decode_lines", "decode_value", "encode_lines", "encode_value", "read_number"]
+__all__ = [
+    "Damaged",
+    "decode_lines",
+    "decode_value",
+    "encode_lines",
+    "encode_value",
+    "read_number",
+    "read_numbers",
+    "write_numbers",
+]
 
 
 class Damaged(ValueError):
@@ -74,3 +88,25 @@ def read_number(disk: Disk, path: str) -> int | None:
         return int(decode_value(data)) if data else None
     except ValueError:
         return None
+
+
+def read_numbers(disk: Disk, path: str, count: int) -> tuple[int, ...] | None:
+    """Return the `count` numbers that `write_numbers` wrote; None if the file is missing or damaged."""
+    data = read_file(disk, path) or b""
+    layout = struct.Struct(f">{count}qI")
+    if len(data) != layout.size:
+        return None
+    *numbers, checksum = layout.unpack(data)
+    return tuple(numbers) if checksum == crc32c(data[:-4]) else None
+
+
+def write_numbers(disk: Disk, path: str, *numbers: int, durably: bool) -> None:
+    """Overwrite the file in place. Unless `durably`, a power loss may leave older numbers, or none."""
+    data = struct.pack(f">{len(numbers)}q", *numbers)
+    file = disk.open(path, create=True)
+    try:
+        file.pwrite(data + struct.pack(">I", crc32c(data)), 0)
+        if durably:
+            file.datasync()
+    finally:
+        file.close()

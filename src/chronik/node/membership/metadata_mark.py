@@ -1,6 +1,4 @@
-"""How far the Raft store has been written: the file `metadata-mark` beside it, overwritten in place after each write.
-
-    term int64, last index int64, crc32c of these sixteen bytes uint32; big-endian
+"""How far the Raft store has been written: the file `metadata-mark` beside it holds the term and the last index.
 
 SQLite silently discards its write-ahead log from the first bad frame on: a store that lost entries and votes would open
 without an error. The mark itself is not synced. After a kill it is exact; after a power loss it may be older or
@@ -10,19 +8,15 @@ missing. Before entries are truncated on purpose, the mark is lowered durably.
 from __future__ import annotations
 
 import contextlib
-import struct
 from typing import NamedTuple
-
-from crc32c import crc32c
 
 from chronik.raft.entries import StoredState
 from chronik.raft.ready import Persist
 from chronik.raft.store import RaftStore
-from chronik.storage.disk import Disk, read_file
+from chronik.storage.disk import Disk
+from chronik.storage.small_files import read_numbers, write_numbers
 
 MARK_NAME = "metadata-mark"
-_NUMBERS = struct.Struct(">qq")
-_CHECKSUM = struct.Struct(">I")
 
 
 class MetadataMark(NamedTuple):
@@ -50,7 +44,7 @@ class MarkedRaftStore:
 
     def load(self) -> StoredState:
         state = self._store.load()
-        self.mark = self._read()
+        self.mark = MetadataMark(*(read_numbers(self._disk, self._path, 2) or NO_MARK))
         self._term = state.hard_state.term
         self._last_index = last_index_of(state)
         if not self._last_index and self.mark != NO_MARK:
@@ -77,23 +71,8 @@ class MarkedRaftStore:
     def close(self) -> None:
         self._store.close()
 
-    def _read(self) -> MetadataMark:
-        data = read_file(self._disk, self._path) or b""
-        if len(data) != _NUMBERS.size + _CHECKSUM.size:
-            return NO_MARK
-        if _CHECKSUM.unpack_from(data, _NUMBERS.size)[0] != crc32c(data[: _NUMBERS.size]):
-            return NO_MARK
-        return MetadataMark(*_NUMBERS.unpack_from(data))
-
     def _write(self, mark: MetadataMark, *, durably: bool) -> None:
-        data = _NUMBERS.pack(*mark)
-        file = self._disk.open(self._path, create=True)
-        try:
-            file.pwrite(data + _CHECKSUM.pack(crc32c(data)), 0)
-            if durably:
-                file.datasync()
-        finally:
-            file.close()
+        write_numbers(self._disk, self._path, *mark, durably=durably)
 
 
 def last_index_of(state: StoredState) -> int:
