@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from chronik.groups.actions import Action, Append, Moment, Rebalanced, Record, Reply
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
-from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.settings import GroupSettings
+from chronik.groups.records import CommittedOffset, Record, TopicPartition
+from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
 from chronik.wire.errors import ErrorCode
 
 PARTITION = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.groups.play import GROUP, Play, subscription
 
-from chronik.groups.settings import GroupSettings
+from chronik.groups.step import GroupSettings
 from chronik.wire.errors import ErrorCode
 
 RETENTION_MS = 1_000_000

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tests.groups.play import GROUP, REBALANCE_MS, SESSION_MS, Play, subscription
 
+from chronik.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS
 from chronik.groups.records import read_group_value
-from chronik.groups.settings import NEW_MEMBER_JOIN_TIMEOUT_MS, GroupSettings
+from chronik.groups.step import GroupSettings
 from chronik.wire.errors import ErrorCode
 
 TWO_PROTOCOLS = (("sticky", b"s"), ("range", b"r"))

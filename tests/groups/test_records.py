@@ -17,12 +17,12 @@ from chronik.groups.records import (
     read_group_value,
     read_key,
     read_offset_value,
+    subscribed_topics,
     write_group_key,
     write_group_value,
     write_offset_key,
     write_offset_value,
 )
-from chronik.groups.subscription import subscribed_topics
 
 names = st.text(max_size=20).filter(lambda text: text.isprintable())
 int32s = st.integers(-(2**31), 2**31 - 1)

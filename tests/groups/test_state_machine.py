@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.groups.play import GROUP, PARTITION, Play, subscription
 
 from chronik.groups.group import GroupState
-from chronik.groups.settings import GroupSettings
+from chronik.groups.step import GroupSettings
 from chronik.wire.errors import ErrorCode
 
 INSTANCES = (None, None, "a", "b")

@@ -210,7 +210,7 @@ def test_an_image_written_by_an_older_version_can_be_decoded() -> None:
     assert image.brokers[1].may_join_isr
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard_of"}), b"\x80"])
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode({"type": "unheard_from"}), b"\x80"])
 def test_bytes_that_are_not_a_known_command_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         decode_command(data)

@@ -5,14 +5,12 @@ Each change is written to the log first. It takes effect once it is durable, in 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chronik.groups.group import Group, GroupState
 from chronik.groups.membership import check_member
 from chronik.groups.offsets import offset_record
-from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.step import Step, offset_write_error
-from chronik.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, CommittedOffset, TopicPartition
+from chronik.groups.step import Step, Write, offset_write_error
 from chronik.wire.errors import ErrorCode
 
 
@@ -31,21 +29,14 @@ class CommitRequest:
     """Partition, offset, leader epoch (-1 if unknown) and the client's metadata."""
 
 
-def partition_errors(partitions: Collection[TopicPartition], error: ErrorCode) -> dict[str, Any]:
-    """Build the response to an offset commit or deletion: one error for each partition."""
-    return {"errors": dict.fromkeys(partitions, error)}
-
-
 def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
     if request.generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.none
     if request.generation < 0 and not request.member_id and request.instance_id is None:
         return ErrorCode.unknown_member_id
-    error = check_member(group, request.member_id, request.instance_id)
+    error = check_member(group, request.member_id, request.instance_id, request.generation)
     if error is not ErrorCode.none:
         return error
-    if request.generation != group.generation:
-        return ErrorCode.illegal_generation
     if group.state is GroupState.COMPLETING_REBALANCE:
         # It has joined this generation but does not know its assignment yet.
         return ErrorCode.rebalance_in_progress
@@ -56,7 +47,7 @@ def commit(group: Group, request: CommitRequest, token: int, step: Step) -> None
     error = check_commit(group, request)
     member = group.members.get(request.member_id)
     if error is ErrorCode.none and member is not None:
-        member.heard_of(step.at.now_ms)
+        member.heard_from(step.at.now_ms)
     errors: dict[TopicPartition, ErrorCode] = {}
     changes: list[tuple[TopicPartition, CommittedOffset | None]] = []
     for partition, offset, leader_epoch, metadata in request.offsets:
@@ -109,10 +100,9 @@ def _change_offsets(
 
 
 @dataclass(slots=True)
-class OffsetsWrite:
+class OffsetsWrite(Write):
     """A pending write of offsets or offset tombstones; a request may wait for it."""
 
-    group: Group
     changes: Sequence[tuple[TopicPartition, CommittedOffset | None]]
     token: int | None
     errors: dict[TopicPartition, ErrorCode]
@@ -139,24 +129,22 @@ def expire(group: Group, step: Step) -> None:
     """
     limit_ms = step.at.wall_ms - step.settings.offsets_retention_ms
     offsets = group.offsets
-    expired: list[TopicPartition] = []
-    if group.state is GroupState.EMPTY:
-        if group.state_since_ms <= limit_ms:
-            expired = [each for each in offsets.committed if offsets.last_committed_before(each, limit_ms)]
-    elif group.state is GroupState.STABLE:
-        subscribed = group.subscribed_topics()
-        if subscribed is not None:
-            expired = [
-                each
-                for each in offsets.committed
-                if each[0] not in subscribed and offsets.last_committed_before(each, limit_ms)
-            ]
-    expired = [each for each in expired if not offsets.is_in_flight(each)]
+    needed: frozenset[str] | None = None
+    if group.state is GroupState.STABLE or (group.state is GroupState.EMPTY and group.state_since_ms <= limit_ms):
+        needed = group.subscribed_topics()
+    expired = [
+        partition
+        for partition, committed in offsets.committed.items()
+        if needed is not None
+        and partition[0] not in needed
+        and committed.commit_ms <= limit_ms
+        and not offsets.is_in_flight(partition)
+    ]
     is_last = len(expired) == len(offsets.partitions())
     if group.state is GroupState.EMPTY and is_last and not group.pending_members and not group.is_deleting:
         delete(group, None, step)
     else:
-        _change_offsets(group, [(each, None) for each in expired], None, {}, step)
+        _change_offsets(group, [(partition, None) for partition in expired], None, {}, step)
 
 
 def delete(group: Group, token: int | None, step: Step) -> None:
@@ -169,10 +157,9 @@ def delete(group: Group, token: int | None, step: Step) -> None:
 
 
 @dataclass(slots=True)
-class DeleteWrite:
+class DeleteWrite(Write):
     """A pending write of a group's tombstones. Until it is durable, nothing else may change the group."""
 
-    group: Group
     changes: Sequence[tuple[TopicPartition, None]]
     token: int | None
 

@@ -14,14 +14,12 @@ from typing import Any
 from uuid import UUID
 
 from chronik.groups import commits, membership, rebalance
-from chronik.groups.actions import Action, Moment
-from chronik.groups.commits import CommitRequest, partition_errors
+from chronik.groups.commits import CommitRequest
 from chronik.groups.group import Group, GroupState
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition, group_partition
 from chronik.groups.replay import Replay
-from chronik.groups.settings import GroupSettings
-from chronik.groups.step import Step, Writes
+from chronik.groups.step import Action, GroupSettings, Moment, Reply, Step, Writes
 from chronik.wire.errors import ErrorCode
 
 NAME_BYTES_MAX = 16_384
@@ -116,7 +114,6 @@ class GroupCoordinator:
     # Members
 
     def join(self, request: JoinRequest, token: int, at: Moment) -> list[Action]:
-        step = self._step(at)
         error = self._check_group(request.group_id)
         if error is ErrorCode.none:
             error = self._check_join(request)
@@ -124,10 +121,10 @@ class GroupCoordinator:
         if error is ErrorCode.none and group is None and request.member_id:
             error = ErrorCode.unknown_member_id
         if error is not ErrorCode.none:
-            step.reply(token, rebalance.join_error(error, request.member_id))
-            return step.actions
+            return [Reply(token, rebalance.join_error(error, request.member_id))]
         if group is None:
             group = self._create(request.group_id)
+        step = self._step(at)
         membership.join(group, request, token, self._new_member_id, step)
         self._settle(group)
         return step.actions
@@ -145,17 +142,13 @@ class GroupCoordinator:
         return f"{prefix[:CLIENT_ID_CHARS_MAX]}-{self._new_uuid()}"
 
     def sync(self, request: SyncRequest, token: int, at: Moment) -> list[Action]:
-        step = self._step(at)
-        error = self._check_group(request.group_id)
-        if error is ErrorCode.coordinator_load_in_progress:
+        group = self._find(request.group_id, ErrorCode.unknown_member_id)
+        if group is ErrorCode.coordinator_load_in_progress:
             # The state of an active rebalance is not in the log, so loading loses it: the member must join again.
-            error = ErrorCode.rebalance_in_progress
-        group = self._groups.get(request.group_id)
-        if error is ErrorCode.none and group is None:
-            error = ErrorCode.unknown_member_id
-        if error is not ErrorCode.none or group is None:
-            step.reply(token, rebalance.sync_error(error))
-            return step.actions
+            group = ErrorCode.rebalance_in_progress
+        if isinstance(group, ErrorCode):
+            return [Reply(token, rebalance.sync_error(group))]
+        step = self._step(at)
         membership.sync(group, request, token, step)
         self._settle(group)
         return step.actions
@@ -174,11 +167,10 @@ class GroupCoordinator:
 
     def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], token: int, at: Moment) -> list[Action]:
         """Remove the members (id and instance id); each has its own error in the response."""
-        step = self._step(at)
         error = self._check_group(group_id)
         if error is not ErrorCode.none:
-            step.reply(token, {"error_code": error, "members": []})
-            return step.actions
+            return [Reply(token, {"error_code": error, "members": []})]
+        step = self._step(at)
         group = self._groups.get(group_id)
         results = []
         for member_id, instance_id in members:
@@ -194,17 +186,12 @@ class GroupCoordinator:
     # Offsets
 
     def commit(self, request: CommitRequest, token: int, at: Moment) -> list[Action]:
+        group = self._find(request.group_id, ErrorCode.illegal_generation, may_be_empty=True)
+        if group is ErrorCode.illegal_generation and request.generation < 0:
+            group = self._create(request.group_id)
+        if isinstance(group, ErrorCode):
+            return [Reply(token, {"errors": {partition: group for partition, *_ in request.offsets}})]
         step = self._step(at)
-        error = self._check_group(request.group_id, may_be_empty=True)
-        group = self._groups.get(request.group_id)
-        if error is ErrorCode.none and group is None:
-            if request.generation >= 0:
-                error = ErrorCode.illegal_generation
-            else:
-                group = self._create(request.group_id)
-        if error is not ErrorCode.none or group is None:
-            step.reply(token, partition_errors([each[0] for each in request.offsets], error))
-            return step.actions
         commits.commit(group, request, token, step)
         self._forget_if_hollow(group)
         return step.actions
@@ -225,14 +212,10 @@ class GroupCoordinator:
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition], token: int, at: Moment
     ) -> list[Action]:
+        group = self._find(group_id, ErrorCode.group_id_not_found, may_be_empty=True)
+        if isinstance(group, ErrorCode):
+            return [Reply(token, {"error_code": group, "errors": {}})]
         step = self._step(at)
-        error = self._check_group(group_id, may_be_empty=True)
-        group = self._groups.get(group_id)
-        if error is ErrorCode.none and group is None:
-            error = ErrorCode.group_id_not_found
-        if error is not ErrorCode.none or group is None:
-            step.reply(token, {"error_code": error, "errors": {}})
-            return step.actions
         commits.delete_offsets(group, partitions, token, step)
         return step.actions
 
@@ -285,17 +268,12 @@ class GroupCoordinator:
                 yield group.group_id, partition, committed
 
     def delete_group(self, group_id: str, token: int, at: Moment) -> list[Action]:
+        group = self._find(group_id, ErrorCode.group_id_not_found, may_be_empty=True)
+        if isinstance(group, Group) and group.state is not GroupState.EMPTY:
+            group = ErrorCode.non_empty_group
+        if isinstance(group, ErrorCode):
+            return [Reply(token, {"error_code": group})]
         step = self._step(at)
-        error = self._check_group(group_id, may_be_empty=True)
-        group = self._groups.get(group_id)
-        if error is ErrorCode.none:
-            if group is None:
-                error = ErrorCode.group_id_not_found
-            elif group.state is not GroupState.EMPTY:
-                error = ErrorCode.non_empty_group
-        if error is not ErrorCode.none or group is None:
-            step.reply(token, {"error_code": error})
-            return step.actions
         group.pending_members.clear()
         commits.delete(group, token, step)
         return step.actions
@@ -304,10 +282,10 @@ class GroupCoordinator:
 
     def appended(self, token: int, error: ErrorCode, at: Moment) -> list[Action]:
         """Record that an append is durable (`ErrorCode.none`) or failed. Ignored if its partition was unloaded."""
-        step = self._step(at)
         write = self._writes.waiting.pop(token, None)
         if write is None:
-            return step.actions
+            return []
+        step = self._step(at)
         write.finish(error, step)
         if write.group.state is GroupState.DEAD:
             self._forget(write.group)
@@ -352,6 +330,11 @@ class GroupCoordinator:
         if partition in self._loaded:
             return ErrorCode.none
         return ErrorCode.coordinator_load_in_progress if partition in self._loading else ErrorCode.not_coordinator
+
+    def _find(self, group_id: str, missing: ErrorCode, *, may_be_empty: bool = False) -> Group | ErrorCode:
+        """Return a group that this node serves, or the error: `missing` if the group does not exist."""
+        error = self._check_group(group_id, may_be_empty=may_be_empty)
+        return error if error is not ErrorCode.none else self._groups.get(group_id, missing)
 
     def _create(self, group_id: str) -> Group:
         group = Group(group_id, group_partition(group_id, self.partition_count))

@@ -6,11 +6,17 @@ A KIP-848 group will be a separate class with the same offsets.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from chronik.groups.actions import Record
 from chronik.groups.member import Member, Protocols
 from chronik.groups.offsets import GroupOffsets
-from chronik.groups.records import GroupMetadata, MemberMetadata, write_group_key, write_group_value
-from chronik.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+from chronik.groups.records import (
+    CONSUMER_PROTOCOL_TYPE,
+    GroupMetadata,
+    MemberMetadata,
+    Record,
+    subscribed_topics,
+    write_group_key,
+    write_group_value,
+)
 
 
 class GroupState(StrEnum):

@@ -67,7 +67,7 @@ class Member:
                 return metadata
         return b""
 
-    def heard_of(self, now_ms: int) -> None:
+    def heard_from(self, now_ms: int) -> None:
         self.deadline_ms = now_ms + self.session_timeout_ms
 
     @property

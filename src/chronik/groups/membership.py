@@ -24,20 +24,25 @@ from chronik.groups.rebalance import (
     sync_error,
     sync_result,
 )
-from chronik.groups.settings import NEW_MEMBER_JOIN_TIMEOUT_MS
+from chronik.groups.records import subscribed_topics
 from chronik.groups.step import Step
-from chronik.groups.subscription import subscribed_topics
 from chronik.wire.errors import ErrorCode
 
+NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
+"""Replaces a new member's session timeout: it cannot send heartbeats before its first JoinGroup response."""
 
-def check_member(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
+
+def check_member(group: Group, member_id: str, instance_id: str | None, generation: int | None = None) -> ErrorCode:
+    """Check the sender of a request, and its generation if the request has one."""
     if instance_id is not None:
         current_id = group.static_members.get(instance_id)
         if current_id is None:
             return ErrorCode.unknown_member_id
         if current_id != member_id:
             return ErrorCode.fenced_instance_id
-    return ErrorCode.none if member_id in group.members else ErrorCode.unknown_member_id
+    if member_id not in group.members:
+        return ErrorCode.unknown_member_id
+    return ErrorCode.none if generation in (None, group.generation) else ErrorCode.illegal_generation
 
 
 # JoinGroup
@@ -88,13 +93,11 @@ def _join_known(group: Group, request: JoinRequest, token: int, step: Step) -> N
     member = group.members[request.member_id]
     is_unchanged = member.protocols == request.protocols
     is_leader = group.leader_id == member.member_id
-    if group.state is GroupState.COMPLETING_REBALANCE and is_unchanged:
-        # The response to its JoinGroup was lost: send the same one again.
-        member.heard_of(step.at.now_ms)
+    # In CompletingRebalance the response to its JoinGroup was lost: send the same one again.
+    is_repeated = group.state is GroupState.COMPLETING_REBALANCE or (group.state is GroupState.STABLE and not is_leader)
+    if is_unchanged and is_repeated:
+        member.heard_from(step.at.now_ms)
         step.reply(token, join_result(group, member, with_members=is_leader))
-    elif group.state is GroupState.STABLE and is_unchanged and not is_leader:
-        member.heard_of(step.at.now_ms)
-        step.reply(token, join_result(group, member, with_members=False))
     else:
         # A leader that joins again requests a new assignment: its topics may have changed.
         _refresh(group, member, request, token, step)
@@ -131,7 +134,7 @@ def _refresh(group: Group, member: Member, request: JoinRequest, token: int, ste
     member.client_host = request.client_host
     member.session_timeout_ms = request.session_timeout_ms
     member.rebalance_timeout_ms = request.rebalance_timeout_ms
-    member.heard_of(step.at.now_ms)
+    member.heard_from(step.at.now_ms)
     older = group.set_join_token(member, token)
     step.reply(older, join_error(ErrorCode.rebalance_in_progress, member.member_id))
 
@@ -144,14 +147,12 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
     fenced = ErrorCode.fenced_instance_id
     answer_join(group, member, join_error(fenced, member.member_id), step)
     answer_sync(member, sync_error(fenced), step)
-    wanted_before = _wanted_topics(group, member)
+    old_topics = _assigned_topics(group, member)
     group.rename(member, member_id)
     _refresh(group, member, request, token, step)
     if group.state is GroupState.STABLE:
-        assignment_stands = (
-            group.select_protocol() == group.protocol_name and _wanted_topics(group, member) == wanted_before
-        )
-        if assignment_stands:
+        if group.select_protocol() == group.protocol_name and _assigned_topics(group, member) == old_topics:
+            # The assignment is still valid.
             write = StaticMemberWrite(
                 group, member, group.generation, token, old_leader_id, request.can_skip_assignment
             )
@@ -162,7 +163,7 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
         prepare(group, step)
 
 
-def _wanted_topics(group: Group, member: Member) -> frozenset[str] | bytes:
+def _assigned_topics(group: Group, member: Member) -> frozenset[str] | bytes:
     """The metadata of a member that affects assignment: its topics. Owned partitions are void after a restart."""
     metadata = member.metadata_for(group.protocol_name)
     topics = subscribed_topics(metadata)
@@ -181,7 +182,7 @@ def sync(group: Group, request: SyncRequest, token: int, step: Step) -> None:
     group.pending_sync.pop(member.member_id, None)
     if not group.pending_sync:
         group.sync_deadline_ms = None
-    member.heard_of(step.at.now_ms)
+    member.heard_from(step.at.now_ms)
     if group.state is GroupState.STABLE:
         step.reply(token, sync_result(group, member))
         return
@@ -192,11 +193,9 @@ def sync(group: Group, request: SyncRequest, token: int, step: Step) -> None:
 
 
 def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
-    error = check_member(group, request.member_id, request.instance_id)
+    error = check_member(group, request.member_id, request.instance_id, request.generation)
     if error is not ErrorCode.none:
         return error
-    if request.generation != group.generation:
-        return ErrorCode.illegal_generation
     if request.protocol_type is not None and request.protocol_type != group.protocol_type:
         return ErrorCode.inconsistent_group_protocol
     if request.protocol_name is not None and request.protocol_name != group.protocol_name:
@@ -210,12 +209,10 @@ def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
 
 
 def heartbeat(group: Group, member_id: str, generation: int, instance_id: str | None, now_ms: int) -> ErrorCode:
-    error = check_member(group, member_id, instance_id)
+    error = check_member(group, member_id, instance_id, generation)
     if error is not ErrorCode.none:
         return error
-    if generation != group.generation:
-        return ErrorCode.illegal_generation
-    group.members[member_id].heard_of(now_ms)
+    group.members[member_id].heard_from(now_ms)
     if group.state is GroupState.PREPARING_REBALANCE:
         return ErrorCode.rebalance_in_progress
     return ErrorCode.none
@@ -249,7 +246,7 @@ def refuse_waiting(group: Group, error: ErrorCode, step: Step) -> None:
     for member in group.members.values():
         if member.join_token is not None or member.sync_token is not None:
             member.is_new = False
-            member.heard_of(step.at.now_ms)
+            member.heard_from(step.at.now_ms)
     refuse_all(group, error, step)
 
 

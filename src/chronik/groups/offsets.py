@@ -5,13 +5,7 @@ Transactional commits, held until their transaction ends, will also belong in `G
 
 from collections.abc import Iterable, Sequence
 
-from chronik.groups.actions import Record
-from chronik.groups.records import (
-    CommittedOffset,
-    TopicPartition,
-    write_offset_key,
-    write_offset_value,
-)
+from chronik.groups.records import CommittedOffset, Record, TopicPartition, write_offset_key, write_offset_value
 
 
 class GroupOffsets:
@@ -55,9 +49,6 @@ class GroupOffsets:
     def partitions(self) -> list[TopicPartition]:
         """Every partition with an offset in the log, or that may have one once pending writes finish."""
         return [*self.committed, *(partition for partition in self._in_flight if partition not in self.committed)]
-
-    def last_committed_before(self, partition: TopicPartition, limit_ms: int) -> bool:
-        return self.committed[partition].commit_ms <= limit_ms
 
 
 def offset_record(group_id: str, partition: TopicPartition, committed: CommittedOffset | None) -> Record:

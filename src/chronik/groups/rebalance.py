@@ -12,22 +12,15 @@ from typing import Any
 
 from chronik.groups.group import Group, GroupState
 from chronik.groups.member import Member
-from chronik.groups.settings import INITIAL_DELAYS_MAX
-from chronik.groups.step import Step, group_write_error
+from chronik.groups.step import Step, Write, group_write_error
 from chronik.wire.errors import ErrorCode
+
+INITIAL_DELAYS_MAX = 30
+"""A first rebalance waits for late joiners for at most this many initial delays, however many keep coming."""
 
 
 def join_error(error: ErrorCode, member_id: str = "") -> dict[str, Any]:
-    return {
-        "error_code": error,
-        "generation_id": -1,
-        "protocol_type": None,
-        "protocol_name": None,
-        "leader": "",
-        "skip_assignment": False,
-        "member_id": member_id,
-        "members": [],
-    }
+    return {"error_code": error, "member_id": member_id}
 
 
 def join_result(
@@ -54,7 +47,7 @@ def join_result(
 
 
 def sync_error(error: ErrorCode) -> dict[str, Any]:
-    return {"error_code": error, "protocol_type": None, "protocol_name": None, "assignment": b""}
+    return {"error_code": error}
 
 
 def sync_result(group: Group, member: Member) -> dict[str, Any]:
@@ -121,7 +114,7 @@ def _complete_join(group: Group, step: Step) -> None:
         _enter(group, GroupState.EMPTY, step)
         group.leader_id = None
         group.is_persisted = True
-        step.append([group.record()], EmptyGroupWrite(group))
+        step.append([group.record()], Write(group))
         return
     _enter(group, GroupState.COMPLETING_REBALANCE, step)
     for member in group.members.values():
@@ -129,7 +122,7 @@ def _complete_join(group: Group, step: Step) -> None:
             values = join_result(group, member, with_members=member.member_id == group.leader_id)
             answer_join(group, member, values, step)
             member.is_new = False
-            member.heard_of(step.at.now_ms)
+            member.heard_from(step.at.now_ms)
         group.pending_sync[member.member_id] = None
     group.sync_deadline_ms = step.at.now_ms + group.rebalance_timeout_ms
     step.rebalanced(group)
@@ -144,7 +137,7 @@ def _fail_syncs(group: Group, error: ErrorCode, step: Step) -> None:
     for member in group.members.values():
         member.assignment = b""
         if member.sync_token is not None:
-            member.heard_of(step.at.now_ms)
+            member.heard_from(step.at.now_ms)
             answer_sync(member, sync_error(error), step)
 
 
@@ -213,23 +206,9 @@ def _on_sync_deadline(group: Group, step: Step) -> None:
 
 
 @dataclass(slots=True)
-class EmptyGroupWrite:
-    """The record of a group that became empty. No request waits for it."""
-
-    group: Group
-
-    def finish(self, error: ErrorCode, step: Step) -> None:
-        return
-
-    def refuse(self, error: ErrorCode, step: Step) -> None:
-        return
-
-
-@dataclass(slots=True)
-class AssignmentWrite:
+class AssignmentWrite(Write):
     """The record of a generation with its assignment; the members' SyncGroup requests wait for it."""
 
-    group: Group
     generation: int
     assignments: dict[str, bytes]
 
@@ -247,18 +226,14 @@ class AssignmentWrite:
         for member in group.members.values():
             member.assignment = self.assignments.get(member.member_id, b"")
             if member.sync_token is not None:
-                member.heard_of(step.at.now_ms)
+                member.heard_from(step.at.now_ms)
                 answer_sync(member, sync_result(group, member), step)
-
-    def refuse(self, error: ErrorCode, step: Step) -> None:
-        return
 
 
 @dataclass(slots=True)
-class StaticMemberWrite:
+class StaticMemberWrite(Write):
     """The record of a static member's new id. Its JoinGroup waits for it unless a rebalance answers first."""
 
-    group: Group
     member: Member
     generation: int
     token: int
@@ -267,11 +242,11 @@ class StaticMemberWrite:
 
     def finish(self, error: ErrorCode, step: Step) -> None:
         group, member = self.group, self.member
-        stands = group.state is GroupState.STABLE and group.generation == self.generation
-        if member.join_token != self.token or not stands:
+        is_current = group.state is GroupState.STABLE and group.generation == self.generation
+        if member.join_token != self.token or not is_current:
             return
         member.is_new = False
-        member.heard_of(step.at.now_ms)
+        member.heard_from(step.at.now_ms)
         if error is not ErrorCode.none:
             answer_join(group, member, join_error(group_write_error(error), member.member_id), step)
             return
@@ -282,6 +257,3 @@ class StaticMemberWrite:
             # An old client that sees itself as leader would assign again; the old leader id keeps it a follower.
             values = join_result(group, member, with_members=False, leader_id=self.old_leader_id)
         answer_join(group, member, values, step)
-
-    def refuse(self, error: ErrorCode, step: Step) -> None:
-        return

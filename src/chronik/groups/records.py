@@ -13,6 +13,9 @@ All integers are big-endian; a string is int16 length (-1 for null) and UTF-8; b
                                 client_host string, rebalance_timeout int32 (from v1), session_timeout int32,
                                 subscription bytes, assignment bytes
 
+    ConsumerProtocolSubscription  any version, in `subscription`: version int16, topics int32 count, then each: string;
+                                then user data, owned partitions, generation, rack, which are not read
+
 This module writes OffsetCommitKey v1, OffsetCommitValue v3, GroupMetadataKey v2 and GroupMetadataValue v3, and reads
 all of the above. Keys of other versions belong to other kinds of state (KIP-848, share groups) and are skipped.
 """
@@ -22,6 +25,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 TopicPartition: TypeAlias = tuple[str, int]
+Record: TypeAlias = tuple[bytes, bytes | None]
+"""Key and value of an offsets topic record; a null value is a tombstone."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -32,6 +37,8 @@ OFFSET_KEY_VERSION = 1
 OFFSET_VALUE_VERSION = 3
 GROUP_KEY_VERSION = 2
 GROUP_VALUE_VERSION = 3
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
 class UnreadableRecord(ValueError):
@@ -250,3 +257,18 @@ def read_group_value(value: bytes) -> GroupMetadata:
             )
         )
     return GroupMetadata(protocol_type, generation, protocol_name, leader_id, state_since_ms, tuple(members))
+
+
+def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
+    """Return the topics in the subscription of a member of a "consumer" group, or None if the bytes are not one.
+
+    The coordinator parses no more of what assignors exchange. It needs the topics, because it neither deletes nor
+    expires the offsets of topics that a group still uses.
+    """
+    reader = _Reader(subscription)
+    try:
+        reader.int16()
+        count = reader.int32()
+        return frozenset([reader.string() for _ in range(count)]) if count >= 0 else None
+    except UnreadableRecord:
+        return None

@@ -1,16 +1,79 @@
-"""The handling of one event, and the writes that wait for the log."""
+"""One step of the group state machine: an event with its time goes in, actions come out.
+
+The node passes a `Moment` with each event, carries out the `Action`s in order, and reports each `Append` to
+`GroupCoordinator.appended`, in append order for each partition.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
-from chronik.groups.actions import Action, Append, Moment, Rebalanced, Record, Reply
 from chronik.groups.group import Group
-from chronik.groups.settings import GroupSettings
+from chronik.groups.records import Record
 from chronik.wire.errors import ErrorCode
 
 
-class Write(Protocol):
-    """What to do once an append is durable or has failed."""
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The coordinator's limits and timeouts, named after Kafka's broker settings.
+
+    `initial_rebalance_delay_ms` is how long the first rebalance of an empty group waits for more members. It is 100 ms,
+    not 3 s as in Kafka: a single consumer starts almost at once, and members started together still join together.
+    """
+
+    session_timeout_ms_min: int = 6_000
+    session_timeout_ms_max: int = 1_800_000
+    initial_rebalance_delay_ms: int = 100
+    members_max: int = 10_000
+    offset_metadata_bytes_max: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 3_600_000
+
+
+class Moment(NamedTuple):
+    """The time of an event, by both clocks.
+
+    `now_ms` is monotonic and measures timeouts; `wall_ms` is the time in records, which offset retention uses.
+    """
+
+    now_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the request that came with `token`. Every token is answered exactly once.
+
+    The values use the field names of the newest response version; the API module reduces them to the requested one.
+    """
+
+    token: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append the records to this partition of the offsets topic, then report `appended(token, ...)`."""
+
+    partition: int
+    records: tuple[Record, ...]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """A group has formed a new generation with at least one member; for logs and metrics."""
+
+    group_id: str
+    generation: int
+    member_count: int
+
+
+Action: TypeAlias = Reply | Append | Rebalanced
+
+
+@dataclass(slots=True)
+class Write:
+    """A pending append. Subclasses say what follows; this class is for an append that no request waits for."""
 
     group: Group
 

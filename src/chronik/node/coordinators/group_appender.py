@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from chronik.groups.actions import Append
+from chronik.groups.step import Append
 from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

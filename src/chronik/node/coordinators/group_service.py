@@ -15,12 +15,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from chronik.groups.actions import Action, Append, Moment, Rebalanced, Reply
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
-from chronik.groups.settings import GroupSettings
+from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
 from chronik.metadata.image import BrokerImage
 from chronik.metadata.names import OFFSETS_TOPIC
