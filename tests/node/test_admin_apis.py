@@ -711,7 +711,7 @@ TRANSACTIONAL: Mapping[int, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("api", transactions.APIS, ids=lambda api: api.key.name)
+@pytest.mark.parametrize("api", [handler.api for handler in transactions.HANDLERS], ids=lambda api: api.key.name)
 def test_transactional_calls_are_refused_with_a_code_that_no_client_retries(tmp_path: Path, api: Api) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:

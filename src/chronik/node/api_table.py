@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from chronik.node.admin.topics import Topics
 from chronik.node.apis import (
@@ -47,7 +48,7 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.producer_ids import ProducerIds
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler
+from chronik.node.serving.api import Api, ColdHandler, Handler
 from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.server import Server
@@ -86,7 +87,7 @@ APIS: tuple[Api, ...] = tuple(
             produce.API,
             sync_group.API,
             unregister_broker.API,
-            *transactions.APIS,
+            *(handler.api for handler in transactions.HANDLERS),
         ),
         key=lambda api: api.key,
     )
@@ -114,39 +115,52 @@ class ApiServices:
 
 def make_handlers(node: ApiServices) -> list[Handler]:
     """Create all handlers. Each receives only the services that its API uses."""
-    runtime, metadata_log, host, groups = node.runtime, node.metadata, node.host, node.groups
-    alteration = incremental_alter_configs.Services(runtime, metadata_log, host)
+    runtime, log, host, groups, controller = node.runtime, node.metadata, node.host, node.groups, node.controller
+    group_log = runtime.log.bind(component="groups")
+    alteration = incremental_alter_configs.Services(runtime, log, host)
+    cold: list[tuple[Api, ColdHandler]] = [
+        (alter_configs.API, partial(alter_configs.handle, alteration)),
+        (alter_partition_reassignments.API, partial(alter_partition_reassignments.handle, log)),
+        (api_versions.API, partial(api_versions.handle, APIS)),
+        (
+            create_partitions.API,
+            partial(create_partitions.handle, create_partitions.Services(runtime, log, controller)),
+        ),
+        (create_topics.API, partial(create_topics.handle, create_topics.Services(runtime, log, node.topics))),
+        (delete_groups.API, partial(delete_groups.handle, groups)),
+        (delete_records.API, partial(delete_records.handle, runtime, host)),
+        (delete_topics.API, partial(delete_topics.handle, delete_topics.Services(runtime, log, host))),
+        (describe_cluster.API, partial(describe_cluster.handle, log)),
+        (describe_configs.API, partial(describe_configs.handle, runtime.config, log)),
+        (describe_groups.API, partial(describe_groups.handle, groups)),
+        (describe_log_dirs.API, partial(describe_log_dirs.handle, runtime, log, host)),
+        (elect_leaders.API, partial(elect_leaders.handle, log, controller)),
+        (find_coordinator.API, partial(find_coordinator.handle, groups)),
+        (heartbeat.API, partial(heartbeat.handle, groups)),
+        (incremental_alter_configs.API, partial(incremental_alter_configs.handle, alteration)),
+        (init_producer_id.API, partial(init_producer_id.handle, node.producer_ids)),
+        (join_group.API, partial(join_group.handle, groups, group_log)),
+        (leave_group.API, partial(leave_group.handle, groups, group_log)),
+        (list_groups.API, partial(list_groups.handle, groups)),
+        (list_partition_reassignments.API, partial(list_partition_reassignments.handle, log)),
+        (
+            metadata.API,
+            partial(
+                metadata.handle,
+                metadata.Services(runtime.config, log, node.departures, node.topics, groups, host),
+            ),
+        ),
+        (offset_commit.API, partial(offset_commit.handle, groups, log)),
+        (offset_delete.API, partial(offset_delete.handle, groups, log)),
+        (offset_fetch.API, partial(offset_fetch.handle, groups, log)),
+        (offset_for_leader_epoch.API, partial(offset_for_leader_epoch.handle, host)),
+        (sync_group.API, partial(sync_group.handle, groups)),
+        (unregister_broker.API, partial(unregister_broker.handle, controller)),
+    ]
     return [
-        alter_configs.handler(alteration),
-        alter_partition_reassignments.handler(metadata_log),
-        api_versions.handler(APIS),
-        create_partitions.handler(create_partitions.Services(runtime, metadata_log, node.controller)),
-        create_topics.handler(create_topics.Services(runtime, metadata_log, node.topics)),
-        delete_groups.handler(groups),
-        delete_records.handler(delete_records.Services(runtime, host)),
-        delete_topics.handler(delete_topics.Services(runtime, metadata_log, host)),
-        describe_cluster.handler(metadata_log),
-        describe_configs.handler(describe_configs.Services(runtime.config, metadata_log)),
-        describe_groups.handler(groups),
-        describe_log_dirs.handler(describe_log_dirs.Services(runtime, metadata_log, host)),
-        elect_leaders.handler(elect_leaders.Services(metadata_log, node.controller)),
-        fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),
-        find_coordinator.handler(groups),
-        heartbeat.handler(groups),
-        incremental_alter_configs.handler(alteration),
-        init_producer_id.handler(node.producer_ids),
-        join_group.handler(join_group.Services(groups, runtime.log)),
-        leave_group.handler(leave_group.Services(groups, runtime.log)),
-        list_groups.handler(groups),
+        *(Handler(api, handle) for api, handle in cold),
+        *transactions.HANDLERS,
+        fetch.handler(fetch.Services(runtime, log, host, node.server, node.fetch_sessions)),
         list_offsets.handler(list_offsets.Services(runtime, host)),
-        list_partition_reassignments.handler(metadata_log),
-        metadata.handler(metadata.Services(runtime.config, metadata_log, node.departures, node.topics, groups, host)),
-        offset_commit.handler(offset_commit.Services(groups, metadata_log)),
-        offset_delete.handler(offset_delete.Services(groups, metadata_log)),
-        offset_fetch.handler(offset_fetch.Services(groups, metadata_log)),
-        offset_for_leader_epoch.handler(host),
-        produce.handler(produce.Services(runtime, metadata_log, host, node.forwarding, node.deadlines)),
-        sync_group.handler(groups),
-        unregister_broker.handler(node.controller),
-        *transactions.handlers(),
+        produce.handler(produce.Services(runtime, log, host, node.forwarding, node.deadlines)),
     ]

@@ -17,7 +17,7 @@ from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, sp
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin.config_entries import ResourceType
-from chronik.node.admin.outcomes import duplicates
+from chronik.node.admin.responses import duplicates
 from chronik.node.config import NodeConfig
 from chronik.node.topic_settings import broker_values, topic_values
 from chronik.wire.errors import ErrorCode, KafkaError

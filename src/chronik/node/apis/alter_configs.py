@@ -9,13 +9,9 @@ Versions: 2 flexible.
 Not supported: loggers, groups and client metrics (INVALID_REQUEST).
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.node.admin.config_changes import replace_all
-from chronik.node.apis.incremental_alter_configs import Services, alter_resources, on_error
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.apis.incremental_alter_configs import Services, alter_resources, refuse_resources
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 
@@ -33,8 +29,4 @@ async def handle(node: Services, request: Request) -> Values:
     return await alter_resources(node, request.message, plans)
 
 
-API = Api(ApiKey.ALTER_CONFIGS, (0, 2), on_error=on_error, on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))
+API = Api(ApiKey.ALTER_CONFIGS, (0, 2), on_error=refuse_resources, on_controller=True)

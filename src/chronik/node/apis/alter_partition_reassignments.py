@@ -10,18 +10,13 @@ Versions: 1 says whether the number of replicas may change (INVALID_REPLICATION_
 Answered by the controller; other nodes forward the request to it.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
-from chronik.node.admin.partition_plans import carry_out
+from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
 
 
 async def handle(metadata: MetadataLog, request: Request) -> Values:
@@ -32,30 +27,21 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
         for topic in message.topics
         for entry in topic.partitions
     ]
-    plan = await carry_out(
+    plan = await propose_within(
         metadata,
         message.timeout,
         lambda image: plan_moves(image, BrokerStates.of(image), moves, may_change_factor=may_change_factor),
     )
     responses: dict[str, list[Values]] = {topic.name: [] for topic in message.topics}
-    for move, error in zip(moves, plan.outcomes, strict=True):
-        responses[move.topic].append(
-            {
-                "partition_index": move.partition,
-                "error_code": ErrorCode.none if error is None else error.code,
-                "error_message": None if error is None else error.message,
-            }
-        )
+    responses |= by_topic(
+        (move.topic, {"partition_index": move.partition, **error_values(error)})
+        for move, error in zip(moves, plan.outcomes, strict=True)
+    )
     return {
-        "error_code": ErrorCode.none,
-        "error_message": None,
+        **error_values(None),
         "allow_replication_factor_change": may_change_factor,
         "responses": [{"name": name, "partitions": partitions} for name, partitions in responses.items()],
     }
 
 
 API = Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, (0, 1), on_controller=True)
-
-
-def handler(metadata: MetadataLog) -> Handler:
-    return Handler(API, partial(handle, metadata))

@@ -9,13 +9,10 @@ Versions: 3 flexible and client software name, 4 feature ranges starting at 0.
 Not supported: finalized features; there is no `transaction.version`, so clients stay with transactions version 1.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
-from functools import partial
 
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -39,8 +36,3 @@ def unsupported_version_body() -> bytes:
 
 
 API = Api(ApiKey.API_VERSIONS, (0, 4), unsupported_version_body=unsupported_version_body)
-
-
-def handler(apis: Iterable[Api]) -> Handler:
-    """`apis` are all that this node supports, including this one."""
-    return Handler(API, partial(handle, tuple(apis)))

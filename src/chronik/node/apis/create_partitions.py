@@ -9,19 +9,16 @@ Versions: 2 flexible.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), since their partitions map groups to coordinators.
 """
 
-from __future__ import annotations
-
-from functools import partial
 from typing import Any, NamedTuple
 
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
-from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import plan_partitions
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -38,20 +35,18 @@ class Services(NamedTuple):
 async def handle(node: Services, request: Request) -> Values:
     message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
-    results = [
-        refusal(KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request."), name=name)
-        for name in repeated
+    refused = error_values(KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request."))
+    entries = [
+        ({"name": topic.name}, _grow(node, topic, message.validate_only))
+        for topic in message.topics
+        if topic.name not in repeated
     ]
-    results += await within(
-        node.runtime,
-        message.timeout,
-        [
-            Outcome({"name": topic.name}, _grow(node, topic, message.validate_only))
-            for topic in message.topics
-            if topic.name not in repeated
-        ],
-    )
-    return {"results": results}
+    return {
+        "results": [
+            *({"name": name, **refused} for name in repeated),
+            *await within(node.runtime, message.timeout, entries),
+        ]
+    }
 
 
 async def _grow(node: Services, topic: Any, validate_only: bool) -> Values:
@@ -71,12 +66,9 @@ async def _grow(node: Services, topic: Any, validate_only: bool) -> Values:
     return {}
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {"results": [refusal(KafkaError(code), name=topic.name) for topic in request.message.topics]}
-
-
-API = Api(ApiKey.CREATE_PARTITIONS, (0, 3), on_error=on_error, on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))
+API = Api(
+    ApiKey.CREATE_PARTITIONS,
+    (0, 3),
+    on_error=refuse_entries("results", lambda request: ({"name": topic.name} for topic in request.message.topics)),
+    on_controller=True,
+)

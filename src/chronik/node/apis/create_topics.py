@@ -11,21 +11,18 @@ Versions: 4 defaults by -1, 5 flexible, partitions and configs in the response, 
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 partitions in a request (POLICY_VIOLATION).
 """
 
-from __future__ import annotations
-
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from chronik.metadata.apply import apply
 from chronik.metadata.image import TopicImage
 from chronik.node.admin.config_entries import created_topic_entries
-from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic, check_partition_count, plan_topic
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -42,25 +39,23 @@ class Services(NamedTuple):
 async def handle(node: Services, request: Request) -> Values:
     message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
-    wanted = [topic for topic in message.topics if topic.name not in repeated]
-    asked = sum(max(topic.num_partitions, len(topic.assignments), 0) for topic in wanted)
-    results = [
-        refusal(KafkaError(ErrorCode.invalid_request, "Duplicate topic name."), name=name, configs=[])
-        for name in repeated
+    refused = error_values(KafkaError(ErrorCode.invalid_request, "Duplicate topic name."))
+    topics = [topic for topic in message.topics if topic.name not in repeated]
+    partition_count = sum(max(topic.num_partitions, len(topic.assignments), 0) for topic in topics)
+    entries = [
+        ({"name": topic.name, "configs": []}, _create(node, topic, partition_count, message.validate_only))
+        for topic in topics
     ]
-    results += await within(
-        node.runtime,
-        message.timeout,
-        [
-            Outcome({"name": topic.name, "configs": []}, _create(node, topic, asked, message.validate_only))
-            for topic in wanted
-        ],
-    )
-    return {"topics": results}
+    return {
+        "topics": [
+            *({"name": name, "configs": [], **refused} for name in repeated),
+            *await within(node.runtime, message.timeout, entries),
+        ]
+    }
 
 
-async def _create(node: Services, topic: Any, asked: int, validate_only: bool) -> Values:
-    check_partition_count(asked)
+async def _create(node: Services, topic: Any, partition_count: int, validate_only: bool) -> Values:
+    check_partition_count(partition_count)
     new = _new_topic(topic)
     if validate_only:
         planned, _ = apply(
@@ -95,12 +90,9 @@ def _created(node: Services, topic: TopicImage, topic_id: UUID | None) -> Values
     }
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {"topics": [refusal(KafkaError(code), name=topic.name, configs=[]) for topic in request.message.topics]}
-
-
-API = Api(ApiKey.CREATE_TOPICS, (2, 7), on_error=on_error, on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))
+API = Api(
+    ApiKey.CREATE_TOPICS,
+    (2, 7),
+    on_error=refuse_entries("topics", lambda request: ({"name": topic.name} for topic in request.message.topics)),
+    on_controller=True,
+)

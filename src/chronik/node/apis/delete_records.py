@@ -11,16 +11,13 @@ Versions: 2 flexible.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
 """
 
-from __future__ import annotations
-
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronik.metadata.names import is_internal
-from chronik.node.admin.outcomes import Outcome, within
+from chronik.node.admin.responses import each_partition, within
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
@@ -29,52 +26,33 @@ from chronik.wire.errors import ErrorCode, KafkaError
 NO_LOW_WATERMARK = -1
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    host: PartitionHost
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, host: PartitionHost, request: Request) -> Values:
     message = request.message
-    entries = [(topic.name, partition) for topic in message.topics for partition in topic.partitions]
-    done = iter(
-        await within(
-            node.runtime,
-            message.timeout,
-            [
-                Outcome(
-                    {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
-                    _delete(node, name, partition, bounded_wait_s(message.timeout)),
-                )
-                for name, partition in entries
-            ],
-        )
-    )
-    results = []
-    for topic in message.topics:
-        partitions = [next(done) for _ in topic.partitions]
-        for values in partitions:
-            del values["error_message"]
-        results.append({"name": topic.name, "partitions": partitions})
-    return {"topics": results}
+    entries = [
+        ({"low_watermark": NO_LOW_WATERMARK}, _delete(host, topic.name, partition, bounded_wait_s(message.timeout)))
+        for topic in message.topics
+        for partition in topic.partitions
+    ]
+    outcomes = iter(await within(runtime, message.timeout, entries))
+
+    def outcome(topic: Any, partition: Any) -> Values:
+        values = next(outcomes)
+        del values["error_message"]  # This API has none.
+        return values
+
+    return {"topics": each_partition(message.topics, outcome)}
 
 
-async def _delete(node: Services, topic: str, wanted: Any, wait_s: float) -> Values:
+async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float) -> Values:
     if is_internal(topic):
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
-    partition = node.host.require_leader(topic, wanted.partition_index)
+    partition = host.require_leader(topic, requested.partition_index)
     if not partition.settings.is_deletable:
         raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
-    low_watermark = await partition.delete_records(wanted.offset, wait_s)
+    low_watermark = await partition.delete_records(requested.offset, wait_s)
     # The lease may have ended while the replicas caught up.
-    node.host.require_leader(topic, wanted.partition_index)
+    host.require_leader(topic, requested.partition_index)
     return {"low_watermark": low_watermark}
 
 
 API = Api(ApiKey.DELETE_RECORDS, (0, 2))
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))

@@ -8,19 +8,16 @@ Versions: 4 flexible, 5 error messages, 6 by id.
 Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
 """
 
-from __future__ import annotations
-
-from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.responses import duplicates, refuse_entries, within
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -45,7 +42,7 @@ async def handle(node: Services, request: Request) -> Values:
             node.runtime,
             message.timeout,
             [
-                Outcome(
+                (
                     {"name": name, "topic_id": topic_id},
                     _delete(node, name, topic_id, _resolved(node.metadata.image, name, topic_id) in repeated),
                 )
@@ -81,14 +78,14 @@ async def _delete(node: Services, name: str | None, topic_id: UUID | None, is_re
 
 def _find(image: ClusterImage, name: str | None, topic_id: UUID | None) -> TopicImage:
     if topic_id is not None:
-        found = image.topic_by_id(topic_id)
-        if found is None:
+        topic = image.topic_by_id(topic_id)
+        if topic is None:
             raise KafkaError(ErrorCode.unknown_topic_id, f"no topic has the id {topic_id}")
     else:
-        found = image.require_topic(name or "")
-    if found.is_internal:
-        raise KafkaError(ErrorCode.invalid_topic_exception, f"{found.name!r} is internal and cannot be deleted")
-    return found
+        topic = image.require_topic(name or "")
+    if topic.is_internal:
+        raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic.name!r} is internal and cannot be deleted")
+    return topic
 
 
 def _resolved(image: ClusterImage, name: str | None, topic_id: UUID | None) -> str:
@@ -99,14 +96,11 @@ def _resolved(image: ClusterImage, name: str | None, topic_id: UUID | None) -> s
     return f"id {topic_id}" if known is None else f"name {known}"
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {
-        "responses": [refusal(KafkaError(code), name=name, topic_id=topic_id) for name, topic_id in _entries(request)]
-    }
-
-
-API = Api(ApiKey.DELETE_TOPICS, (1, 6), on_error=on_error, on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))
+API = Api(
+    ApiKey.DELETE_TOPICS,
+    (1, 6),
+    on_error=refuse_entries(
+        "responses", lambda request: ({"name": name, "topic_id": topic_id} for name, topic_id in _entries(request))
+    ),
+    on_controller=True,
+)

@@ -7,13 +7,9 @@ Versions: 1 endpoint type.
 Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is a broker's listener.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
-from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -42,7 +38,7 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
         ],
         "cluster_authorized_operations": CLUSTER_OPERATIONS
         if message.include_cluster_authorized_operations
-        else NOT_ASKED,
+        else NOT_REQUESTED,
     }
 
 
@@ -51,7 +47,3 @@ def on_error(request: Request, code: ErrorCode) -> Values:
 
 
 API = Api(ApiKey.DESCRIBE_CLUSTER, (0, 1), on_error=on_error)
-
-
-def handler(metadata: MetadataLog) -> Handler:
-    return Handler(API, partial(handle, metadata))

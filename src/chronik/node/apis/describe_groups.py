@@ -6,14 +6,10 @@ Behaviour
 Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6 error messages.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.groups.group import GroupState
-from chronik.node.admin.operations import GROUP_OPERATIONS
+from chronik.node.admin.responses import GROUP_OPERATIONS, refuse_entries
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -35,12 +31,8 @@ async def handle(groups: GroupService, request: Request) -> Values:
     return {"groups": answered}
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {"groups": [{"error_code": code, "group_id": group_id} for group_id in request.message.groups]}
-
-
-API = Api(ApiKey.DESCRIBE_GROUPS, (0, 6), on_error=on_error)
-
-
-def handler(groups: GroupService) -> Handler:
-    return Handler(API, partial(handle, groups))
+API = Api(
+    ApiKey.DESCRIBE_GROUPS,
+    (0, 6),
+    on_error=refuse_entries("groups", lambda request: ({"group_id": group_id} for group_id in request.message.groups)),
+)

@@ -11,19 +11,14 @@ Versions: 0 preferred leaders only, 1 election type and the top-level error, 2 f
 Answered by the controller; other nodes forward the request to it.
 """
 
-from __future__ import annotations
-
-from functools import partial
-from typing import NamedTuple
-
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
 from chronik.metadata.preferred import plan_unclean_elections
-from chronik.node.admin.partition_plans import carry_out
+from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
@@ -33,45 +28,31 @@ PREFERRED = 0
 UNCLEAN = 1
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    metadata: MetadataLog
-    controller: ControllerService
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(metadata: MetadataLog, controller: ControllerService, request: Request) -> Values:
     message = request.message
     kind = getattr(message, "election_type", PREFERRED)
     if kind not in (PREFERRED, UNCLEAN):
         raise KafkaError(ErrorCode.invalid_request, f"there is no election type {kind}")
-    asked = None
-    if message.topic_partitions is not None:
-        asked = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
-    wanted = _all(node.metadata.image) if asked is None else asked
-    if kind == PREFERRED:
-        outcomes = await node.controller.elect_preferred(wanted, bounded_wait_s(message.timeout))
+    covers_all = message.topic_partitions is None
+    if covers_all:
+        partitions = _all(metadata.image)
     else:
-        plan = await carry_out(
-            node.metadata, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), wanted)
+        partitions = [(topic.topic, index) for topic in message.topic_partitions for index in topic.partitions]
+    if kind == PREFERRED:
+        outcomes = await controller.elect_preferred(partitions, bounded_wait_s(message.timeout))
+    else:
+        plan = await propose_within(
+            metadata, message.timeout, lambda image: plan_unclean_elections(image, BrokerStates.of(image), partitions)
         )
         outcomes = plan.outcomes
-    results: dict[str, list[Values]] = {}
-    for (name, index), error in zip(wanted, outcomes, strict=True):
-        if asked is None and error is not None and error.code == ErrorCode.election_not_needed:
-            continue
-        results.setdefault(name, []).append(
-            {
-                "partition_id": index,
-                "error_code": ErrorCode.none if error is None else error.code,
-                "error_message": None if error is None else error.message,
-            }
-        )
+    results = by_topic(
+        (name, {"partition_id": index, **error_values(error)})
+        for (name, index), error in zip(partitions, outcomes, strict=True)
+        if not (covers_all and error is not None and error.code == ErrorCode.election_not_needed)
+    )
     return {
         "error_code": ErrorCode.none,
-        "replica_election_results": [
-            {"topic": name, "partition_result": partitions} for name, partitions in results.items()
-        ],
+        "replica_election_results": [{"topic": name, "partition_result": entries} for name, entries in results.items()],
     }
 
 
@@ -82,7 +63,3 @@ def _all(image: ClusterImage) -> list[Key]:
 
 
 API = Api(ApiKey.ELECT_LEADERS, (0, 2), on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))

@@ -7,12 +7,8 @@ Behaviour
 Versions: 3 static members, 4 flexible.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 
@@ -25,7 +21,3 @@ async def handle(groups: GroupService, request: Request) -> Values:
 
 
 API = Api(ApiKey.HEARTBEAT, (0, 4))
-
-
-def handler(groups: GroupService) -> Handler:
-    return Handler(API, partial(handle, groups))

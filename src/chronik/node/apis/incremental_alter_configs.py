@@ -10,19 +10,16 @@ Versions: 1 flexible.
 Not supported: groups and client metrics, and loggers, whose levels are set when the node starts (INVALID_REQUEST).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 from chronik.node.admin.config_changes import Change, Planned, change_some
-from chronik.node.admin.outcomes import Outcome, duplicates, refusal, within
+from chronik.node.admin.responses import duplicates, refuse_entries, within
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -56,19 +53,14 @@ async def alter_resources(node: Services, message: Any, plans: Sequence[Planned]
     """Run one plan for each resource of the request."""
     keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
     repeated = duplicates(keys)
-    return {
-        "responses": await within(
-            node.runtime,
-            WAIT,
-            [
-                Outcome(
-                    {"resource_type": key[0], "resource_name": key[1]},
-                    _alter(node, plan, message.validate_only, key in repeated),
-                )
-                for key, plan in zip(keys, plans, strict=True)
-            ],
+    entries = [
+        (
+            {"resource_type": key[0], "resource_name": key[1]},
+            _alter(node, plan, message.validate_only, key in repeated),
         )
-    }
+        for key, plan in zip(keys, plans, strict=True)
+    ]
+    return {"responses": await within(node.runtime, WAIT, entries)}
 
 
 async def _alter(node: Services, plan: Planned, validate_only: bool, is_repeated: bool) -> Values:
@@ -82,17 +74,11 @@ async def _alter(node: Services, plan: Planned, validate_only: bool, is_repeated
     return {}
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {
-        "responses": [
-            refusal(KafkaError(code), resource_type=resource.resource_type, resource_name=resource.resource_name)
-            for resource in request.message.resources
-        ]
-    }
-
-
-API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), on_error=on_error, on_controller=True)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))
+refuse_resources = refuse_entries(
+    "responses",
+    lambda request: (
+        {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+        for resource in request.message.resources
+    ),
+)
+API = Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, (0, 1), on_error=refuse_resources, on_controller=True)

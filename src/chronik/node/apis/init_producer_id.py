@@ -8,13 +8,9 @@ Versions: 2 flexible, 3 id and epoch in the request, 4 PRODUCER_FENCED.
 Not supported: a transactional id; `transactions` explains the error.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
 from chronik.node.membership.producer_ids import ProducerIds
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -38,7 +34,3 @@ def on_error(request: Request, code: ErrorCode) -> Values:
 
 
 API = Api(ApiKey.INIT_PRODUCER_ID, (0, 5), on_error=on_error)
-
-
-def handler(producer_ids: ProducerIds) -> Handler:
-    return Handler(API, partial(handle, producer_ids))

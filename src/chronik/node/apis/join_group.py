@@ -14,16 +14,12 @@ Versions: 1 rebalance timeout (before: the session timeout), 4 MEMBER_ID_REQUIRE
 7 protocol type in the response, 8 reason (logged at debug), 9 skip assignment.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
-from functools import partial
-from typing import NamedTuple
 
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
@@ -35,24 +31,15 @@ FIRST_VERSION_WITH_SKIP_ASSIGNMENT = 9
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    groups: GroupService
-    log: Logger
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, log: Logger, request: Request) -> Values:
     message = request.message
     session_timeout_ms = message.session_timeout // _MILLISECOND
     rebalance_timeout_ms = getattr(message, "rebalance_timeout", -_MILLISECOND) // _MILLISECOND
     instance_id = getattr(message, "group_instance_id", None)
     reason = getattr(message, "reason", None)
     if reason:
-        node.log.bind(component="groups").debug(
-            "member_joins", group=message.group_id, member=message.member_id, reason=reason
-        )
-    return await node.groups.join(
+        log.debug("member_joins", group=message.group_id, member=message.member_id, reason=reason)
+    return await groups.join(
         JoinRequest(
             group_id=message.group_id,
             member_id=message.member_id,
@@ -74,7 +61,3 @@ def on_error(request: Request, code: ErrorCode) -> Values:
 
 
 API = Api(ApiKey.JOIN_GROUP, (0, 9), on_error=on_error)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))

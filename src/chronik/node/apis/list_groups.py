@@ -7,12 +7,8 @@ Behaviour
 Versions: 3 flexible, 4 states, 5 types: every group here is of type "classic".
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -31,7 +27,3 @@ async def handle(groups: GroupService, request: Request) -> Values:
 
 
 API = Api(ApiKey.LIST_GROUPS, (0, 5))
-
-
-def handler(groups: GroupService) -> Handler:
-    return Handler(API, partial(handle, groups))

@@ -11,22 +11,18 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 10 topic ids, 12 topics by id, 13 top-level error.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.names import OFFSETS_TOPIC, check_topic_name
-from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS, find_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -45,20 +41,22 @@ class Services(NamedTuple):
 
 async def handle(node: Services, request: Request) -> Values:
     message = request.message
-    wanted = message.topics
-    if wanted is None or (request.api_version == 0 and not wanted):
+    requested = message.topics
+    if requested is None or (request.api_version == 0 and not requested):
         await node.departures.noticed(None)
         image = node.metadata.image
         topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
     else:
-        await node.departures.noticed(_names(node, wanted))
+        found = [find_topic(node.metadata.image, entry) for entry in requested]
+        names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
+        await node.departures.noticed([name for name in names if name is not None])
         may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
-        topics = [await _find(node, topic, may_create) for topic in wanted]
+        topics = [await _find(node, entry, may_create) for entry in requested]
     if getattr(message, "include_topic_authorized_operations", False):
         for topic in topics:
             if topic["error_code"] is ErrorCode.none:
                 topic["topic_authorized_operations"] = TOPIC_OPERATIONS
-    asks_for_cluster = getattr(message, "include_cluster_authorized_operations", False)
+    with_operations = getattr(message, "include_cluster_authorized_operations", False)
     image = node.metadata.image
     return {
         "brokers": [
@@ -67,26 +65,18 @@ async def handle(node: Services, request: Request) -> Values:
         ],
         "cluster_id": image.cluster_id,
         "controller_id": node.metadata.controller_id,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if asks_for_cluster else NOT_ASKED,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS if with_operations else NOT_REQUESTED,
         "topics": topics,
     }
 
 
-def _names(node: Services, wanted: Sequence[Any]) -> list[str]:
-    ids = [topic.topic_id for topic in wanted if topic.name is None]
-    known = [node.metadata.image.names_by_id.get(topic_id) for topic_id in ids]
-    return [name for name in (*(topic.name for topic in wanted), *known) if name is not None]
-
-
-async def _find(node: Services, wanted: Any, may_create: bool) -> Values:
-    name = wanted.name
-    topic_id = getattr(wanted, "topic_id", None)
+async def _find(node: Services, entry: Any, may_create: bool) -> Values:
+    topic = find_topic(node.metadata.image, entry)
+    if topic is not None:
+        return _described(node.metadata.image, topic)
+    name = entry.name
     if name is None:
-        found = None if topic_id is None else node.metadata.image.topic_by_id(topic_id)
-        return _described(node.metadata.image, found) if found else _failed(None, topic_id, ErrorCode.unknown_topic_id)
-    found = node.metadata.image.topic(name)
-    if found is not None:
-        return _described(node.metadata.image, found)
+        return _failed(None, entry.topic_id, ErrorCode.unknown_topic_id)
     try:
         check_topic_name(name)
         if not may_create:
@@ -151,7 +141,3 @@ def on_error(request: Request, code: ErrorCode) -> Values:
 
 
 API = Api(ApiKey.METADATA, (0, 13), on_error=on_error)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))

@@ -10,16 +10,15 @@ Versions: 2 null topics, 5 leader epoch, 6 flexible, 7 require_stable, 8 many gr
 not checked), 10 topic ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from chronik.groups.records import CommittedOffset, TopicPartition
+from chronik.metadata.image import ClusterImage
+from chronik.node.admin.responses import find_topic, topic_key
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -28,40 +27,36 @@ FIRST_VERSION_WITH_MANY_GROUPS = 8
 FIRST_VERSION_WITH_TOPIC_IDS = 10
 NO_OFFSET = -1
 
-
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    groups: GroupService
-    metadata: MetadataLog
+RequestedTopic: TypeAlias = tuple[Values, str | None, Iterable[int]]
+"""The fields that identify the topic in the response, its name (None if its id is unknown), and partitions."""
 
 
-async def handle(node: Services, request: Request) -> Values:
+async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
     version = request.api_version
     if version >= FIRST_VERSION_WITH_MANY_GROUPS:
-        return {"groups": [await _group(node, version, group) for group in message.groups]}
-    fetched = await _group(node, version, message)
+        return {"groups": [await _group(groups, metadata, version, group) for group in message.groups]}
+    fetched = await _group(groups, metadata, version, message)
     del fetched["group_id"]
     if fetched["error_code"] is not ErrorCode.none and message.topics is not None:
         return _failed_topics(message.topics, fetched["error_code"])
     return fetched
 
 
-async def _group(node: Services, version: int, wanted: Any) -> Values:
-    """Return one group's offsets. `wanted` is a group of the request, or the request itself before version 8."""
-    topics: list[tuple[Values, str | None, Iterable[int]]] = []
+async def _group(groups: GroupService, metadata: MetadataLog, version: int, group: Any) -> Values:
+    """Return one group's offsets. `group` is a group of the request, or the request itself before version 8."""
+    topics: list[RequestedTopic] = []
     partitions: list[TopicPartition] | None = None
-    if wanted.topics is not None:
-        topics = [(_topic_key(topic), _name(node, version, topic), topic.partition_indexes) for topic in wanted.topics]
+    if group.topics is not None:
+        topics = [(topic_key(topic), _name(metadata.image, topic), topic.partition_indexes) for topic in group.topics]
         partitions = [(name, index) for _, name, indexes in topics if name is not None for index in indexes]
-    error, committed = await node.groups.committed(wanted.group_id, partitions)
+    error, committed = await groups.committed(group.group_id, partitions)
     if error is not ErrorCode.none:
-        return {"group_id": wanted.group_id, "error_code": error, "topics": []}
-    if wanted.topics is None:
-        topics = _all_topics(node, version, committed)
+        return {"group_id": group.group_id, "error_code": error, "topics": []}
+    if group.topics is None:
+        topics = _all_topics(metadata.image, version, committed)
     return {
-        "group_id": wanted.group_id,
+        "group_id": group.group_id,
         "error_code": ErrorCode.none,
         "topics": [
             {
@@ -78,28 +73,20 @@ async def _group(node: Services, version: int, wanted: Any) -> Values:
     }
 
 
-def _all_topics(
-    node: Services, version: int, committed: Iterable[TopicPartition]
-) -> list[tuple[Values, str | None, Iterable[int]]]:
+def _all_topics(image: ClusterImage, version: int, committed: Iterable[TopicPartition]) -> list[RequestedTopic]:
     indexes: dict[str, list[int]] = {}
     for name, index in sorted(committed):
         indexes.setdefault(name, []).append(index)
     if version < FIRST_VERSION_WITH_TOPIC_IDS:
         return [({"name": name}, name, indexes[name]) for name in indexes]
-    found = [(node.metadata.image.topic(name), name) for name in indexes]
-    return [({"topic_id": topic.id}, name, indexes[name]) for topic, name in found if topic is not None]
+    topics = [image.topic(name) for name in indexes]
+    return [({"topic_id": topic.id}, topic.name, indexes[topic.name]) for topic in topics if topic is not None]
 
 
-def _name(node: Services, version: int, topic: Any) -> str | None:
-    if version < FIRST_VERSION_WITH_TOPIC_IDS:
-        return str(topic.name)
-    found = None if topic.topic_id is None else node.metadata.image.topic_by_id(topic.topic_id)
-    return None if found is None else found.name
-
-
-def _topic_key(topic: object) -> Values:
-    """Return the fields that identify the topic, in the response as in the request."""
-    return {name: getattr(topic, name) for name in ("name", "topic_id") if hasattr(topic, name)}
+def _name(image: ClusterImage, entry: Any) -> str | None:
+    """Return the topic's name, even if there is no such topic any more, or None for an unknown id."""
+    topic = find_topic(image, entry)
+    return getattr(entry, "name", None) if topic is None else topic.name
 
 
 def _partition(index: int, committed: CommittedOffset | None) -> Values:
@@ -128,7 +115,7 @@ def _failed_topics(topics: Iterable[Any], error: ErrorCode) -> Values:
     return {
         "error_code": error,
         "topics": [
-            {**_topic_key(topic), "partitions": [_failed(index, error) for index in topic.partition_indexes]}
+            {**topic_key(topic), "partitions": [_failed(index, error) for index in topic.partition_indexes]}
             for topic in topics
         ],
     }
@@ -138,13 +125,7 @@ def on_error(request: Request, code: ErrorCode) -> Values:
     message = request.message
     if request.api_version < FIRST_VERSION_WITH_MANY_GROUPS:
         return _failed_topics(message.topics or (), code)
-    return {
-        "groups": [{"group_id": group.group_id, "error_code": code, "topics": []} for group in message.groups],
-    }
+    return {"groups": [{"group_id": group.group_id, "error_code": code, "topics": []} for group in message.groups]}
 
 
 API = Api(ApiKey.OFFSET_FETCH, (1, 10), on_error=on_error)
-
-
-def handler(services: Services) -> Handler:
-    return Handler(API, partial(handle, services))

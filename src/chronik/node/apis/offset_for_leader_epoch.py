@@ -7,49 +7,23 @@ Behaviour
 Versions: 3 replica id, 4 flexible.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from functools import partial
-
+from chronik.node.admin.responses import each_partition, refuse_partitions
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError
 
 
 async def handle(host: PartitionHost, request: Request) -> Values:
-    topics = []
-    for topic in request.message.topics:
-        partitions = []
-        for wanted in topic.partitions:
-            values: Values = {"partition": wanted.partition, "error_code": ErrorCode.none}
-            try:
-                partition = host.require_leader(topic.topic, wanted.partition)
-                partition.check_leader_epoch(wanted.current_leader_epoch)
-                epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
-                values.update(leader_epoch=epoch, end_offset=end_offset)
-            except KafkaError as error:
-                values["error_code"] = error.code
-            partitions.append(values)
-        topics.append({"topic": topic.topic, "partitions": partitions})
-    return {"topics": topics}
+    def epoch_end(topic: Any, requested: Any) -> Values:
+        partition = host.require_leader(topic.topic, requested.partition)
+        partition.check_leader_epoch(requested.current_leader_epoch)
+        epoch, end_offset = partition.log.end_offset_for_epoch(requested.leader_epoch)
+        return {"leader_epoch": epoch, "end_offset": end_offset}
+
+    return {"topics": each_partition(request.message.topics, epoch_end)}
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return {
-        "topics": [
-            {
-                "topic": topic.topic,
-                "partitions": [{"partition": wanted.partition, "error_code": code} for wanted in topic.partitions],
-            }
-            for topic in request.message.topics
-        ]
-    }
-
-
-API = Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), on_error=on_error)
-
-
-def handler(host: PartitionHost) -> Handler:
-    return Handler(API, partial(handle, host))
+API = Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, (2, 4), on_error=refuse_partitions)

@@ -8,17 +8,11 @@ Behaviour
 Versions: 3 static members, 4 flexible, 5 protocol type and name, which must match the generation's.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.groups.member import SyncRequest
-from chronik.groups.rebalance import sync_error
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode
 
 
 async def handle(groups: GroupService, request: Request) -> Values:
@@ -36,12 +30,4 @@ async def handle(groups: GroupService, request: Request) -> Values:
     )
 
 
-def on_error(request: Request, code: ErrorCode) -> Values:
-    return sync_error(code)
-
-
-API = Api(ApiKey.SYNC_GROUP, (0, 5), on_error=on_error)
-
-
-def handler(groups: GroupService) -> Handler:
-    return Handler(API, partial(handle, groups))
+API = Api(ApiKey.SYNC_GROUP, (0, 5))

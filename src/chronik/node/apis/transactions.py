@@ -13,8 +13,7 @@ Versions: 3 flexible, in all four. EndTxn and TxnOffsetCommit 5 are omitted: the
 Not supported: all of it. The place to add it: a coordinator beside `groups`, called by these handlers.
 """
 
-from __future__ import annotations
-
+from chronik.node.admin.responses import refuse_partitions
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
@@ -39,39 +38,17 @@ async def add_partitions(request: Request) -> Values:
     }
 
 
-async def add_offsets(request: Request) -> Values:
+async def refuse(request: Request) -> Values:
     return {"error_code": TRANSACTIONS_REFUSED}
 
 
-async def end_txn(request: Request) -> Values:
-    return {"error_code": TRANSACTIONS_REFUSED}
+async def commit_offsets(request: Request) -> Values:
+    return refuse_partitions(request, TRANSACTIONS_REFUSED)
 
 
-async def txn_offset_commit(request: Request) -> Values:
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {"partition_index": partition.partition_index, "error_code": TRANSACTIONS_REFUSED}
-                    for partition in topic.partitions
-                ],
-            }
-            for topic in request.message.topics
-        ]
-    }
-
-
-APIS = (
-    Api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 3)),
-    Api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4)),
-    Api(ApiKey.END_TXN, (0, 4)),
-    Api(ApiKey.TXN_OFFSET_COMMIT, (0, 4)),
+HANDLERS = (
+    Handler(Api(ApiKey.ADD_PARTITIONS_TO_TXN, (0, 3)), add_partitions),
+    Handler(Api(ApiKey.ADD_OFFSETS_TO_TXN, (0, 4)), refuse),
+    Handler(Api(ApiKey.END_TXN, (0, 4)), refuse),
+    Handler(Api(ApiKey.TXN_OFFSET_COMMIT, (0, 4)), commit_offsets),
 )
-
-
-def handlers() -> list[Handler]:
-    return [
-        Handler(api, handle)
-        for api, handle in zip(APIS, (add_partitions, add_offsets, end_txn, txn_offset_commit), strict=True)
-    ]

@@ -7,12 +7,8 @@ Behaviour
 - If the node is the controller, another node takes over first; NOT_CONTROLLER then makes the client retry.
 """
 
-from __future__ import annotations
-
-from functools import partial
-
 from chronik.node.membership.controller_service import ControllerService
-from chronik.node.serving.api import Api, Handler, Values
+from chronik.node.serving.api import Api, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -24,7 +20,3 @@ async def handle(controller: ControllerService, request: Request) -> Values:
 
 
 API = Api(ApiKey.UNREGISTER_BROKER, (0, 0), on_controller=True)
-
-
-def handler(controller: ControllerService) -> Handler:
-    return Handler(API, partial(handle, controller))
