@@ -331,7 +331,7 @@ def test_offset_fetch_returns_minus_one_for_missing_offsets_without_an_error(ver
 def test_offset_fetch_reports_not_coordinator_in_every_version(version: int) -> None:
     async def play(broker: FakeBroker) -> None:
         topic_id = await broker.create_topic("t")
-        await broker.groups.ensure_topic()
+        await broker.groups.topic.ensure_exists()
         await broker.groups.stop()
         wanted = [{**topic_key(version, "t", topic_id), "partition_indexes": [0]}]
         answer = await broker.ask(offset_fetch.API, version, fetch_values(version, wanted))

@@ -30,7 +30,7 @@ from chronik.node.apis import (
     offset_fetch,
     sync_group,
 )
-from chronik.node.coordinators import group_appender, group_service
+from chronik.node.coordinators import group_service, offsets_topic
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TOPIC_VALUES = {"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 9}]}
@@ -241,7 +241,7 @@ def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch() -> None:
 
 
 def test_commit_times_out_if_its_batch_is_never_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_appender, "APPEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(offsets_topic, "APPEND_TIMEOUT_S", 0.05)
 
     async def play(broker: FakeBroker) -> None:
         await committed_group(broker)

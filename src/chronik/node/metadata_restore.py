@@ -12,7 +12,7 @@ from chronik.metadata.image import ClusterImage, encode_image
 from chronik.metadata.names import OFFSETS_TOPIC, TRACES_TOPIC
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
-from chronik.node.coordinators.group_service import OFFSETS_TOPIC_CONFIGS
+from chronik.node.coordinators.offsets_topic import OFFSETS_TOPIC_CONFIGS
 from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
 from chronik.node.membership.metadata_mark import MARK_NAME
 from chronik.node.membership.raft_store import FIRST, SqliteRaftStore

@@ -94,7 +94,7 @@ async def _create(node: Services, name: str) -> TopicImage:
     """
     try:
         if name == OFFSETS_TOPIC:
-            await node.groups.ensure_topic()
+            await node.groups.topic.ensure_exists()
         else:
             await node.topics.create(name)
     except KafkaError as error:

@@ -1,0 +1,343 @@
+"""The topic `__consumer_offsets`, which stores the groups: its creation, the loading of its partitions, and appends.
+
+The leader of a partition coordinates the groups that hash to it. A coordinator of another kind, for transactions, will
+have such a topic of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from chronik.groups.coordinator import GroupCoordinator
+from chronik.groups.step import Append
+from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
+from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.node.admin.topics import Topics
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.topic_plans import NewTopic
+from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.connection import Buffer
+from chronik.wire.batch import check_batches, decode_batch, encode_batch, read_batch_header
+from chronik.wire.errors import ErrorCode, KafkaError
+
+OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+"""Small segments: only closed ones are compacted, and a new coordinator reads everything that compaction leaves."""
+
+LOAD_CHUNK_BYTES = 256 * 1024
+"""The size of one chunk, which is read and decoded in the executor and replayed on the loop in one step."""
+
+LOAD_RETRY_MIN_S = 0.05
+LOAD_RETRY_MAX_S = 1.0
+"""Retries start fast: after a failover the in-sync replicas return within milliseconds, and groups wait for them."""
+
+START_WAIT_S = 0.5
+"""Startup waits this long for groups to load. Groups that load longer answer COORDINATOR_LOAD_IN_PROGRESS."""
+
+STOP_WAIT_S = 5.0
+
+APPEND_BYTES_MAX = 512 * 1024
+"""Waiting appends to the same partition share a batch up to this size."""
+
+APPEND_TIMEOUT_S = 5.0
+"""How long a batch may wait for the high watermark, like Kafka's `offsets.commit.timeout.ms`. After that it is unknown
+whether the batch will be committed, so the waiting requests get an error."""
+
+
+class Owner(Protocol):
+    """The service whose state the topic stores."""
+
+    def loaded(self, partition: int) -> None:
+        """All records of the partition have been replayed."""
+
+    def unloaded(self, partition: int) -> None:
+        """This node no longer leads the partition, or stops."""
+
+    def appended(self, token: int, error: ErrorCode) -> None:
+        """An append is durable (`ErrorCode.none`) or has failed."""
+
+
+class OffsetsTopic:
+    """The offsets topic, as far as this node leads its partitions. Owned by the loop.
+
+    Invariants: `owner` is notified of the appends of one partition in the order in which it requested them, and of none
+    that it requested before the partition was last loaded. Loaded state was read in the leader epoch in which this node
+    leads, so no other coordinator has written since.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: MetadataLog,
+        host: PartitionHost,
+        topics: Topics,
+        coordinator: GroupCoordinator,
+        owner: Owner,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._host = host
+        self._topics = topics
+        self._coordinator = coordinator
+        self._owner = owner
+        self._loop = runtime.loop
+        self._log = runtime.log.bind(component="groups")
+        self._ready: asyncio.Task[None] | None = None
+        self._loads: dict[int, asyncio.Task[None]] = {}
+        self._appenders: dict[int, Appender] = {}
+        self._is_stopped = False
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Wait for running appends, then unload every partition."""
+        self._is_stopped = True
+        for task in [*self._loads.values(), *([self._ready] if self._ready is not None else [])]:
+            task.cancel()
+        running = [appender.task for appender in self._appenders.values() if appender.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=STOP_WAIT_S)
+        self._unload_all()
+
+    async def ensure_exists(self) -> None:
+        """Wait until the topic exists and its local partitions are at least loading; create it if needed."""
+        if self._coordinator.partition_count:
+            return
+        if self._is_stopped:
+            raise KafkaError(ErrorCode.coordinator_not_available, "the node is stopping")
+        try:
+            await asyncio.shield(self._get_ready())
+        except (KafkaError, TimeoutError) as error:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"no {OFFSETS_TOPIC}: {error}") from error
+
+    def _get_ready(self) -> asyncio.Task[None]:
+        """Return the single task that makes the topic ready; all callers share it."""
+        task = self._ready
+        if task is None:
+            task = self._ready = self._loop.create_task(self._create_and_take_over(), name="offsets-topic")
+            task.add_done_callback(self._on_ready)
+        return task
+
+    def _on_ready(self, task: asyncio.Task[None]) -> None:
+        self._ready = None
+        if not task.cancelled() and task.exception() is not None:
+            self._log.warning("offsets_topic_not_ready", error=repr(task.exception()))
+
+    async def _create_and_take_over(self) -> None:
+        if self._metadata.image.topic(OFFSETS_TOPIC) is None:
+            partition_count = self._runtime.config.offsets_topic_partitions
+            new = NewTopic(OFFSETS_TOPIC, num_partitions=partition_count, configs=OFFSETS_TOPIC_CONFIGS)
+            try:
+                await self._topics.create(new, by_broker=True)
+            except KafkaError as error:
+                if error.code is not ErrorCode.topic_already_exists:
+                    raise
+        await self._host.applied()
+        await self.take_over()
+
+    async def take_over(self) -> None:
+        """Load the partitions that this node leads, if the topic exists."""
+        topic = self._metadata.image.topic(OFFSETS_TOPIC)
+        if topic is None or self._is_stopped:
+            return
+        self._coordinator.partition_count = len(topic.partitions)
+        for partition in topic.partitions:
+            if partition.leader == self._runtime.node_id:
+                self._load(partition.partition)
+        # An empty partition loads at once, so the first request need not be retried.
+        if self._loads:
+            await asyncio.wait(list(self._loads.values()), timeout=START_WAIT_S)
+
+    def metadata_event(self, event: Event) -> None:
+        """Move coordinators with their partitions."""
+        if self._is_stopped:
+            return
+        match event:
+            case TopicDeleted(topic=topic) if topic.name == OFFSETS_TOPIC:
+                self._unload_all()
+                self._coordinator.partition_count = 0
+            case TopicCreated(topic=topic) if topic.name == OFFSETS_TOPIC:
+                self._get_ready()
+            case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
+                # On every new leader epoch: even if this node led before, another coordinator may have led since.
+                self._unload(partition.partition)
+                if partition.leader == self._runtime.node_id:
+                    self._load(partition.partition)
+
+    # -- loading -------------------------------------------------------------------------------------------------------
+
+    def _load(self, partition: int) -> None:
+        if partition in self._loads or self._coordinator.is_loaded(partition):
+            return
+        self._coordinator.start_loading(partition)
+        task = self._loop.create_task(self._load_until_done(partition), name=f"load-groups-{partition}")
+        self._loads[partition] = task
+
+    async def _load_until_done(self, partition: int) -> None:
+        pause_s = LOAD_RETRY_MIN_S
+        reported = ""
+        while True:
+            try:
+                await self._host.applied()
+                await self._read_partition(partition)
+                break
+            except KafkaError as error:
+                # Normal after a failover: too few replicas are in sync yet, or another node leads now.
+                if error.message != reported:
+                    reported = error.message
+                    self._log.info("groups_load_waits", partition=partition, reason=reported)
+            except Exception as error:
+                self._log.exception("groups_load_failed", partition=partition, error=repr(error))
+            self._coordinator.start_loading(partition)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOAD_RETRY_MAX_S)
+        del self._loads[partition]
+        self._owner.loaded(partition)
+
+    async def _read_partition(self, index: int) -> None:
+        partition = self._host.partitions.get((OFFSETS_TOPIC, index))
+        if partition is None:
+            raise KafkaError(ErrorCode.not_leader_or_follower, f"{OFFSETS_TOPIC}-{index} is not open here")
+        # Only the coordinator writes here, and only after loading: nothing is missed beyond the current end.
+        end_offset = partition.log_end_offset
+        await self._committed(partition, end_offset)
+        offset = partition.log_start_offset
+        count = 0
+        while offset < end_offset:
+            read = partition.log.read_job(offset, LOAD_CHUNK_BYTES, end_offset)
+            chunk = await self._runtime.run_blocking(partial(_read, read))
+            if chunk is None:
+                break  # Compaction has removed the remaining records.
+            records, offset = chunk
+            self._coordinator.replay(index, records)
+            count += len(records)
+        if count:
+            self._log.info("groups_loaded", partition=index, records=count)
+
+    async def _committed(self, partition: Partition, end_offset: int) -> None:
+        reached: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: KafkaError | None) -> None:
+            if not reached.done():
+                if error is None:
+                    reached.set_result(None)
+                else:
+                    reached.set_exception(error)
+
+        partition.when_committed(end_offset, done)
+        await reached
+
+    def _unload_all(self) -> None:
+        for partition in range(self._coordinator.partition_count):
+            self._unload(partition)
+
+    def _unload(self, partition: int) -> None:
+        task = self._loads.pop(partition, None)
+        if task is not None:
+            task.cancel()
+        appender = self._appenders.pop(partition, None)
+        if appender is not None:
+            appender.close()
+        self._owner.unloaded(partition)
+
+    # -- appends -------------------------------------------------------------------------------------------------------
+
+    def append(self, append: Append) -> None:
+        """Append to a partition after the earlier appends, and report the outcome to the owner."""
+        appender = self._appenders.get(append.partition)
+        if appender is None:
+            appender = Appender(self._runtime, self._host, append.partition, self._owner.appended)
+            self._appenders[append.partition] = appender
+        appender.add(append)
+
+
+class Appender:
+    """Appends to one partition in order, one batch at a time; all waiting appends share the next batch (group commit).
+
+    The number of waiting appends is bounded by the requests in flight, one for each connection.
+    """
+
+    def __init__(
+        self, runtime: Runtime, host: PartitionHost, partition: int, appended: Callable[[int, ErrorCode], None]
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._runtime = runtime
+        self._host = host
+        self._partition = partition
+        self._appended = appended
+        self._log = runtime.log.bind(component="groups")
+        self._waiting: deque[Append] = deque()
+        self._is_closed = False
+
+    def add(self, append: Append) -> None:
+        self._waiting.append(append)
+        if self.task is None:
+            name = f"append-groups-{self._partition}"
+            self.task = self._runtime.loop.create_task(self._write_all(), name=name)
+
+    def close(self) -> None:
+        """Stop after the partition moved: drop the waiting appends, and ignore the outcome of the running one."""
+        self._is_closed = True
+        self._waiting.clear()
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            taken = self._take()
+            error = await self._write(taken)
+            if error is ErrorCode.request_timed_out:
+                # Later appends cannot be committed before this batch and have already waited for it: fail them too.
+                taken += self._waiting
+                self._waiting.clear()
+            for append in taken:
+                if self._is_closed:
+                    return
+                self._appended(append.token, error)
+        self.task = None
+
+    def _take(self) -> list[Append]:
+        taken = [self._waiting.popleft()]
+        size_bytes = _size_bytes(taken[0])
+        while self._waiting and (size_bytes := size_bytes + _size_bytes(self._waiting[0])) <= APPEND_BYTES_MAX:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    async def _write(self, appends: list[Append]) -> ErrorCode:
+        wall_ms = self._runtime.env.wall_ms()
+        batch = encode_batch([(key, value, [], wall_ms) for append in appends for key, value in append.records])
+        try:
+            await self._host.append_internal(OFFSETS_TOPIC, self._partition, batch, APPEND_TIMEOUT_S)
+        except KafkaError as error:
+            self._log.warning("groups_append_failed", partition=self._partition, error=str(error))
+            return error.code
+        except Exception as error:
+            self._log.exception("groups_append_failed", partition=self._partition, error=repr(error))
+            return ErrorCode.unknown_server_error
+        return ErrorCode.none
+
+
+def _size_bytes(append: Append) -> int:
+    return sum(len(key) + len(value or b"") for key, value in append.records)
+
+
+def _read(job: Callable[[], Buffer]) -> tuple[list[tuple[bytes | None, bytes | None]], int] | None:
+    """Return the records of a log chunk and the offset after it, or None if it is empty. Runs in the executor."""
+    data = memoryview(job())
+    records: list[tuple[bytes | None, bytes | None]] = []
+    next_offset: int | None = None
+    while data:
+        header = read_batch_header(data)
+        batch, data = data[: header.size_bytes], data[header.size_bytes :]
+        next_offset = header.next_offset
+        try:
+            check_batches(batch, len(batch), from_producer=False)
+            if not header.is_control:
+                records += [(record.key, record.value) for record in decode_batch(batch)]
+        except KafkaError:
+            # A record without a key is treated as unreadable: one damaged batch must not affect other groups.
+            records.append((None, None))
+    return None if next_offset is None else (records, next_offset)
