@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from tests.support.handlers import handlers_of
@@ -27,9 +27,6 @@ from chronik.observe.logging import make_logger
 from chronik.wire.batch import encode_batch, read_batch_header, stamp
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 NODE_ID = 1
@@ -74,13 +71,12 @@ class FakeMetadata:
 
     def __init__(self) -> None:
         self.image = ClusterImage()
-        self.listener: Callable[[Event], None] = lambda event: None
+        self.listener: Callable[[ClusterImage, list[Event]], None] = lambda image, events: None
 
     async def propose(self, proposal: Command | Callable[[ClusterImage], Command]) -> list[Event]:
         command = proposal(self.image) if callable(proposal) else proposal
         self.image, events = apply(self.image, command)
-        for event in events:
-            self.listener(event)
+        self.listener(self.image, list(events))
         return list(events)
 
 
@@ -118,7 +114,7 @@ class FakeBroker:
         self.partitions = self
         self.groups = GroupService(runtime, fake.metadata, fake, fake, self.lease_is_valid, self.age_clock)
         self.handlers = handlers_of(self)
-        self.metadata.listener = self.groups.metadata_event
+        self.metadata.listener = self.groups.metadata_changed
 
     @property
     def image(self) -> ClusterImage:

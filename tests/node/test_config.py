@@ -88,7 +88,7 @@ def test_the_config_file_accepts_all_tables(tmp_path: Path) -> None:
         ("executor_threads = 0", "executor_threads = 0 is too small"),
         ("replica_lag_ms_max = 400", "replica_lag_ms_max = 400 is too small"),
         ("scrub_interval_ms = -1", "scrub_interval_ms = -1 is negative: use 0 to turn scrubbing off"),
-        ("[[peers]]\nid = 2\ninternal = 'a:1'\n[[peers]]\nid = 2\ninternal = 'b:1'", "peers name one id twice"),
+        ("[[peers]]\nid = 2\ninternal = 'a:1'\n[[peers]]\nid = 2\ninternal = 'b:1'", "two peers have the same id"),
     ],
 )
 def test_the_error_for_an_invalid_file_names_the_invalid_part(tmp_path: Path, text: str, named: str) -> None:
@@ -121,7 +121,7 @@ def test_a_wildcard_bind_needs_an_advertised_address() -> None:
 
 
 def test_a_wildcard_cannot_be_advertised() -> None:
-    with pytest.raises(ConfigError, match="no address to connect to"):
+    with pytest.raises(ConfigError, match="not an address to connect to"):
         load(flags={"advertise.kafka": "0.0.0.0:9092"})
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -39,11 +38,8 @@ from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.server import Server
 from chronik.node.topic_settings import check_topic_defaults
 from chronik.node.trace_topic import TraceTopic
-from chronik.observe.metrics import GroupLag
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import KafkaError
-
-T = TypeVar("T")
 
 
 class Held(NamedTuple):
@@ -207,7 +203,7 @@ class Broker:
         metadata.subscribe(self.departures.metadata_changed)
         self._closers.append(member.close)
         member.start()
-        self._closers.append(self._close_internal_server)
+        self._closers.append(lambda: self.internal_server.close(0))
         kafka_apis = [handler for handler in self.handlers if handler.api.key in KAFKA_APIS]
         await self.internal_server.serve([*kafka_apis, *self._peer_apis.handlers()])
         await self._while_sound(member.join())
@@ -220,19 +216,16 @@ class Broker:
         host.reports.start()
         self.internal_server.has_opened_logs = True
         self._closers.append(self._close_server)
-        metadata.subscribe(self._notify_groups)
+        metadata.subscribe(self.groups.metadata_changed)
         # Stopped before the connections close, because members waiting in a rebalance would delay that.
         self._closers.append(self.groups.stop)
         await self.groups.start()
         self.metrics.partitions = host.gauges
-        self.metrics.groups = lambda: [GroupLag(*lag) for lag in self.groups.lag_gauges()]
-        self.watermarks.start()
-        self._closers.append(self.watermarks.stop)
+        self.metrics.groups = self.groups.lag_gauges
         self.metrics.watermark_age_s = self.watermarks.monitor.age_s
-        self._housekeeping.start()
-        self._closers.append(self._housekeeping.stop)
-        self._scrubber.start()
-        self._closers.append(self._scrubber.stop)
+        for service in (self.watermarks, self._housekeeping, self._scrubber):
+            service.start()
+            self._closers.append(service.stop)
         member.session.start()
         self._closers.append(member.session.close)
         await self._while_sound(member.session.unfenced())
@@ -293,13 +286,6 @@ class Broker:
         await self.server.close(self.config.shutdown_timeout_ms / 1000)
         self.deadlines.close()
 
-    async def _close_internal_server(self) -> None:
-        await self.internal_server.close(0)
-
-    def _notify_groups(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        for event in events:
-            self.groups.metadata_event(event)
-
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -326,9 +312,6 @@ class Broker:
 
     def partition(self, topic: str, index: int) -> Partition | None:
         return self.host.partitions.get((topic, index))
-
-    async def run_blocking(self, call: Callable[[], T]) -> T:
-        return await self.runtime.run_blocking(call)
 
 
 async def _close_folder(runtime: Runtime, disk_watch: DiskWatch, folder: DataFolder) -> None:

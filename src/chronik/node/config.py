@@ -36,8 +36,8 @@ from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 HTTP_PORT_BELOW_KAFKA = 3000
 INTERNAL_PORT_BELOW_KAFKA = 4000
 ENVIRONMENT_PREFIX = "CHRONIK_"
-REPLICA_LAG_MS_LEAST = 1_000
-DISK_TIMEOUT_MS_LEAST = 500
+REPLICA_LAG_MS_MIN = 1_000
+DISK_TIMEOUT_MS_MIN = 500
 
 TopicConfigValue = str | int | float | bool
 _A = TypeVar("_A")
@@ -219,17 +219,12 @@ def load(
 
 def check(config: NodeConfig) -> None:
     """Raise ConfigError for settings that cannot work, so that a node fails at its start and not later."""
-    for name, text in (
-        ("listen.kafka", config.listen.kafka),
-        ("listen.http", config.listen.http),
-        ("listen.internal", config.listen.internal),
-        ("advertise.kafka", config.advertise.kafka),
-        ("advertise.http", config.advertise.http),
-        ("advertise.internal", config.advertise.internal),
-        *((f"peers {peer.id}", peer.internal) for peer in config.peers),
-    ):
-        if text is not None:
-            _in_setting(name, Endpoint.parse, text)
+    for name in ("kafka", "http", "internal"):
+        listen, advertise = getattr(config.listen, name), getattr(config.advertise, name)
+        if listen is not None:
+            _in_setting(f"listen.{name}", Endpoint.parse, listen)
+        if advertise is not None and _in_setting(f"advertise.{name}", Endpoint.parse, advertise).is_wildcard:
+            raise ConfigError(f"advertise.{name} = {advertise} is not an address to connect to: name a host")
     _in_setting("log_levels", LogLevels.from_names, config.log_levels)
     kafka = config.kafka_endpoint
     if kafka.is_wildcard and config.advertise.kafka is None:
@@ -237,26 +232,21 @@ def check(config: NodeConfig) -> None:
             f"listening on {kafka} needs an address that clients can reach: "
             f"add --advertise HOST:{kafka.port} (advertise.kafka in the file)"
         )
-    if config.advertise.kafka is not None and Endpoint.parse(config.advertise.kafka).is_wildcard:
-        raise ConfigError(f"advertise.kafka = {config.advertise.kafka} is no address to connect to: name a host")
-    for name, text in (("http", config.advertise.http), ("internal", config.advertise.internal)):
-        if text is not None and Endpoint.parse(text).is_wildcard:
-            raise ConfigError(f"advertise.{name} = {text} is no address to connect to: name a host")
     _ = config.http_endpoint, config.internal_endpoint
     for name in _AT_LEAST_ONE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} = {getattr(config, name)} is too small: it must be at least 1")
     if config.scrub_interval_ms < 0:
         raise ConfigError(f"scrub_interval_ms = {config.scrub_interval_ms} is negative: use 0 to turn scrubbing off")
-    if config.replica_lag_ms_max < REPLICA_LAG_MS_LEAST:
+    if config.replica_lag_ms_max < REPLICA_LAG_MS_MIN:
         raise ConfigError(
-            f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers ask every 500 ms, "
-            f"so that they would leave the in-sync replicas and join them for ever; use {REPLICA_LAG_MS_LEAST} or more"
+            f"replica_lag_ms_max = {config.replica_lag_ms_max} is too small: followers fetch every 500 ms, "
+            f"so they would leave and rejoin the in-sync replicas forever; use {REPLICA_LAG_MS_MIN} or more"
         )
-    if config.disk_timeout_ms < DISK_TIMEOUT_MS_LEAST:
+    if config.disk_timeout_ms < DISK_TIMEOUT_MS_MIN:
         raise ConfigError(
-            f"disk_timeout_ms = {config.disk_timeout_ms} is too small: a busy disk takes longer now and then, and the "
-            f"node would give up what it leads each time; use {DISK_TIMEOUT_MS_LEAST} or more"
+            f"disk_timeout_ms = {config.disk_timeout_ms} is too small: a busy disk sometimes takes longer, and the "
+            f"node would lose its leadership each time; use {DISK_TIMEOUT_MS_MIN} or more"
         )
     if config.node_id < 0:
         raise ConfigError(f"node_id = {config.node_id} is negative: use 0 or more")
@@ -266,26 +256,26 @@ def check(config: NodeConfig) -> None:
 def _check_peers(config: NodeConfig) -> None:
     """Check that each peer has its own id and address, so that a majority is well defined."""
     if len({peer.id for peer in config.peers}) != len(config.peers):
-        raise ConfigError("peers name one id twice: give each node its own")
+        raise ConfigError("two peers have the same id: give each node its own")
     owners: dict[Endpoint, int] = {config.advertised_internal(): config.node_id}
     for peer in config.peers:
-        endpoint = Endpoint.parse(peer.internal)
+        endpoint = _in_setting(f"peers {peer.id}", Endpoint.parse, peer.internal)
         if peer.id < 0:
-            raise ConfigError(f"peers name the id {peer.id}, which is negative: use 0 or more")
+            raise ConfigError(f"peers {peer.id}: the id is negative: use 0 or more")
         if endpoint.is_wildcard or endpoint.port == 0:
-            raise ConfigError(f"peers {peer.id}: {peer.internal} is no address to connect to: name its host and port")
+            raise ConfigError(f"peers {peer.id}: {peer.internal} is not an address to connect to: name host and port")
         if peer.id == config.node_id:
             continue
         if endpoint in owners:
             raise ConfigError(
-                f"peers {peer.id} and node {owners[endpoint]} have one address, {peer.internal}: "
+                f"peers {peer.id} and node {owners[endpoint]} have the same address, {peer.internal}: "
                 "give each node the address that it listens on (listen.internal)"
             )
         owners[endpoint] = peer.id
     if config.peers and all(peer.id == config.node_id for peer in config.peers):
         raise ConfigError(
-            f"peers name no node but {config.node_id} itself, so that there can be no majority with others: "
-            "add a [[peers]] entry for each other node, or remove them to run one node alone"
+            f"peers list only node {config.node_id} itself, so there can be no majority with other nodes: "
+            "add a [[peers]] entry for each other node, or remove the entry to run a single node"
         )
 
 

@@ -12,7 +12,7 @@ their membership if it is still their coordinator when the lease is renewed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
@@ -20,7 +20,7 @@ from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
 from chronik.metadata.events import Event, TopicDeleted
-from chronik.metadata.image import BrokerImage
+from chronik.metadata.image import BrokerImage, ClusterImage
 from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -29,6 +29,7 @@ from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Values
+from chronik.observe.metrics import GroupLag
 from chronik.wire.errors import ErrorCode, KafkaError
 
 LEASE_CHECK_S = 0.25
@@ -101,11 +102,12 @@ class GroupService:
                 timer.cancel()
         await self.topic.stop()
 
-    def metadata_event(self, event: Event) -> None:
+    def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
         """Remove the offsets of deleted topics, and move coordinators with their partitions."""
-        if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
-            self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
-        self.topic.metadata_event(event)
+        for event in events:
+            if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
+                self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
+            self.topic.metadata_event(event)
 
     # -- called by the offsets topic -----------------------------------------------------------------------------------
 
@@ -228,14 +230,14 @@ class GroupService:
             raise KafkaError(ErrorCode.coordinator_not_available, "the group's partition has no leader")
         return leader
 
-    def lag_gauges(self) -> Iterator[tuple[str, str, int, int]]:
-        """Yield group, topic, partition and the group's lag, for partitions that this node hosts."""
+    def lag_gauges(self) -> Iterator[GroupLag]:
+        """Yield each group's lag in the partitions that this node hosts."""
         if not self._lease_is_valid():
             return
         for group_id, (topic, index), committed in self._coordinator.all_committed():
             partition = self._host.partitions.get((topic, index))
             if partition is not None:
-                yield group_id, topic, index, max(0, partition.high_watermark - committed.offset)
+                yield GroupLag(group_id, topic, index, max(0, partition.high_watermark - committed.offset))
 
     # -- actions -------------------------------------------------------------------------------------------------------
 

@@ -281,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._out:
             self._flush()
         if self._partial or self._large is not None or self._write_paused or self._read_paused or self._end_of_input:
-            self._pause_or_resume_reading()
+            self.pause_or_resume_reading()
 
     def _continue(self) -> None:
         """Run the kept requests if nothing holds them back any more."""
@@ -295,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._large is not None and self._large_have == self._large_size and self._may_run():
             self._run_large()
         else:
-            self._pause_or_resume_reading()
+            self.pause_or_resume_reading()
 
     def _start_large(self, size: int, have: memoryview) -> None:
         # Allocate a frame of ordinary size at once if it has really begun to arrive and the budget has room for it.
@@ -316,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._may_run():
                 self._run_large()
             else:
-                self._pause_or_resume_reading()
+                self.pause_or_resume_reading()
         elif self._large_have == len(self._large):
             bigger = min(self._large_size, 2 * len(self._large))
             grown = bytearray(bigger)
@@ -324,20 +324,22 @@ class Connection(asyncio.BufferedProtocol):
             self._server.hold_bytes(bigger - len(self._large))
             self._large = grown
             self._large_view = memoryview(grown)
-            self._pause_or_resume_reading()
+            self.pause_or_resume_reading()
 
     def _run_large(self) -> None:
         frame = self._large_view
         assert frame is not None
         self._parsing = True
         try:
-            self._run(frame)
+            self._server.run_request(self, frame)
+        except MalformedRequest as error:
+            self._refuse(str(error))
         finally:
             self._parsing = False
         self._drop_large()
         if not self._closing:
             self._flush()
-            self._pause_or_resume_reading()
+            self.pause_or_resume_reading()
 
     def _drop_large(self) -> None:
         if self._large is not None:
@@ -346,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_view = None
             self._server.release_bytes(self, held_bytes)
 
-    def _pause_or_resume_reading(self) -> None:
+    def pause_or_resume_reading(self) -> None:
         if self._closing or self._transport is None:
             return
         # While a request holds later ones back, reading continues into the scratch buffer until that has data: most
@@ -372,15 +374,6 @@ class Connection(asyncio.BufferedProtocol):
             self._partial = b""
             self._drop_large()
 
-    def budget_freed(self) -> None:
-        self._pause_or_resume_reading()
-
-    def _run(self, frame: memoryview) -> None:
-        try:
-            self._server.run_request(self, frame)
-        except MalformedRequest as error:
-            self._refuse(str(error))
-
     def _refuse(self, reason: str) -> None:
         self._server.refused(self, reason)
         self.close()
@@ -404,23 +397,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         replies = self._replies
-        if not replies or replies[0] is not reply:
-            if not self._is_ordered:
-                self._answer_out_of_turn(reply)
+        if replies and replies[0] is reply:
+            while replies and replies[0].done:
+                done = replies.popleft()
+                if done.body is not None:
+                    self._queue(done)
+        elif self._is_ordered:
             return
-        while replies and replies[0].done:
-            done = replies.popleft()
-            if done.body is not None:
-                self._queue(done)
-        if not self._parsing:
-            self._flush()
-            if self._read_paused or self._end_of_input:
-                self._continue()
-
-    def _answer_out_of_turn(self, reply: Reply) -> None:
-        self._replies.remove(reply)
-        if reply.body is not None:
-            self._queue(reply)
+        else:
+            replies.remove(reply)
+            if reply.body is not None:
+                self._queue(reply)
         if not self._parsing:
             self._flush()
             if self._read_paused or self._end_of_input:

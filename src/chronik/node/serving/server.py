@@ -46,14 +46,9 @@ class Route:
         self.hot = handler.hot
         self.metrics = metrics
         self.lowest, self.highest = api.parsed_versions
-        self.flexible_from = next(
-            (
-                version
-                for version in range(self.lowest, self.highest + 1)
-                if response_header_is_flexible(api.key, version)
-            ),
-            self.highest + 1,
-        )
+        versions = range(self.lowest, self.highest + 1)
+        flexible = (version for version in versions if response_header_is_flexible(api.key, version))
+        self.flexible_from = next(flexible, self.highest + 1)
 
 
 class Server:
@@ -182,10 +177,10 @@ class Server:
         while self._over_budget:
             connection = next(iter(self._over_budget))
             if self.held_bytes > self._config.in_flight_bytes_max:
-                connection.budget_freed()
+                connection.pause_or_resume_reading()
                 return
             del self._over_budget[connection]
-            connection.budget_freed()
+            connection.pause_or_resume_reading()
 
     def over_budget(self, connection: Connection) -> bool:
         """Return whether this connection must stop reading its large frame until others have finished theirs."""
@@ -233,6 +228,7 @@ class Server:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def run_request(self, connection: Connection, frame: memoryview) -> None:
+        """Answer one request. Each request of each listener passes here: this is the place to authorize it."""
         api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
         started_s = self._clock()
         request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
@@ -287,7 +283,10 @@ class Server:
         api, connection, controller = handler.api, request.connection, self._controller
         try:
             if api.on_controller and controller is not None and not controller.is_controller:
-                answer, reply.failed = await self._ask_controller(controller, api, request, body)
+                try:
+                    answer, reply.failed = await controller.send(request, body)
+                except KafkaError as error:
+                    answer, reply.failed = _error_body(api, request, error.code, error.message), True
             else:
                 answer, reply.failed = await answer_cold(handler, request, self._log)
         except Exception:
@@ -298,14 +297,6 @@ class Server:
         self._metrics.bytes_out += len(answer)
         reply.send((answer,))
         connection.release()
-
-    async def _ask_controller(
-        self, controller: ControllerRoute, api: Api, request: Request, body: bytes
-    ) -> tuple[bytes, bool]:
-        try:
-            return await controller.send(request, body)
-        except KafkaError as error:
-            return _error_body(api, request, error.code, error.message), True
 
 
 async def answer_cold(handler: Handler, request: Request, log: Logger) -> tuple[bytes, bool]:
