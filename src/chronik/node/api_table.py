@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,47 +54,6 @@ from chronik.node.serving.deadlines import Deadlines
 from chronik.node.serving.fetch_sessions import FetchSessions
 from chronik.node.serving.server import Server
 
-APIS: tuple[Api, ...] = tuple(
-    sorted(
-        (
-            alter_configs.API,
-            alter_partition_reassignments.API,
-            api_versions.API,
-            create_partitions.API,
-            create_topics.API,
-            delete_groups.API,
-            delete_records.API,
-            delete_topics.API,
-            describe_cluster.API,
-            describe_configs.API,
-            describe_groups.API,
-            describe_log_dirs.API,
-            elect_leaders.API,
-            fetch.API,
-            find_coordinator.API,
-            heartbeat.API,
-            incremental_alter_configs.API,
-            init_producer_id.API,
-            join_group.API,
-            leave_group.API,
-            list_groups.API,
-            list_offsets.API,
-            list_partition_reassignments.API,
-            metadata.API,
-            offset_commit.API,
-            offset_delete.API,
-            offset_fetch.API,
-            offset_for_leader_epoch.API,
-            produce.API,
-            sync_group.API,
-            unregister_broker.API,
-            *(handler.api for handler in transactions.HANDLERS),
-        ),
-        key=lambda api: api.key,
-    )
-)
-"""Sorted by API key."""
-
 
 @dataclass(frozen=True, slots=True)
 class ApiServices:
@@ -113,54 +73,72 @@ class ApiServices:
     fetch_sessions: FetchSessions
 
 
+COLD: tuple[tuple[Api, Callable[[ApiServices], ColdHandler]], ...] = (
+    (
+        metadata.API,
+        lambda node: partial(
+            metadata.handle,
+            metadata.Services(node.runtime.config, node.metadata, node.departures, node.topics, node.groups, node.host),
+        ),
+    ),
+    (offset_commit.API, lambda node: partial(offset_commit.handle, node.groups, node.metadata)),
+    (offset_fetch.API, lambda node: partial(offset_fetch.handle, node.groups, node.metadata)),
+    (find_coordinator.API, lambda node: partial(find_coordinator.handle, node.groups)),
+    (join_group.API, lambda node: partial(join_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
+    (heartbeat.API, lambda node: partial(heartbeat.handle, node.groups)),
+    (leave_group.API, lambda node: partial(leave_group.handle, node.groups, node.runtime.log.bind(component="groups"))),
+    (sync_group.API, lambda node: partial(sync_group.handle, node.groups)),
+    (describe_groups.API, lambda node: partial(describe_groups.handle, node.groups)),
+    (list_groups.API, lambda node: partial(list_groups.handle, node.groups)),
+    (api_versions.API, lambda node: partial(api_versions.handle, APIS)),
+    (create_topics.API, lambda node: partial(create_topics.handle, node.runtime, node.metadata, node.topics)),
+    (delete_topics.API, lambda node: partial(delete_topics.handle, node.runtime, node.metadata, node.host)),
+    (delete_records.API, lambda node: partial(delete_records.handle, node.runtime, node.host)),
+    (init_producer_id.API, lambda node: partial(init_producer_id.handle, node.producer_ids)),
+    (offset_for_leader_epoch.API, lambda node: partial(offset_for_leader_epoch.handle, node.host)),
+    (describe_configs.API, lambda node: partial(describe_configs.handle, node.runtime.config, node.metadata)),
+    (alter_configs.API, lambda node: partial(alter_configs.handle, node.runtime, node.metadata, node.host)),
+    (describe_log_dirs.API, lambda node: partial(describe_log_dirs.handle, node.runtime, node.metadata, node.host)),
+    (
+        create_partitions.API,
+        lambda node: partial(create_partitions.handle, node.runtime, node.metadata, node.controller),
+    ),
+    (delete_groups.API, lambda node: partial(delete_groups.handle, node.groups)),
+    (elect_leaders.API, lambda node: partial(elect_leaders.handle, node.metadata, node.controller)),
+    (
+        incremental_alter_configs.API,
+        lambda node: partial(incremental_alter_configs.handle, node.runtime, node.metadata, node.host),
+    ),
+    (alter_partition_reassignments.API, lambda node: partial(alter_partition_reassignments.handle, node.metadata)),
+    (list_partition_reassignments.API, lambda node: partial(list_partition_reassignments.handle, node.metadata)),
+    (offset_delete.API, lambda node: partial(offset_delete.handle, node.groups, node.metadata)),
+    (describe_cluster.API, lambda node: partial(describe_cluster.handle, node.metadata)),
+    (unregister_broker.API, lambda node: partial(unregister_broker.handle, node.controller)),
+)
+"""The cold APIs, and the services that each handler receives."""
+
+APIS: tuple[Api, ...] = tuple(
+    sorted(
+        (
+            produce.API,
+            fetch.API,
+            list_offsets.API,
+            *(api for api, _ in COLD),
+            *(handler.api for handler in transactions.HANDLERS),
+        ),
+        key=lambda api: api.key,
+    )
+)
+"""Sorted by API key."""
+
+
 def make_handlers(node: ApiServices) -> list[Handler]:
     """Create all handlers. Each receives only the services that its API uses."""
-    runtime, log, host, groups, controller = node.runtime, node.metadata, node.host, node.groups, node.controller
-    group_log = runtime.log.bind(component="groups")
-    alteration = incremental_alter_configs.Services(runtime, log, host)
-    cold: list[tuple[Api, ColdHandler]] = [
-        (alter_configs.API, partial(alter_configs.handle, alteration)),
-        (alter_partition_reassignments.API, partial(alter_partition_reassignments.handle, log)),
-        (api_versions.API, partial(api_versions.handle, APIS)),
-        (
-            create_partitions.API,
-            partial(create_partitions.handle, create_partitions.Services(runtime, log, controller)),
-        ),
-        (create_topics.API, partial(create_topics.handle, create_topics.Services(runtime, log, node.topics))),
-        (delete_groups.API, partial(delete_groups.handle, groups)),
-        (delete_records.API, partial(delete_records.handle, runtime, host)),
-        (delete_topics.API, partial(delete_topics.handle, delete_topics.Services(runtime, log, host))),
-        (describe_cluster.API, partial(describe_cluster.handle, log)),
-        (describe_configs.API, partial(describe_configs.handle, runtime.config, log)),
-        (describe_groups.API, partial(describe_groups.handle, groups)),
-        (describe_log_dirs.API, partial(describe_log_dirs.handle, runtime, log, host)),
-        (elect_leaders.API, partial(elect_leaders.handle, log, controller)),
-        (find_coordinator.API, partial(find_coordinator.handle, groups)),
-        (heartbeat.API, partial(heartbeat.handle, groups)),
-        (incremental_alter_configs.API, partial(incremental_alter_configs.handle, alteration)),
-        (init_producer_id.API, partial(init_producer_id.handle, node.producer_ids)),
-        (join_group.API, partial(join_group.handle, groups, group_log)),
-        (leave_group.API, partial(leave_group.handle, groups, group_log)),
-        (list_groups.API, partial(list_groups.handle, groups)),
-        (list_partition_reassignments.API, partial(list_partition_reassignments.handle, log)),
-        (
-            metadata.API,
-            partial(
-                metadata.handle,
-                metadata.Services(runtime.config, log, node.departures, node.topics, groups, host),
-            ),
-        ),
-        (offset_commit.API, partial(offset_commit.handle, groups, log)),
-        (offset_delete.API, partial(offset_delete.handle, groups, log)),
-        (offset_fetch.API, partial(offset_fetch.handle, groups, log)),
-        (offset_for_leader_epoch.API, partial(offset_for_leader_epoch.handle, host)),
-        (sync_group.API, partial(sync_group.handle, groups)),
-        (unregister_broker.API, partial(unregister_broker.handle, controller)),
-    ]
+    runtime, metadata_log, host = node.runtime, node.metadata, node.host
     return [
-        *(Handler(api, handle) for api, handle in cold),
-        *transactions.HANDLERS,
-        fetch.handler(fetch.Services(runtime, log, host, node.server, node.fetch_sessions)),
+        produce.handler(produce.Services(runtime, metadata_log, host, node.forwarding, node.deadlines)),
+        fetch.handler(fetch.Services(runtime, metadata_log, host, node.server, node.fetch_sessions)),
         list_offsets.handler(list_offsets.Services(runtime, host)),
-        produce.handler(produce.Services(runtime, log, host, node.forwarding, node.deadlines)),
+        *(Handler(api, bind(node)) for api, bind in COLD),
+        *transactions.HANDLERS,
     ]

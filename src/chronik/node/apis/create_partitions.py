@@ -9,7 +9,7 @@ Versions: 2 flexible.
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), since their partitions map groups to coordinators.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronik.metadata.commands import CreatePartitions
 from chronik.metadata.image import ClusterImage
@@ -24,46 +24,32 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    metadata: MetadataLog
-    controller: ControllerService
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, controller: ControllerService, request: Request) -> Values:
     message = request.message
+
+    async def grow(topic: Any) -> Values:
+        # An empty list means the same as null: librdkafka and kafka-python send either for automatic placement.
+        assignments = [assignment.broker_ids for assignment in topic.assignments or ()] or None
+
+        def plan(image: ClusterImage) -> CreatePartitions:
+            return plan_partitions(image, runtime.env, topic.name, topic.count, assignments)
+
+        if message.validate_only:
+            plan(metadata.image)
+        else:
+            await metadata.propose(plan)
+            await controller.applied_everywhere()
+        return {}
+
     repeated = duplicates(topic.name for topic in message.topics)
     refused = error_values(KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request."))
-    entries = [
-        ({"name": topic.name}, _grow(node, topic, message.validate_only))
-        for topic in message.topics
-        if topic.name not in repeated
-    ]
+    entries = [({"name": topic.name}, grow(topic)) for topic in message.topics if topic.name not in repeated]
     return {
         "results": [
             *({"name": name, **refused} for name in repeated),
-            *await within(node.runtime, message.timeout, entries),
+            *await within(runtime, message.timeout, entries),
         ]
     }
-
-
-async def _grow(node: Services, topic: Any, validate_only: bool) -> Values:
-    assignments = None
-    # An empty list means the same as null: librdkafka and kafka-python send either for automatic placement.
-    if topic.assignments:
-        assignments = [assignment.broker_ids for assignment in topic.assignments]
-
-    def plan(image: ClusterImage) -> CreatePartitions:
-        return plan_partitions(image, node.runtime.env, topic.name, topic.count, assignments)
-
-    if validate_only:
-        plan(node.metadata.image)
-    else:
-        await node.metadata.propose(plan)
-        await node.controller.applied_everywhere()
-    return {}
 
 
 API = Api(

@@ -11,11 +11,9 @@ Versions: 4 defaults by -1, 5 flexible, partitions and configs in the response, 
 Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 partitions in a request (POLICY_VIOLATION).
 """
 
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
 from chronik.metadata.apply import apply
-from chronik.metadata.image import TopicImage
 from chronik.node.admin.config_entries import created_topic_entries
 from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
 from chronik.node.admin.topics import Topics
@@ -28,42 +26,36 @@ from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    metadata: MetadataLog
-    topics: Topics
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, topics: Topics, request: Request) -> Values:
     message = request.message
     repeated = duplicates(topic.name for topic in message.topics)
     refused = error_values(KafkaError(ErrorCode.invalid_request, "Duplicate topic name."))
-    topics = [topic for topic in message.topics if topic.name not in repeated]
-    partition_count = sum(max(topic.num_partitions, len(topic.assignments), 0) for topic in topics)
-    entries = [
-        ({"name": topic.name, "configs": []}, _create(node, topic, partition_count, message.validate_only))
-        for topic in topics
-    ]
+    unique = [topic for topic in message.topics if topic.name not in repeated]
+    partition_count = sum(max(topic.num_partitions, len(topic.assignments), 0) for topic in unique)
+
+    async def create(requested: Any) -> Values:
+        check_partition_count(partition_count)
+        new = _new_topic(requested)
+        if message.validate_only:
+            planned, _ = apply(metadata.image, plan_topic(metadata.image, runtime.config, runtime.env, new))
+            topic, topic_id = planned.topics[new.name], None
+        else:
+            topic = await topics.create(new)
+            topic_id = topic.id
+        return {
+            "topic_id": topic_id,
+            "num_partitions": len(topic.partitions),
+            "replication_factor": len(topic.partitions[0].replicas),
+            "configs": created_topic_entries(topic, runtime.config, metadata.image),
+        }
+
+    entries = [({"name": topic.name, "configs": []}, create(topic)) for topic in unique]
     return {
         "topics": [
             *({"name": name, "configs": [], **refused} for name in repeated),
-            *await within(node.runtime, message.timeout, entries),
+            *await within(runtime, message.timeout, entries),
         ]
     }
-
-
-async def _create(node: Services, topic: Any, partition_count: int, validate_only: bool) -> Values:
-    check_partition_count(partition_count)
-    new = _new_topic(topic)
-    if validate_only:
-        planned, _ = apply(
-            node.metadata.image, plan_topic(node.metadata.image, node.runtime.config, node.runtime.env, new)
-        )
-        return _created(node, planned.topics[new.name], None)
-    created = await node.topics.create(new)
-    return _created(node, created, created.id)
 
 
 def _new_topic(topic: Any) -> NewTopic:
@@ -78,16 +70,6 @@ def _new_topic(topic: Any) -> NewTopic:
         assignments={assignment.partition_index: assignment.broker_ids for assignment in topic.assignments},
         configs={config.name: config.value for config in topic.configs},
     )
-
-
-def _created(node: Services, topic: TopicImage, topic_id: UUID | None) -> Values:
-    return {
-        "name": topic.name,
-        "topic_id": topic_id,
-        "num_partitions": len(topic.partitions),
-        "replication_factor": len(topic.partitions[0].replicas),
-        "configs": created_topic_entries(topic, node.runtime.config, node.metadata.image),
-    }
 
 
 API = Api(

@@ -8,7 +8,6 @@ Versions: 4 flexible, 5 error messages, 6 by id.
 Not supported: deleting internal topics (INVALID_TOPIC_EXCEPTION).
 """
 
-from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.commands import DeleteTopic
@@ -25,31 +24,31 @@ from chronik.wire.errors import ErrorCode, KafkaError
 BY_ID_FROM_VERSION = 6
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
+    image, topics = metadata.image, _entries(request)
+    repeated = duplicates(_resolved(image, *topic) for topic in topics)
 
-    runtime: Runtime
-    metadata: MetadataLog
-    host: PartitionHost
+    async def delete(name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
+        if is_repeated:
+            raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
+        if (name is None) == (topic_id is None):
+            raise KafkaError(ErrorCode.invalid_request, "Give either the topic's name or its id.")
+        deleted: list[TopicImage] = []
 
+        def plan(image: ClusterImage) -> DeleteTopic:
+            topic = _find(image, name, topic_id)
+            deleted.append(topic)
+            return DeleteTopic(topic.name, topic.id)
 
-async def handle(node: Services, request: Request) -> Values:
-    message = request.message
-    entries = _entries(request)
-    repeated = duplicates(_resolved(node.metadata.image, name, topic_id) for name, topic_id in entries)
-    return {
-        "responses": await within(
-            node.runtime,
-            message.timeout,
-            [
-                (
-                    {"name": name, "topic_id": topic_id},
-                    _delete(node, name, topic_id, _resolved(node.metadata.image, name, topic_id) in repeated),
-                )
-                for name, topic_id in dict.fromkeys(entries)
-            ],
-        )
-    }
+        await metadata.propose(plan)
+        await host.applied()
+        return {"name": deleted[0].name, "topic_id": deleted[0].id}
+
+    entries = [
+        ({"name": name, "topic_id": topic_id}, delete(name, topic_id, _resolved(image, name, topic_id) in repeated))
+        for name, topic_id in dict.fromkeys(topics)
+    ]
+    return {"responses": await within(runtime, request.message.timeout, entries)}
 
 
 def _entries(request: Request) -> list[tuple[str | None, UUID | None]]:
@@ -57,23 +56,6 @@ def _entries(request: Request) -> list[tuple[str | None, UUID | None]]:
     if request.api_version >= BY_ID_FROM_VERSION:
         return [(topic.name, topic.topic_id) for topic in message.topics]
     return [(name, None) for name in message.topic_names]
-
-
-async def _delete(node: Services, name: str | None, topic_id: UUID | None, is_repeated: bool) -> Values:
-    if is_repeated:
-        raise KafkaError(ErrorCode.invalid_request, "Duplicate topic in the request.")
-    if (name is None) == (topic_id is None):
-        raise KafkaError(ErrorCode.invalid_request, "Give either the topic's name or its id.")
-    deleted: list[TopicImage] = []
-
-    def plan(image: ClusterImage) -> DeleteTopic:
-        topic = _find(image, name, topic_id)
-        deleted.append(topic)
-        return DeleteTopic(topic.name, topic.id)
-
-    await node.metadata.propose(plan)
-    await node.host.applied()
-    return {"name": deleted[0].name, "topic_id": deleted[0].id}
 
 
 def _find(image: ClusterImage, name: str | None, topic_id: UUID | None) -> TopicImage:

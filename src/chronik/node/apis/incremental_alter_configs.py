@@ -12,7 +12,7 @@ Not supported: groups and client metrics, and loggers, whose levels are set when
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from chronik.node.admin.config_changes import Change, Planned, change_some
 from chronik.node.admin.responses import duplicates, refuse_entries, within
@@ -28,50 +28,41 @@ WAIT = timedelta(seconds=30)
 """The request has no timeout of its own."""
 
 
-class Services(NamedTuple):
-    """The parts of the node that this API uses."""
-
-    runtime: Runtime
-    metadata: MetadataLog
-    host: PartitionHost
-
-
-async def handle(node: Services, request: Request) -> Values:
+async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
     plans = [
         change_some(
             resource.resource_type,
             resource.resource_name,
             [Change(config.name, config.config_operation, config.value) for config in resource.configs],
-            node.runtime.config,
+            runtime.config,
         )
         for resource in request.message.resources
     ]
-    return await alter_resources(node, request.message, plans)
+    return await alter_resources(runtime, metadata, host, request.message, plans)
 
 
-async def alter_resources(node: Services, message: Any, plans: Sequence[Planned]) -> Values:
+async def alter_resources(
+    runtime: Runtime, metadata: MetadataLog, host: PartitionHost, message: Any, plans: Sequence[Planned]
+) -> Values:
     """Run one plan for each resource of the request."""
+
+    async def alter(plan: Planned, is_repeated: bool) -> Values:
+        if is_repeated:
+            raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+        if message.validate_only:
+            plan(metadata.image)
+        else:
+            await metadata.propose(plan)
+            await host.applied()
+        return {}
+
     keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
     repeated = duplicates(keys)
     entries = [
-        (
-            {"resource_type": key[0], "resource_name": key[1]},
-            _alter(node, plan, message.validate_only, key in repeated),
-        )
+        ({"resource_type": key[0], "resource_name": key[1]}, alter(plan, key in repeated))
         for key, plan in zip(keys, plans, strict=True)
     ]
-    return {"responses": await within(node.runtime, WAIT, entries)}
-
-
-async def _alter(node: Services, plan: Planned, validate_only: bool, is_repeated: bool) -> Values:
-    if is_repeated:
-        raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
-    if validate_only:
-        plan(node.metadata.image)
-    else:
-        await node.metadata.propose(plan)
-        await node.host.applied()
-    return {}
+    return {"responses": await within(runtime, WAIT, entries)}
 
 
 refuse_resources = refuse_entries(
