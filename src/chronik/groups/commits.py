@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from chronik.groups.group import Group, GroupState
 from chronik.groups.membership import check_member
-from chronik.groups.offsets import offset_record
-from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, CommittedOffset, TopicPartition
+from chronik.groups.records import CONSUMER_PROTOCOL_TYPE, CommittedOffset, TopicPartition, offset_record
 from chronik.groups.step import Step, Write, offset_write_error
 from chronik.wire.errors import ErrorCode
 

@@ -3,16 +3,18 @@
 A KIP-848 group will be a separate class with the same offsets.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from chronik.groups.member import Member, Protocols
-from chronik.groups.offsets import GroupOffsets
 from chronik.groups.records import (
     CONSUMER_PROTOCOL_TYPE,
+    CommittedOffset,
     GroupMetadata,
     MemberMetadata,
     Record,
+    TopicPartition,
     subscribed_topics,
     write_group_key,
     write_group_value,
@@ -29,6 +31,50 @@ class GroupState(StrEnum):
     DEAD = "Dead"
 
 
+@dataclass(slots=True, eq=False)
+class GroupOffsets:
+    """The offsets of a group that are durable in the log.
+
+    Invariant: `committed` equals the result of replaying the log up to the last reported write. `start` announces a
+    change; `finish` applies or drops it, in log order. Owned by its group.
+
+    Transactional commits, held until their transaction ends, will also belong here.
+    """
+
+    committed: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    _in_flight: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def start(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._in_flight[partition] = self._in_flight.get(partition, 0) + 1
+
+    def finish(self, changes: Sequence[tuple[TopicPartition, CommittedOffset | None]], written: bool) -> None:
+        for partition, committed in changes:
+            left = self._in_flight[partition] - 1
+            if left:
+                self._in_flight[partition] = left
+            else:
+                del self._in_flight[partition]
+            if not written:
+                continue
+            if committed is None:
+                self.committed.pop(partition, None)
+            else:
+                self.committed[partition] = committed
+
+    def is_in_flight(self, partition: TopicPartition) -> bool:
+        return partition in self._in_flight
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.committed and not self._in_flight
+
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition with an offset in the log, or that may have one once pending writes finish."""
+        return [*self.committed, *(partition for partition in self._in_flight if partition not in self.committed)]
+
+
+@dataclass(slots=True, eq=False)
 class Group:
     """A classic group.
 
@@ -37,62 +83,35 @@ class Group:
     PreparingRebalance until its timer expires. Owned by the coordinator; nothing here waits or reads a clock.
     """
 
-    __slots__ = (
-        "_protocol_counts",
-        "assignment_in_flight",
-        "awaiting_join_count",
-        "generation",
-        "group_id",
-        "initial_delay_left_ms",
-        "is_deleting",
-        "is_persisted",
-        "leader_id",
-        "member_added",
-        "members",
-        "offsets",
-        "partition",
-        "pending_members",
-        "pending_sync",
-        "protocol_name",
-        "protocol_type",
-        "rebalance_deadline_ms",
-        "scheduled_ms",
-        "state",
-        "state_since_ms",
-        "static_members",
-        "sync_deadline_ms",
-    )
-
-    def __init__(self, group_id: str, partition: int) -> None:
-        self.group_id = group_id
-        self.partition = partition
-        self.state = GroupState.EMPTY
-        self.state_since_ms = -1
-        self.protocol_type: str | None = None
-        self.protocol_name: str | None = None
-        self.generation = 0
-        self.leader_id: str | None = None
-        self.members: dict[str, Member] = {}
-        self.static_members: dict[str, str] = {}
-        self.pending_members: dict[str, int] = {}
-        """Member ids sent with MEMBER_ID_REQUIRED, and the deadline for joining with each."""
-        self.pending_sync: dict[str, None] = {}
-        """Members of this generation that have not sent SyncGroup; an ordered set."""
-        self.awaiting_join_count = 0
-        self.rebalance_deadline_ms: int | None = None
-        self.initial_delay_left_ms: int | None = None
-        """How much longer the first rebalance may wait for more members; None if it does not wait."""
-        self.member_added = False
-        self.sync_deadline_ms: int | None = None
-        self.assignment_in_flight: int | None = None
-        """The generation whose assignment is being written."""
-        self.offsets = GroupOffsets()
-        self.is_deleting = False
-        self.is_persisted = False
-        """Whether the log has a record of the group, or may have one once pending writes finish."""
-        self.scheduled_ms: int | None = None
-        """The deadline of the coordinator's timer for this group."""
-        self._protocol_counts: dict[str, int] = {}
+    group_id: str
+    partition: int
+    state: GroupState = GroupState.EMPTY
+    state_since_ms: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    generation: int = 0
+    leader_id: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    pending_members: dict[str, int] = field(default_factory=dict)
+    """Member ids sent with MEMBER_ID_REQUIRED, and the deadline for joining with each."""
+    pending_sync: dict[str, None] = field(default_factory=dict)
+    """Members of this generation that have not sent SyncGroup; an ordered set."""
+    awaiting_join_count: int = 0
+    rebalance_deadline_ms: int | None = None
+    initial_delay_left_ms: int | None = None
+    """How much longer the first rebalance may wait for more members; None if it does not wait."""
+    member_added: bool = False
+    sync_deadline_ms: int | None = None
+    assignment_in_flight: int | None = None
+    """The generation whose assignment is being written."""
+    offsets: GroupOffsets = field(default_factory=GroupOffsets)
+    is_deleting: bool = False
+    is_persisted: bool = False
+    """Whether the log has a record of the group, or may have one once pending writes finish."""
+    scheduled_ms: int | None = None
+    """The deadline of the coordinator's timer for this group."""
+    _protocol_counts: dict[str, int] = field(default_factory=dict)
 
     # Members
 

@@ -121,6 +121,11 @@ def write_offset_value(committed: CommittedOffset) -> bytes:
     return head + _string(committed.metadata) + _INT64.pack(committed.commit_ms)
 
 
+def offset_record(group_id: str, partition: TopicPartition, committed: CommittedOffset | None) -> Record:
+    key = write_offset_key(group_id, *partition)
+    return key, None if committed is None else write_offset_value(committed)
+
+
 def write_group_key(group_id: str) -> bytes:
     return _INT16.pack(GROUP_KEY_VERSION) + _string(group_id)
 

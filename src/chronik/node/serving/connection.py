@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 from chronik.observe.metrics import ApiMetrics
@@ -25,6 +26,7 @@ JOIN_BYTES_MAX = 64 * 1024
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One request on one connection, kept until it is answered.
 
@@ -32,64 +34,35 @@ class Request:
     handler's call, because the connection reuses its buffer.
     """
 
-    __slots__ = (
-        "api_key",
-        "api_version",
-        "body_at",
-        "client_id",
-        "connection",
-        "correlation_id",
-        "frame",
-        "message",
-        "size_bytes",
-        "started_s",
-    )
-
-    def __init__(
-        self,
-        connection: Connection,
-        api_key: int,
-        api_version: int,
-        correlation_id: int,
-        client_id: str | None,
-        frame: memoryview,
-        body_at: int,
-        started_s: float,
-    ) -> None:
-        self.connection = connection
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
-        self.frame = frame
-        self.body_at = body_at
-        self.size_bytes = len(frame)
-        self.started_s = started_s
-        self.message: Any = None
+    connection: Connection
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    frame: memoryview
+    body_at: int
+    started_s: float
+    message: Any = None
 
     @property
     def client_host(self) -> str:
         return self.connection.client_host
 
 
+@dataclass(slots=True, eq=False)
 class Reply:
     """The slot of a request in its connection's response order, completed exactly once.
 
     Owned by the loop. `send` with buffers sends a response; `send_nothing` releases the slot without one (acks=0).
     """
 
-    __slots__ = ("_clock", "_metrics", "body", "done", "failed", "flexible_header", "request")
-
-    def __init__(
-        self, request: Request, flexible_header: bool, metrics: ApiMetrics, clock: Callable[[], float]
-    ) -> None:
-        self.request = request
-        self.flexible_header = flexible_header
-        self.body: Sequence[Buffer] | None = None
-        self.done = False
-        self.failed = False
-        self._metrics = metrics
-        self._clock = clock
+    request: Request
+    flexible_header: bool
+    _metrics: ApiMetrics
+    _clock: Callable[[], float]
+    body: Sequence[Buffer] | None = None
+    done: bool = False
+    failed: bool = False
 
     def send(self, body: Sequence[Buffer] | None) -> None:
         if self.done:

@@ -232,7 +232,7 @@ class Server:
         api_key, version, correlation_id, client_id, body_at = read_request_header(frame)
         started_s = self._clock()
         request = Request(connection, api_key, version, correlation_id, client_id, frame, body_at, started_s)
-        self._metrics.bytes_in += request.size_bytes
+        self._metrics.bytes_in += len(frame)
         route = self._routes.get(api_key)
         if route is None:
             raise MalformedRequest(f"API {api_key} is not answered by this node")
