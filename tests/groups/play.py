@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -57,10 +57,19 @@ def uuids() -> Iterator[UUID]:
         yield UUID(int=count)
 
 
+def load(
+    coordinator: GroupCoordinator, partition: int, records: Iterable[tuple[bytes | None, bytes | None]], at: Moment
+) -> int:
+    """Load a whole partition at once; return the number of unreadable records."""
+    coordinator.start_loading(partition)
+    coordinator.replay(partition, records)
+    return coordinator.finish_loading(partition, at)
+
+
 class Play:
     """Methods take events; answers are stored by token. Appends succeed immediately unless `holds_appends` is set."""
 
-    def __init__(self, settings: GroupSettings | None = None, *, load: bool = True) -> None:
+    def __init__(self, settings: GroupSettings | None = None, *, is_loaded: bool = True) -> None:
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
         self.log: list[Record] = []
         self.now_ms = 1_000_000
@@ -73,8 +82,8 @@ class Play:
         self.rebalances: list[Rebalanced] = []
         self._uuids = uuids()
         self.coordinator = self._new_coordinator()
-        if load:
-            self.coordinator.load(PARTITION, [], self.at)
+        if is_loaded:
+            load(self.coordinator, PARTITION, [], self.at)
 
     def _new_coordinator(self) -> GroupCoordinator:
         coordinator = GroupCoordinator(self.settings, lambda: next(self._uuids))
@@ -131,7 +140,7 @@ class Play:
         """Restart the node: it reloads its state from the log."""
         self.held.clear()
         self.coordinator = self._new_coordinator()
-        self.coordinator.load(PARTITION, self.log, self.at)
+        load(self.coordinator, PARTITION, self.log, self.at)
 
     # Client requests
 

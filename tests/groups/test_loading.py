@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.groups.play import GROUP, PARTITION, SESSION_MS, Play
+from tests.groups.play import GROUP, PARTITION, SESSION_MS, Play, load
 
 from chronik.groups.records import group_partition, write_group_key
 from chronik.wire.errors import ErrorCode
@@ -43,7 +43,7 @@ def test_generation_increases_across_a_restart() -> None:
 
 
 def test_requests_return_coordinator_load_in_progress_while_groups_load() -> None:
-    play = Play(load=False)
+    play = Play(is_loaded=False)
     play.coordinator.start_loading(PARTITION)
     loading = ErrorCode.coordinator_load_in_progress
     assert play.coordinator.is_loading
@@ -60,7 +60,7 @@ def test_requests_return_coordinator_load_in_progress_while_groups_load() -> Non
 
 
 def test_requests_return_not_coordinator_if_another_node_leads_the_partition() -> None:
-    play = Play(load=False)
+    play = Play(is_loaded=False)
     elsewhere = ErrorCode.not_coordinator
     assert play.error(play.join()) is elsewhere
     assert play.error(play.sync("m", 1)) is elsewhere
@@ -74,7 +74,7 @@ def test_requests_return_not_coordinator_if_another_node_leads_the_partition() -
 
 
 def test_join_returns_coordinator_not_available_without_an_offsets_topic() -> None:
-    play = Play(load=False)
+    play = Play(is_loaded=False)
     play.coordinator.partition_count = 0
     assert play.error(play.join()) is ErrorCode.coordinator_not_available
 
@@ -105,7 +105,7 @@ def test_unloading_a_partition_answers_pending_writes_with_not_coordinator() -> 
     assert play.commit_error(committing) is elsewhere
     assert play.error(deleting) is elsewhere
     # The result of the append arrives too late and changes nothing.
-    play.coordinator.load(PARTITION, play.log, play.at)
+    load(play.coordinator, PARTITION, play.log, play.at)
     play.write()
     assert play.offset(group_id="simple") is None
 
@@ -113,7 +113,7 @@ def test_unloading_a_partition_answers_pending_writes_with_not_coordinator() -> 
 def test_unloading_a_partition_keeps_the_groups_of_other_partitions() -> None:
     play = Play()
     play.coordinator.partition_count = 2
-    play.coordinator.load(1, [], play.at)
+    load(play.coordinator, 1, [], play.at)
     names = [f"group-{number}" for number in range(10)]
     for name in names:
         play.holds_appends = True
@@ -131,8 +131,8 @@ def test_loading_skips_unreadable_records() -> None:
     play.commit(7)
     strange = [(b"\x00\x09other kinds of state", b"x"), (b"\x00\x01", b"cut"), (None, b"no key")]
     unreadable = [*strange, (write_group_key("cut"), b"\x00\x03\x00")]
-    play.coordinator = Play(load=False).coordinator
-    assert play.coordinator.load(PARTITION, [*unreadable, *play.log], play.at) == 3
+    play.coordinator = Play(is_loaded=False).coordinator
+    assert load(play.coordinator, PARTITION, [*unreadable, *play.log], play.at) == 3
     assert play.offset() == 7
 
 
@@ -141,7 +141,7 @@ def test_partition_can_be_loaded_in_pieces() -> None:
     play.commit(7)
     play.commit(8, partition=("t", 1))
     play.commit(9)
-    coordinator = Play(load=False).coordinator
+    coordinator = Play(is_loaded=False).coordinator
     coordinator.start_loading(PARTITION)
     for record in play.log:
         coordinator.replay(PARTITION, [record])

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.groups.play import GROUP, PARTITION, Play, subscription
+from tests.groups.play import GROUP, PARTITION, Play, load, subscription
 
 from chronik.groups.group import GroupState
 from chronik.groups.step import GroupSettings
@@ -43,7 +43,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.play = Play(load=False)
+        self.play = Play(is_loaded=False)
         # What clients have learned: member id, instance id, generation.
         self.known: list[tuple[str, str | None, int]] = []
         self.joining: dict[int, str | None] = {}
@@ -157,7 +157,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert len(play.answers) == play.asked, "somebody still waits"
         self._learn()
         late, play.held = play.held, []
-        play.coordinator.load(PARTITION, play.log, play.at)
+        load(play.coordinator, PARTITION, play.log, play.at)
         for append in late:
             assert play.coordinator.appended(append.token, ErrorCode.none, play.at) == []
         # Other members may form a generation again if it was not written.
@@ -206,8 +206,8 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def log_gives_the_same_offsets(self) -> None:
         play = self.play
-        reloaded = Play(play.settings, load=False).coordinator
-        reloaded.load(PARTITION, play.log, play.at)
+        reloaded = Play(play.settings, is_loaded=False).coordinator
+        load(reloaded, PARTITION, play.log, play.at)
         for group_id in (GROUP, "simple"):
             assert reloaded.committed(group_id, None) == play.coordinator.committed(group_id, None)
 

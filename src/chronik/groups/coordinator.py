@@ -2,7 +2,9 @@
 
 coordinator = GroupCoordinator(settings, new_uuid)
 coordinator.partition_count = 16
-actions = coordinator.load(3, records, at)
+coordinator.start_loading(3)
+coordinator.replay(3, records)
+coordinator.finish_loading(3, at)
 actions = coordinator.join(request, token, at)      # carry out the actions, in order
 actions = coordinator.appended(append.token, ErrorCode.none, at)
 actions = coordinator.tick(at)                      # not later than next_deadline_ms()
@@ -67,12 +69,6 @@ class GroupCoordinator:
             self._groups[group.group_id] = group
             self._settle(group)
         return replay.unreadable_count
-
-    def load(self, partition: int, records: Iterable[tuple[bytes | None, bytes | None]], at: Moment) -> int:
-        """Load a whole partition at once."""
-        self.start_loading(partition)
-        self.replay(partition, records)
-        return self.finish_loading(partition, at)
 
     def unload(self, partition: int, at: Moment) -> list[Action]:
         """Drop the groups of a partition that another node now leads; waiting clients get NOT_COORDINATOR."""

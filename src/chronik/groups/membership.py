@@ -7,23 +7,9 @@ the current one for its instance id; otherwise the sender is fenced.
 from collections.abc import Callable
 from typing import Any
 
+from chronik.groups import rebalance
 from chronik.groups.group import Group, GroupState
 from chronik.groups.member import JoinRequest, Member, SyncRequest
-from chronik.groups.rebalance import (
-    StaticMemberWrite,
-    answer_join,
-    answer_sync,
-    assign,
-    complete_join_if_ready,
-    join_error,
-    join_result,
-    prepare,
-    prepare_if_allowed,
-    remove_member,
-    remove_pending,
-    sync_error,
-    sync_result,
-)
 from chronik.groups.records import subscribed_topics
 from chronik.groups.step import Step
 from chronik.wire.errors import ErrorCode
@@ -52,12 +38,12 @@ def join(group: Group, request: JoinRequest, token: int, new_member_id: Callable
     if not group.accepts(request.member_id, step.settings.members_max):
         member = group.members.get(request.member_id)
         if member is not None:
-            remove_member(group, member, step, ErrorCode.group_max_size_reached)
+            rebalance.remove_member(group, member, step, ErrorCode.group_max_size_reached)
         elif request.member_id in group.pending_members:
-            remove_pending(group, request.member_id, step)
-        step.reply(token, join_error(ErrorCode.group_max_size_reached))
+            rebalance.remove_pending(group, request.member_id, step)
+        step.reply(token, rebalance.join_error(ErrorCode.group_max_size_reached))
     elif not group.supports(request.protocol_type, request.protocols, _sender(group, request)):
-        step.reply(token, join_error(ErrorCode.inconsistent_group_protocol, request.member_id))
+        step.reply(token, rebalance.join_error(ErrorCode.inconsistent_group_protocol, request.member_id))
     elif not request.member_id:
         _join_unknown(group, request, token, new_member_id(request.instance_id or request.client_id), step)
     elif request.member_id in group.pending_members:
@@ -65,7 +51,7 @@ def join(group: Group, request: JoinRequest, token: int, new_member_id: Callable
         _add_member(group, request, token, request.member_id, step)
     else:
         _join_known(group, request, token, step)
-    complete_join_if_ready(group, step)
+    rebalance.complete_join_if_ready(group, step)
 
 
 def _sender(group: Group, request: JoinRequest) -> Member | None:
@@ -80,7 +66,7 @@ def _join_unknown(group: Group, request: JoinRequest, token: int, member_id: str
         _replace_static(group, request, token, member_id, step)
     elif request.instance_id is None and request.member_id_required:
         group.pending_members[member_id] = step.at.now_ms + request.session_timeout_ms
-        step.reply(token, join_error(ErrorCode.member_id_required, member_id))
+        step.reply(token, rebalance.join_error(ErrorCode.member_id_required, member_id))
     else:
         _add_member(group, request, token, member_id, step)
 
@@ -88,7 +74,7 @@ def _join_unknown(group: Group, request: JoinRequest, token: int, member_id: str
 def _join_known(group: Group, request: JoinRequest, token: int, step: Step) -> None:
     error = check_member(group, request.member_id, request.instance_id)
     if error is not ErrorCode.none:
-        step.reply(token, join_error(error, request.member_id))
+        step.reply(token, rebalance.join_error(error, request.member_id))
         return
     member = group.members[request.member_id]
     is_unchanged = member.protocols == request.protocols
@@ -97,11 +83,11 @@ def _join_known(group: Group, request: JoinRequest, token: int, step: Step) -> N
     is_repeated = group.state is GroupState.COMPLETING_REBALANCE or (group.state is GroupState.STABLE and not is_leader)
     if is_unchanged and is_repeated:
         member.heard_from(step.at.now_ms)
-        step.reply(token, join_result(group, member, with_members=is_leader))
+        step.reply(token, rebalance.join_result(group, member, with_members=is_leader))
     else:
         # A leader that joins again requests a new assignment: its topics may have changed.
         _refresh(group, member, request, token, step)
-        prepare_if_allowed(group, step)
+        rebalance.prepare_if_allowed(group, step)
 
 
 def _add_member(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
@@ -121,7 +107,7 @@ def _add_member(group: Group, request: JoinRequest, token: int, member_id: str, 
     )
     group.add(member)
     group.member_added = True
-    prepare_if_allowed(group, step)
+    rebalance.prepare_if_allowed(group, step)
 
 
 def _refresh(group: Group, member: Member, request: JoinRequest, token: int, step: Step) -> None:
@@ -136,7 +122,7 @@ def _refresh(group: Group, member: Member, request: JoinRequest, token: int, ste
     member.rebalance_timeout_ms = request.rebalance_timeout_ms
     member.heard_from(step.at.now_ms)
     older = group.set_join_token(member, token)
-    step.reply(older, join_error(ErrorCode.rebalance_in_progress, member.member_id))
+    step.reply(older, rebalance.join_error(ErrorCode.rebalance_in_progress, member.member_id))
 
 
 def _replace_static(group: Group, request: JoinRequest, token: int, member_id: str, step: Step) -> None:
@@ -145,22 +131,22 @@ def _replace_static(group: Group, request: JoinRequest, token: int, member_id: s
     member = group.members[group.static_members[request.instance_id]]
     old_leader_id = group.leader_id
     fenced = ErrorCode.fenced_instance_id
-    answer_join(group, member, join_error(fenced, member.member_id), step)
-    answer_sync(member, sync_error(fenced), step)
+    rebalance.answer_join(group, member, rebalance.join_error(fenced, member.member_id), step)
+    rebalance.answer_sync(member, rebalance.sync_error(fenced), step)
     old_topics = _assigned_topics(group, member)
     group.rename(member, member_id)
     _refresh(group, member, request, token, step)
     if group.state is GroupState.STABLE:
         if group.select_protocol() == group.protocol_name and _assigned_topics(group, member) == old_topics:
             # The assignment is still valid.
-            write = StaticMemberWrite(
+            write = rebalance.StaticMemberWrite(
                 group, member, group.generation, token, old_leader_id, request.can_skip_assignment
             )
             step.append([group.record()], write)
         else:
-            prepare(group, step)
+            rebalance.prepare(group, step)
     elif group.state is GroupState.COMPLETING_REBALANCE:
-        prepare(group, step)
+        rebalance.prepare(group, step)
 
 
 def _assigned_topics(group: Group, member: Member) -> frozenset[str] | bytes:
@@ -176,7 +162,7 @@ def _assigned_topics(group: Group, member: Member) -> frozenset[str] | bytes:
 def sync(group: Group, request: SyncRequest, token: int, step: Step) -> None:
     error = _check_sync(group, request)
     if error is not ErrorCode.none:
-        step.reply(token, sync_error(error))
+        step.reply(token, rebalance.sync_error(error))
         return
     member = group.members[request.member_id]
     group.pending_sync.pop(member.member_id, None)
@@ -184,12 +170,12 @@ def sync(group: Group, request: SyncRequest, token: int, step: Step) -> None:
         group.sync_deadline_ms = None
     member.heard_from(step.at.now_ms)
     if group.state is GroupState.STABLE:
-        step.reply(token, sync_result(group, member))
+        step.reply(token, rebalance.sync_result(group, member))
         return
-    answer_sync(member, sync_error(ErrorCode.rebalance_in_progress), step)
+    rebalance.answer_sync(member, rebalance.sync_error(ErrorCode.rebalance_in_progress), step)
     member.sync_token = token
     if group.leader_id == member.member_id:
-        assign(group, request.assignments, step)
+        rebalance.assign(group, request.assignments, step)
 
 
 def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
@@ -226,19 +212,19 @@ def leave(group: Group, member_id: str, instance_id: str | None, step: Step) -> 
     if not member_id and instance_id is not None:
         member_id = group.static_members.get(instance_id, "")
     if member_id in group.pending_members and instance_id is None:
-        remove_pending(group, member_id, step)
+        rebalance.remove_pending(group, member_id, step)
         return ErrorCode.none
     error = check_member(group, member_id, instance_id)
     if error is ErrorCode.none:
-        remove_member(group, group.members[member_id], step)
+        rebalance.remove_member(group, group.members[member_id], step)
     return error
 
 
 def refuse_all(group: Group, error: ErrorCode, step: Step) -> None:
     """Answer every request that waits in this group, before it is forgotten."""
     for member in group.members.values():
-        answer_join(group, member, join_error(error, member.member_id), step)
-        answer_sync(member, sync_error(error), step)
+        rebalance.answer_join(group, member, rebalance.join_error(error, member.member_id), step)
+        rebalance.answer_sync(member, rebalance.sync_error(error), step)
 
 
 def refuse_waiting(group: Group, error: ErrorCode, step: Step) -> None:

@@ -21,8 +21,10 @@ all of the above. Keys of other versions belong to other kinds of state (KIP-848
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
+
+from chronik.wire.primitives import write_string
 
 TopicPartition: TypeAlias = tuple[str, int]
 Record: TypeAlias = tuple[bytes, bytes | None]
@@ -102,10 +104,7 @@ def group_partition(group_id: str, partition_count: int) -> int:
 
 
 def _string(text: str | None) -> bytes:
-    if text is None:
-        return b"\xff\xff"
-    data = text.encode()
-    return _INT16.pack(len(data)) + data
+    return write_string(text, False)
 
 
 def _bytes(data: bytes) -> bytes:
@@ -239,29 +238,24 @@ def read_group_value(value: bytes) -> GroupMetadata:
     protocol_name = reader.nullable_string()
     leader_id = reader.nullable_string()
     state_since_ms = reader.int64() if version >= 2 else -1
-    members = []
-    for _ in range(reader.int32()):
-        member_id = reader.string()
-        instance_id = reader.nullable_string() if version >= 3 else None
-        client_id, client_host = reader.string(), reader.string()
-        rebalance_timeout_ms = reader.int32() if version >= 1 else -1
-        session_timeout_ms = reader.int32()
-        if rebalance_timeout_ms < 0:
-            rebalance_timeout_ms = session_timeout_ms
-        subscription, assignment = reader.data_bytes(), reader.data_bytes()
-        members.append(
-            MemberMetadata(
-                member_id,
-                instance_id,
-                client_id,
-                client_host,
-                rebalance_timeout_ms,
-                session_timeout_ms,
-                subscription,
-                assignment,
-            )
-        )
-    return GroupMetadata(protocol_type, generation, protocol_name, leader_id, state_since_ms, tuple(members))
+    members = tuple([_read_member(reader, version) for _ in range(reader.int32())])
+    return GroupMetadata(protocol_type, generation, protocol_name, leader_id, state_since_ms, members)
+
+
+def _read_member(reader: _Reader, version: int) -> MemberMetadata:
+    member = MemberMetadata(
+        member_id=reader.string(),
+        instance_id=reader.nullable_string() if version >= 3 else None,
+        client_id=reader.string(),
+        client_host=reader.string(),
+        rebalance_timeout_ms=reader.int32() if version >= 1 else -1,
+        session_timeout_ms=reader.int32(),
+        subscription=reader.data_bytes(),
+        assignment=reader.data_bytes(),
+    )
+    return (
+        member if member.rebalance_timeout_ms >= 0 else replace(member, rebalance_timeout_ms=member.session_timeout_ms)
+    )
 
 
 def subscribed_topics(subscription: bytes) -> frozenset[str] | None:

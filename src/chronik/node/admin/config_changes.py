@@ -1,10 +1,12 @@
-"""Turns AlterConfigs and IncrementalAlterConfigs into one validated metadata command for each resource."""
+"""What AlterConfigs and IncrementalAlterConfigs share: one validated metadata command for each resource."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 from chronik.metadata.broker_configs import (
     CLUSTER_DEFAULT,
@@ -17,10 +19,17 @@ from chronik.metadata.config_definitions import ConfigDefinition, ConfigType, sp
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.admin.config_entries import ResourceType
-from chronik.node.admin.responses import duplicates
+from chronik.node.admin.responses import duplicates, refuse_entries, within
 from chronik.node.config import NodeConfig
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Values
 from chronik.node.topic_settings import broker_values, topic_values
 from chronik.wire.errors import ErrorCode, KafkaError
+
+WAIT = timedelta(seconds=30)
+"""These requests have no timeout of their own."""
 
 
 class Operation(IntEnum):
@@ -41,31 +50,56 @@ class Change:
     value: str | None
 
 
-Planned = Callable[[ClusterImage], AlterConfigs]
+async def alter_resources(
+    runtime: Runtime,
+    metadata: MetadataLog,
+    host: PartitionHost,
+    message: Any,
+    change_of: Callable[[Any], Change],
+    *,
+    replaces_all: bool,
+) -> Values:
+    """Change the resources of a request, each as a whole or not at all; `change_of` reads one config of the request.
+
+    If `replaces_all`, configs of a resource that the request does not name are unset.
+    """
+    keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
+    repeated = duplicates(keys)
+
+    async def alter(resource_type: int, name: str, changes: list[Change]) -> Values:
+        if (resource_type, name) in repeated:
+            raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+
+        def plan(image: ClusterImage) -> AlterConfigs:
+            resource = _Resource(resource_type, name, runtime.config, image)
+            unset: dict[str, str | None] = dict.fromkeys(resource.configs if replaces_all else ())
+            return resource.command({**unset, **_changed(resource, changes)})
+
+        if message.validate_only:
+            plan(metadata.image)
+        else:
+            await metadata.propose(plan)
+            await host.applied()
+        return {}
+
+    entries = [
+        (
+            {"resource_type": resource_type, "resource_name": name},
+            alter(resource_type, name, [change_of(config) for config in resource.configs]),
+        )
+        for (resource_type, name), resource in zip(keys, message.resources, strict=True)
+    ]
+    return {"responses": await within(runtime, WAIT, entries)}
 
 
-def replace_all(
-    resource_type: int, name: str, configs: Iterable[tuple[str, str | None]], config: NodeConfig
-) -> Planned:
-    """Plan AlterConfigs: set the named configs, and unset all other configs of the resource."""
-    changes = [Change(key, Operation.SET, value) for key, value in configs]
-
-    def plan(image: ClusterImage) -> AlterConfigs:
-        resource = _Resource(resource_type, name, config, image)
-        unset: dict[str, str | None] = dict.fromkeys(resource.configs)
-        return resource.command({**unset, **_changed(resource, changes)})
-
-    return plan
-
-
-def change_some(resource_type: int, name: str, changes: list[Change], config: NodeConfig) -> Planned:
-    """Plan IncrementalAlterConfigs: change only the named configs."""
-
-    def plan(image: ClusterImage) -> AlterConfigs:
-        resource = _Resource(resource_type, name, config, image)
-        return resource.command(_changed(resource, changes))
-
-    return plan
+refuse_resources = refuse_entries(
+    "responses",
+    lambda request: (
+        {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+        for resource in request.message.resources
+    ),
+)
+"""The `on_error` of both APIs."""
 
 
 class _Resource:

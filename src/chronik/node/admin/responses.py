@@ -9,8 +9,7 @@ from chronik.metadata.image import ClusterImage, TopicImage
 from chronik.metadata.reassignment import Plan
 from chronik.node.membership.metadata_log import MetadataLog, propose_plan
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import ErrorValues, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import ErrorValues, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.observe.logging import Logger
 from chronik.wire.errors import ErrorCode, KafkaError

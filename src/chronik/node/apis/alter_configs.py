@@ -9,27 +9,23 @@ Versions: 2 flexible.
 Not supported: loggers, groups and client metrics (INVALID_REQUEST).
 """
 
-from chronik.node.admin.config_changes import replace_all
-from chronik.node.apis.incremental_alter_configs import alter_resources, refuse_resources
+from chronik.node.admin.config_changes import Change, Operation, alter_resources, refuse_resources
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 
 async def handle(runtime: Runtime, metadata: MetadataLog, host: PartitionHost, request: Request) -> Values:
-    plans = [
-        replace_all(
-            resource.resource_type,
-            resource.resource_name,
-            [(config.name, config.value) for config in resource.configs],
-            runtime.config,
-        )
-        for resource in request.message.resources
-    ]
-    return await alter_resources(runtime, metadata, host, request.message, plans)
+    return await alter_resources(
+        runtime,
+        metadata,
+        host,
+        request.message,
+        lambda config: Change(config.name, Operation.SET, config.value),
+        replaces_all=True,
+    )
 
 
 API = Api(ApiKey.ALTER_CONFIGS, (0, 2), on_error=refuse_resources, on_controller=True)

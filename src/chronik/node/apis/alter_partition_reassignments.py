@@ -14,8 +14,7 @@ from chronik.metadata.elections import BrokerStates
 from chronik.metadata.reassignment import Move, plan_moves
 from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 

@@ -12,8 +12,7 @@ Not supported: finalized features; there is no `transaction.version`, so clients
 import struct
 from collections.abc import Iterable
 
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

@@ -18,8 +18,7 @@ from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import plan_partitions
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -20,8 +20,7 @@ from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic, check_partition_count, plan_topic
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -8,8 +8,7 @@ Versions: 2 flexible.
 
 from chronik.node.admin.responses import refuse_entries
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 

@@ -17,8 +17,7 @@ from chronik.metadata.names import is_internal
 from chronik.node.admin.responses import each_partition, within
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError

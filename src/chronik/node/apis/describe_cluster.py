@@ -9,8 +9,7 @@ Not supported: controller endpoints (MISMATCHED_ENDPOINT_TYPE), because this is 
 
 from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

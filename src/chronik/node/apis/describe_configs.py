@@ -23,8 +23,7 @@ from chronik.node.admin.config_entries import (
 from chronik.node.admin.responses import error_values
 from chronik.node.config import NodeConfig
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

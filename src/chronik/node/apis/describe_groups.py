@@ -9,8 +9,7 @@ Versions: 1 throttling, 3 authorized operations, 4 static members, 5 flexible, 6
 from chronik.groups.group import GroupState
 from chronik.node.admin.responses import GROUP_OPERATIONS, refuse_entries
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

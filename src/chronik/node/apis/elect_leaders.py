@@ -18,8 +18,7 @@ from chronik.metadata.preferred import plan_unclean_elections
 from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError

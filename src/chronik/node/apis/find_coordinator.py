@@ -12,8 +12,7 @@ Not supported: transactions (type 1; `transactions` explains the error) and shar
 from chronik.node.admin.responses import error_values
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -19,8 +19,7 @@ from datetime import timedelta
 from chronik.groups.member import JoinRequest
 from chronik.groups.rebalance import join_error
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode

@@ -9,8 +9,7 @@ Versions: 3 many members, 4 flexible, 5 reason (logged at debug).
 """
 
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.observe.logging import Logger
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode

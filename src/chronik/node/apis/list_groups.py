@@ -8,8 +8,7 @@ Versions: 3 flexible, 4 states, 5 types: every group here is of type "classic".
 """
 
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

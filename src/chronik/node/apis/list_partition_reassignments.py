@@ -9,8 +9,7 @@ Answered by the controller, which begins and ends reassignments; other nodes for
 from chronik.metadata.reassignment import moving
 from chronik.node.admin.responses import by_topic, error_values
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 

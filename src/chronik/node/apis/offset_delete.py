@@ -10,8 +10,7 @@ Versions: only 0.
 from chronik.node.admin.responses import each_partition
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from chronik.node.admin.responses import each_partition, refuse_partitions
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 

@@ -10,8 +10,7 @@ Versions: 3 static members, 4 flexible, 5 protocol type and name, which must mat
 
 from chronik.groups.member import SyncRequest
 from chronik.node.coordinators.group_service import GroupService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 
 

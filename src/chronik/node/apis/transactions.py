@@ -14,8 +14,7 @@ Not supported: all of it. The place to add it: a coordinator beside `groups`, ca
 """
 
 from chronik.node.admin.responses import refuse_partitions
-from chronik.node.serving.api import Api, Handler, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Handler, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

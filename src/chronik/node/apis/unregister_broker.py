@@ -8,8 +8,7 @@ Behaviour
 """
 
 from chronik.node.membership.controller_service import ControllerService
-from chronik.node.serving.api import Api, Values
-from chronik.node.serving.connection import Request
+from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

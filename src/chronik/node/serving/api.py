@@ -1,4 +1,4 @@
-"""What an API module defines: the API's key and versions, and its handler on this node.
+"""What an API module needs: the requests that it receives, and the description of its API and handler.
 
 A *cold* handler is a coroutine: it receives the decoded request and returns the response's fields as a dict. A *hot*
 handler (Produce, Fetch) is a plain function that parses the frame itself and answers through the request's `Reply`, at
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from chronik.node.serving.connection import Reply, Request
+from chronik.node.serving.connection import Reply as Reply
+from chronik.node.serving.connection import Request as Request
 from chronik.wire.errors import ErrorCode
 
 Values: TypeAlias = dict[str, Any]

@@ -136,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._is_held_back = False
         self._holds = 0
-        self._closing = False
+        self.is_closing = False
         self._end_of_input = False
         self._on_close: dict[object, Callable[[], None]] = {}
         self._on_end_of_input: list[Callable[[], None]] = []
@@ -169,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         return scratch[held:]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._closing:
+        if self.is_closing:
             return
         self.last_used_s = self._server.loop.time()
         if self._large is not None:
@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
             callback()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self.is_closing = True
         self._input_ended()
         callbacks = list(self._on_close.values())
         self._on_close.clear()
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             # _may_run, inlined: small requests spend their time here.
             while end - at >= 4 and not (
-                self._holds or self._write_paused or self._closing or len(replies) >= requests_max
+                self._holds or self._write_paused or self.is_closing or len(replies) >= requests_max
             ):
                 (size,) = FRAME_SIZE.unpack_from(data, at)
                 if size < 8 or size > self.frame_bytes_max:
@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(str(error))
         finally:
             self._parsing = False
-        if self._closing:
+        if self.is_closing:
             return
         if self._large is None:
             self._partial = bytes(data[at:end]) if at < end else b""
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _continue(self) -> None:
         """Run the kept requests if nothing holds them back any more."""
-        if self._closing or self._parsing:
+        if self.is_closing or self._parsing:
             return
         if self._large is None and len(self._partial) >= 4 and self._may_run():
             kept = self._partial
@@ -310,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             self._parsing = False
         self._drop_large()
-        if not self._closing:
+        if not self.is_closing:
             self._flush()
             self.pause_or_resume_reading()
 
@@ -322,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
             self._server.release_bytes(self, held_bytes)
 
     def pause_or_resume_reading(self) -> None:
-        if self._closing or self._transport is None:
+        if self.is_closing or self._transport is None:
             return
         # While a request holds later ones back, reading continues into the scratch buffer until that has data: most
         # clients send one request at a time, and pausing costs two system calls.
@@ -367,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply_ready(self, reply: Reply) -> None:
         """Send the finished responses at the head of the queue. Called when `reply` is finished."""
-        if self._closing:
+        if self.is_closing:
             return
         replies = self._replies
         if replies and replies[0] is reply:
@@ -421,14 +421,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def when_closed(self, owner: object, callback: Callable[[], None]) -> None:
         """Call `callback` once when the connection ends, unless `forget` is called first."""
-        if self._closing:
+        if self.is_closing:
             self._server.loop.call_soon(callback)
         else:
             self._on_close[owner] = callback
 
     def when_input_ends(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the peer can send no more; responses to it may still be on their way."""
-        if self._closing or self._end_of_input:
+        if self.is_closing or self._end_of_input:
             self._server.loop.call_soon(callback)
         else:
             self._on_end_of_input.append(callback)
@@ -438,21 +438,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close the connection after the written data has been sent."""
-        if self._closing:
+        if self.is_closing:
             return
         self._flush()
-        self._closing = True
+        self.is_closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        self._closing = True
+        self.is_closing = True
         if self._transport is not None:
             self._transport.abort()
-
-    @property
-    def is_closing(self) -> bool:
-        return self._closing
 
     @property
     def has_unfinished_frame(self) -> bool:
