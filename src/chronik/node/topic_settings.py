@@ -73,12 +73,8 @@ class TopicSettings:
 
 def topic_defaults(config: NodeConfig, image: ClusterImage) -> TopicDefaults:
     """Return the node's defaults for topics, from its configuration file and the dynamic broker configs."""
-    configs: dict[str, str] = {}
-    for definition in TOPIC_CONFIGS.values():
-        for sourced in broker_values(definition, config, image):
-            if sourced.source is not ConfigSource.DEFAULT:
-                configs[definition.name] = sourced.value
-                break
+    effective = {name: broker_values(definition, config, image)[0] for name, definition in TOPIC_CONFIGS.items()}
+    configs = {name: value for name, (_, value, source) in effective.items() if source is not ConfigSource.DEFAULT}
     return TopicDefaults(configs, config.producer_id_expiration_ms)
 
 
@@ -94,13 +90,13 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
         definition = TOPIC_CONFIGS[name]
         default = _default_of(definition, topic)
         try:
-            found = definition.parse(topic.configs.get(name, defaults.configs.get(name, default)))
+            parsed = definition.parse(topic.configs.get(name, defaults.configs.get(name, default)))
         except KafkaError:
             # Another version accepted this value; the topic must open anyway.
-            found = definition.parse(default)
-        if not isinstance(found, kind):
+            parsed = definition.parse(default)
+        if not isinstance(parsed, kind):
             raise TypeError(f"{name} is no {kind.__name__}")
-        return found
+        return parsed
 
     policies = value("cleanup.policy", tuple)
     append_time = value("message.timestamp.type", str) == "LogAppendTime"
@@ -159,37 +155,25 @@ def topic_values(
     definition: ConfigDefinition, topic: TopicImage, config: NodeConfig, image: ClusterImage
 ) -> list[Sourced]:
     """Return all values of a topic config, the effective one first; never empty."""
-    values = [
-        Sourced(
-            sourced.name,
-            _default_of(definition, topic) if sourced.source is ConfigSource.DEFAULT else sourced.value,
-            sourced.source,
-        )
-        for sourced in broker_values(definition, config, image)
-    ]
+    *values, default = broker_values(definition, config, image)
     if definition.name in topic.configs:
         values.insert(0, Sourced(definition.name, topic.configs[definition.name], ConfigSource.DYNAMIC_TOPIC))
-    return values
+    return [*values, default._replace(value=_default_of(definition, topic))]
 
 
 def broker_values(definition: ConfigDefinition, config: NodeConfig, image: ClusterImage) -> list[Sourced]:
     """Return the broker's values for a topic config, highest precedence first; never empty."""
-    values: list[Sourced] = []
-    synonym = definition.synonym
+    name = definition.synonym or definition.name
+    default = Sourced(name, definition.default or "", ConfigSource.DEFAULT)
     if definition.name == MIN_INSYNC_REPLICAS:
-        values += [
-            sourced
-            for sourced in dynamic_values(MIN_INSYNC_REPLICAS, config.node_id, image)
-            if sourced.source is ConfigSource.DYNAMIC_DEFAULT_BROKER
-        ]
-        return [*values, Sourced(MIN_INSYNC_REPLICAS, definition.default or "", ConfigSource.DEFAULT)]
-    if synonym is not None:
-        values += dynamic_values(synonym, config.node_id, image)
+        values = dynamic_values(MIN_INSYNC_REPLICAS, config.node_id, image)
+        cluster = [sourced for sourced in values if sourced.source is ConfigSource.DYNAMIC_DEFAULT_BROKER]
+        return [*cluster, default]
+    values = [] if definition.synonym is None else dynamic_values(definition.synonym, config.node_id, image)
     if definition.name in config.topic_defaults:
         text = as_text(config.topic_defaults[definition.name])
-        values.append(Sourced(synonym or definition.name, text, ConfigSource.STATIC_BROKER))
-    values.append(Sourced(synonym or definition.name, definition.default or "", ConfigSource.DEFAULT))
-    return values
+        values.append(Sourced(name, text, ConfigSource.STATIC_BROKER))
+    return [*values, default]
 
 
 def dynamic_values(name: str, node_id: int, image: ClusterImage) -> list[Sourced]:

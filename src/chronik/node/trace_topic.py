@@ -41,7 +41,7 @@ TRIES_MAX = 5
 PAUSE_S = 1.0
 TIMEOUT_S = 3.0
 PRODUCE_VERSION = 11
-LEADER_WROTE_IT = 1
+ACKS_LEADER = 1
 PURPOSE = "traces"
 
 
@@ -49,12 +49,7 @@ class TraceTopic:
     """Owned by the loop. Invariant: at most EVENTS_AT_ONCE_MAX events are in flight."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        metadata: MetadataLog,
-        peers: Peers,
-        host: PartitionHost,
-        topics: Topics,
+        self, runtime: Runtime, metadata: MetadataLog, peers: Peers, host: PartitionHost, topics: Topics
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata
@@ -85,7 +80,7 @@ class TraceTopic:
                     await self._create()
                 events = ring.take(EVENTS_AT_ONCE_MAX)
                 if events:
-                    await self._bring(events)
+                    await self._write(events)
             except Exception:
                 self._log.exception("traces_failed")
                 await asyncio.sleep(PAUSE_S)
@@ -98,7 +93,7 @@ class TraceTopic:
             if isinstance(error, TimeoutError) or error.code is not ErrorCode.topic_already_exists:
                 self._report(str(error) or "no answer in time")
 
-    async def _bring(self, events: list[Trace]) -> None:
+    async def _write(self, events: list[Trace]) -> None:
         """Write the events to the topic. Retry, because the leader may be changing; drop them after TRIES_MAX tries."""
         key = str(self._runtime.node_id).encode()
         records: list[NewRecord] = [(key, encode_trace(event), [], int(event.time_ms)) for event in events]
@@ -128,12 +123,12 @@ class TraceTopic:
         if image is None or image.leader < 0:
             raise KafkaError(ErrorCode.leader_not_available, f"{TRACES_TOPIC} has no leader")
         if image.leader == self._runtime.node_id:
-            led = self._host.require_leader(TRACES_TOPIC, PARTITION)
-            led.append_internal(batch, self._runtime.env.wall_ms())
+            leader = self._host.require_leader(TRACES_TOPIC, PARTITION)
+            leader.append_internal(batch, self._runtime.env.wall_ms())
             return
         connection = await self._peers.connection(image.leader, PURPOSE)
         topic = ProduceTopic(TRACES_TOPIC, None, [(PARTITION, memoryview(batch))])
-        request = ProduceRequest(None, LEADER_WROTE_IT, int(TIMEOUT_S * 1000), [topic])
+        request = ProduceRequest(None, ACKS_LEADER, int(TIMEOUT_S * 1000), [topic])
         body = await connection.send(ApiKey.PRODUCE, PRODUCE_VERSION, write_produce_request(PRODUCE_VERSION, request))
         answer = read_produce_response(PRODUCE_VERSION, body).topics[0][2][0]
         if answer.error_code:

@@ -9,7 +9,7 @@ Versions: 2 flexible.
 Not supported: loggers, groups and client metrics (INVALID_REQUEST).
 """
 
-from chronik.node.admin.config_changes import Change, Operation, alter_resources, refuse_resources
+from chronik.node.admin.configs import Change, Operation, alter_resources, refuse_resources
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

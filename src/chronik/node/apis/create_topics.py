@@ -14,7 +14,7 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION), more than 10,000 parti
 from typing import Any
 
 from chronik.metadata.apply import apply
-from chronik.node.admin.config_entries import created_topic_entries
+from chronik.node.admin.configs import created_topic_entries
 from chronik.node.admin.responses import duplicates, error_values, refuse_entries, within
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog

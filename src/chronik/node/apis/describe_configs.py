@@ -12,7 +12,7 @@ Not supported: configs of groups and client metrics (INVALID_REQUEST).
 from typing import Any
 
 from chronik.metadata.image import ClusterImage
-from chronik.node.admin.config_entries import (
+from chronik.node.admin.configs import (
     ResourceType,
     broker_entries,
     check_broker_name,

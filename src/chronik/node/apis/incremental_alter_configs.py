@@ -10,7 +10,7 @@ Versions: 1 flexible.
 Not supported: groups and client metrics, and loggers, whose levels are set when the node starts (INVALID_REQUEST).
 """
 
-from chronik.node.admin.config_changes import Change, alter_resources, refuse_resources
+from chronik.node.admin.configs import Change, alter_resources, refuse_resources
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

@@ -165,20 +165,20 @@ class GroupService:
 
     async def join(self, request: JoinRequest) -> Values:
         await self.topic.ensure_exists()
-        return await self._ask(request.group_id, lambda token, at: self._coordinator.join(request, token, at))
+        return await self._submit(request.group_id, lambda token, at: self._coordinator.join(request, token, at))
 
     async def sync(self, request: SyncRequest) -> Values:
-        return await self._ask(request.group_id, lambda token, at: self._coordinator.sync(request, token, at))
+        return await self._submit(request.group_id, lambda token, at: self._coordinator.sync(request, token, at))
 
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> ErrorCode:
         return self._authority(group_id).heartbeat(group_id, member_id, generation, instance_id, self._now())
 
     async def leave(self, group_id: str, members: list[tuple[str, str | None]]) -> Values:
-        return await self._ask(group_id, lambda token, at: self._coordinator.leave(group_id, members, token, at))
+        return await self._submit(group_id, lambda token, at: self._coordinator.leave(group_id, members, token, at))
 
     async def commit(self, request: CommitRequest) -> dict[TopicPartition, ErrorCode]:
         await self.topic.ensure_exists()
-        values = await self._ask(request.group_id, lambda token, at: self._coordinator.commit(request, token, at))
+        values = await self._submit(request.group_id, lambda token, at: self._coordinator.commit(request, token, at))
         errors: dict[TopicPartition, ErrorCode] = values["errors"]
         return errors
 
@@ -192,14 +192,14 @@ class GroupService:
         self, group_id: str, partitions: list[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         await self.topic.ensure_exists()
-        values = await self._ask(
+        values = await self._submit(
             group_id, lambda token, at: self._coordinator.delete_offsets(group_id, partitions, token, at)
         )
         return values["error_code"], values["errors"]
 
     async def delete_group(self, group_id: str) -> ErrorCode:
         await self.topic.ensure_exists()
-        values = await self._ask(group_id, lambda token, at: self._coordinator.delete_group(group_id, token, at))
+        values = await self._submit(group_id, lambda token, at: self._coordinator.delete_group(group_id, token, at))
         error: ErrorCode = values["error_code"]
         return error
 
@@ -241,7 +241,7 @@ class GroupService:
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, group_id: str, start: Callable[[int, Moment], list[Action]]) -> Values:
+    async def _submit(self, group_id: str, start: Callable[[int, Moment], list[Action]]) -> Values:
         self._authority(group_id)
         self._token += 1
         reply: asyncio.Future[Values] = self._loop.create_future()

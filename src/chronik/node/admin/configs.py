@@ -1,0 +1,321 @@
+"""Configs of topics, brokers and a broker's loggers, as the admin APIs describe and change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+from chronik.metadata.broker_configs import (
+    BROKER_CONFIGS,
+    CLUSTER_DEFAULT,
+    DYNAMIC_BROKER_CONFIGS,
+    STATIC_BROKER_CONFIGS,
+    check_broker_configs,
+)
+from chronik.metadata.commands import AlterConfigs
+from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource, ConfigType, split_list
+from chronik.metadata.image import ClusterImage, TopicImage
+from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
+from chronik.node.admin.responses import duplicates, refuse_entries, within
+from chronik.node.config import NodeConfig
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.runtime import Runtime
+from chronik.node.serving.api import Values
+from chronik.node.topic_settings import Sourced, as_text, broker_values, dynamic_values, topic_values
+from chronik.observe.logging import DEBUG, ERROR, INFO, WARNING, LogLevels
+from chronik.wire.errors import ErrorCode, KafkaError
+
+
+class ResourceType(IntEnum):
+    """Kafka's codes for the resource types of configs."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+
+
+LOGGER_LEVELS: Mapping[str, int] = {"DEBUG": DEBUG, "INFO": INFO, "WARN": WARNING, "ERROR": ERROR}
+ROOT_LOGGER = "root"
+COMPONENTS = ("groups", "metadata", "node", "storage")
+
+# -- descriptions ------------------------------------------------------------------------------------------------------
+
+
+def topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) -> list[Values]:
+    """Return all configs of a topic."""
+    return [
+        _entry(definition, topic_values(definition, topic, config, image), is_read_only=False)
+        for definition in TOPIC_CONFIGS.values()
+    ]
+
+
+def created_topic_entries(topic: TopicImage, config: NodeConfig, image: ClusterImage) -> list[Values]:
+    """Return all configs of a topic for CreateTopics: each with a source, which the Java client requires."""
+    shown = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return [{key: entry[key] for key in shown} for entry in topic_entries(topic, config, image)]
+
+
+def broker_entries(name: str, config: NodeConfig, image: ClusterImage) -> list[Values]:
+    """Return all configs of this broker, or for the empty name the cluster-wide broker configs."""
+    if name == CLUSTER_DEFAULT:
+        return [
+            _entry(BROKER_CONFIGS[key], [Sourced(key, text, ConfigSource.DYNAMIC_DEFAULT_BROKER)], is_read_only=False)
+            for key, text in image.broker_configs.get(CLUSTER_DEFAULT, {}).items()
+            if key in BROKER_CONFIGS
+        ]
+    check_broker_name(name, config)
+    static = _static_values(config, image)
+    topic_configs = {definition.synonym: definition for definition in TOPIC_CONFIGS.values() if definition.synonym}
+    entries: list[Values] = []
+    for definition in BROKER_CONFIGS.values():
+        if definition.name in static:
+            values = [Sourced(definition.name, static[definition.name], ConfigSource.STATIC_BROKER)]
+        elif definition.name in topic_configs:
+            values = broker_values(topic_configs[definition.name], config, image)
+        else:
+            values = dynamic_values(definition.name, config.node_id, image)
+            values.append(Sourced(definition.name, definition.default or "", ConfigSource.DEFAULT))
+        entries.append(_entry(definition, values, is_read_only=not definition.is_dynamic))
+    return entries
+
+
+def logger_entries(levels: LogLevels) -> list[Values]:
+    """Return the log level of each component, and under the name `root` the level of all other components."""
+    names = {level: name for name, level in LOGGER_LEVELS.items()}
+    loggers = {name: levels.level_of(name) for name in (*COMPONENTS, *levels.components)}
+    loggers[ROOT_LOGGER] = levels.default
+    return [
+        {
+            "name": component,
+            "value": names[level],
+            "read_only": True,
+            "config_source": ConfigSource.DYNAMIC_BROKER_LOGGER,
+            "is_sensitive": False,
+            "synonyms": [],
+            "config_type": ConfigType.STRING,
+            "documentation": f"The lowest level at which {component} writes lines: {', '.join(LOGGER_LEVELS)}.",
+        }
+        for component, level in sorted(loggers.items())
+    ]
+
+
+def chosen(
+    entries: Iterable[Values], keys: Iterable[str] | None, *, synonyms: bool, documentation: bool
+) -> list[Values]:
+    """Return the requested entries (no keys: all), with synonyms and documentation only if requested."""
+    requested = frozenset(keys or ())
+    return [
+        {
+            **entry,
+            "synonyms": entry["synonyms"] if synonyms else [],
+            "documentation": entry["documentation"] if documentation else None,
+        }
+        for entry in entries
+        if not requested or entry["name"] in requested
+    ]
+
+
+def check_broker_name(name: str, config: NodeConfig) -> None:
+    """Raise unless the name is this broker or the cluster-wide default: a node handles no other broker's configs."""
+    if name not in {CLUSTER_DEFAULT, str(config.node_id)}:
+        raise KafkaError(
+            ErrorCode.invalid_request,
+            f"Unexpected broker id, expected {config.node_id} or empty, but received {name!r}",
+        )
+
+
+def _static_values(config: NodeConfig, image: ClusterImage) -> dict[str, str]:
+    """Return the node's startup settings under Kafka's names."""
+    # If the node was configured to use any free port, only the registration has the real one.
+    registered = image.brokers.get(config.node_id)
+    values: dict[str, object] = {
+        "advertised.listeners": f"PLAINTEXT://{config.advertised_kafka(registered.port if registered else None)}",
+        "auto.create.topics.enable": config.auto_create_topics,
+        "broker.id": config.node_id,
+        "broker.rack": config.rack or "",
+        "connections.max.idle.ms": config.connection_idle_ms_max,
+        "default.replication.factor": config.default_replication_factor,
+        "delete.topic.enable": True,
+        "durability": config.durability,
+        "group.initial.rebalance.delay.ms": config.group_initial_rebalance_delay_ms,
+        "group.max.session.timeout.ms": config.group_max_session_timeout_ms,
+        "group.max.size": config.group_max_size,
+        "group.min.session.timeout.ms": config.group_min_session_timeout_ms,
+        "listen.http": registered.http if registered else "",
+        "listeners": f"PLAINTEXT://{config.kafka_endpoint}",
+        "log.dirs": config.data_folder,
+        "max.connections": config.connections_max,
+        "node.id": config.node_id,
+        "num.partitions": config.num_partitions,
+        "offsets.retention.minutes": config.offsets_retention_minutes,
+        "offsets.topic.num.partitions": config.offsets_topic_partitions,
+        "producer.id.expiration.ms": config.producer_id_expiration_ms,
+        "socket.request.max.bytes": config.frame_bytes_max,
+    }
+    return {name: as_text(value) for name, value in values.items()}
+
+
+def _entry(definition: ConfigDefinition, values: list[Sourced], *, is_read_only: bool) -> Values:
+    effective = values[0]
+    return {
+        "name": definition.name,
+        "value": effective.value,
+        "read_only": is_read_only,
+        "config_source": effective.source,
+        "is_sensitive": False,
+        "synonyms": [{"name": name, "value": value, "source": source} for name, value, source in values],
+        "config_type": definition.type,
+        "documentation": definition.documentation,
+    }
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+WAIT = timedelta(seconds=30)
+"""These requests have no timeout of their own."""
+
+
+class Operation(IntEnum):
+    """Kafka's codes for the operation on one config."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one config of one resource."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+async def alter_resources(
+    runtime: Runtime,
+    metadata: MetadataLog,
+    host: PartitionHost,
+    message: Any,
+    change_of: Callable[[Any], Change],
+    *,
+    replaces_all: bool,
+) -> Values:
+    """Change the resources of a request, each as a whole or not at all; `change_of` reads one config of the request.
+
+    If `replaces_all`, configs of a resource that the request does not name are unset.
+    """
+    keys = [(resource.resource_type, resource.resource_name) for resource in message.resources]
+    repeated = duplicates(keys)
+
+    async def alter(resource_type: int, name: str, changes: list[Change]) -> Values:
+        if (resource_type, name) in repeated:
+            raise KafkaError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+
+        def plan(image: ClusterImage) -> AlterConfigs:
+            resource = _Resource(resource_type, name, runtime.config, image)
+            unset: dict[str, str | None] = dict.fromkeys(resource.configs if replaces_all else ())
+            return resource.command({**unset, **_changed(resource, changes)})
+
+        if message.validate_only:
+            plan(metadata.image)
+        else:
+            await metadata.propose(plan)
+            await host.applied()
+        return {}
+
+    entries = [
+        (
+            {"resource_type": resource_type, "resource_name": name},
+            alter(resource_type, name, [change_of(config) for config in resource.configs]),
+        )
+        for (resource_type, name), resource in zip(keys, message.resources, strict=True)
+    ]
+    return {"responses": await within(runtime, WAIT, entries)}
+
+
+refuse_resources = refuse_entries(
+    "responses",
+    lambda request: (
+        {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+        for resource in request.message.resources
+    ),
+)
+"""The `on_error` of both APIs."""
+
+
+class _Resource:
+    """A topic or broker in one image, with its configs. KafkaError if it does not exist."""
+
+    def __init__(self, resource_type: int, name: str, config: NodeConfig, image: ClusterImage) -> None:
+        self.name = name
+        self._config = config
+        self._image = image
+        self._is_topic = resource_type == ResourceType.TOPIC
+        self.configs: Mapping[str, str]
+        if self._is_topic:
+            self._topic = image.require_topic(name)
+            self.configs = self._topic.configs
+        elif resource_type == ResourceType.BROKER:
+            if name != CLUSTER_DEFAULT and name not in {str(broker_id) for broker_id in image.brokers}:
+                raise KafkaError(ErrorCode.invalid_request, f"There is no broker {name!r} in this cluster.")
+            self.configs = image.broker_configs.get(name, {})
+        else:
+            raise KafkaError(ErrorCode.invalid_request, f"Unexpected resource type {resource_type}")
+
+    def definition(self, key: str) -> ConfigDefinition | None:
+        if self._is_topic:
+            return TOPIC_CONFIGS.get(key)
+        return DYNAMIC_BROKER_CONFIGS.get(key, STATIC_BROKER_CONFIGS.get(key))
+
+    def value_in_effect(self, definition: ConfigDefinition) -> str:
+        """Return the list to append to: the value set on this resource, or the default that a new value overrides."""
+        if definition.name in self.configs:
+            return self.configs[definition.name]
+        if self._is_topic:
+            return topic_values(definition, self._topic, self._config, self._image)[0].value
+        for topic_config in TOPIC_CONFIGS.values():
+            if topic_config.synonym == definition.name:
+                return broker_values(topic_config, self._config, self._image)[0].value
+        return definition.default or ""
+
+    def command(self, changes: Mapping[str, str | None]) -> AlterConfigs:
+        if self._is_topic:
+            check_topic_configs(changes, self._topic.is_internal)
+        else:
+            check_broker_configs(changes, self.name)
+        return AlterConfigs("topic" if self._is_topic else "broker", self.name, changes)
+
+
+def _changed(resource: _Resource, changes: list[Change]) -> dict[str, str | None]:
+    if repeated := duplicates(change.name for change in changes):
+        raise KafkaError(ErrorCode.invalid_request, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    return {change.name: _new_value(resource, change) for change in changes}
+
+
+def _new_value(resource: _Resource, change: Change) -> str | None:
+    if change.operation == Operation.DELETE:
+        return None
+    if change.value is None:
+        raise KafkaError(ErrorCode.invalid_request, f"Null value not supported for {change.name}")
+    value = change.value.strip()
+    if change.operation == Operation.SET:
+        return value
+    if change.operation not in {Operation.APPEND, Operation.SUBTRACT}:
+        raise KafkaError(ErrorCode.invalid_request, f"Unknown config operation {change.operation}")
+    definition = resource.definition(change.name)
+    if definition is None:
+        raise KafkaError(ErrorCode.invalid_config, f"Unknown config name: {change.name}")
+    if definition.type is not ConfigType.LIST:
+        verb = "append to" if change.operation == Operation.APPEND else "subtract from"
+        raise KafkaError(ErrorCode.invalid_config, f"Cannot {verb} {change.name}: its type is not a list")
+    items = split_list(resource.value_in_effect(definition))
+    given = split_list(value)
+    if change.operation == Operation.APPEND:
+        return ",".join(dict.fromkeys((*items, *given)))
+    return ",".join(item for item in items if item not in given)
