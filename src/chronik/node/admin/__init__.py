@@ -1,1 +1,1 @@
-"""Shared code of the admin APIs: configs, topic creation, and plans for partitions."""
+"""Shared code of the APIs: configs, topic creation, and the outcomes of single topics and partitions."""
