@@ -228,7 +228,7 @@ def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch() -> None:
         await away.stop()
         after = PartitionImage(index, 1, before.leader_epoch + 2, before.replicas, before.isr)
         topic_id = broker.image.require_topic(OFFSETS_TOPIC).id
-        broker.groups.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
+        broker.groups.topic.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
         error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
         while error is ErrorCode.coordinator_load_in_progress:
             await asyncio.sleep(0.001)

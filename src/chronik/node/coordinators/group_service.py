@@ -12,15 +12,14 @@ their membership if it is still their coordinator when the lease is renewed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from chronik.groups.commits import CommitRequest
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
-from chronik.metadata.events import Event, TopicDeleted
-from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.metadata.image import BrokerImage
 from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
@@ -69,7 +68,7 @@ class GroupService:
         self._loop = runtime.loop
         self._log = runtime.log.bind(component="groups")
         self._coordinator = GroupCoordinator(settings, runtime.env.new_uuid)
-        self.topic = OffsetsTopic(runtime, metadata, host, topics, self._coordinator, self)
+        self.topic = OffsetsTopic(runtime, metadata, host, topics, self._coordinator, self._now, self._run)
         self._token = 0
         self._replies: dict[int, asyncio.Future[Values]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -102,32 +101,6 @@ class GroupService:
                 timer.cancel()
         await self.topic.stop()
 
-    def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
-        for event in events:
-            if isinstance(event, TopicDeleted) and event.topic.name != OFFSETS_TOPIC and not self._is_stopped:
-                self._run(self._coordinator.topics_deleted((event.topic.name,), self._now()))
-            self.topic.metadata_event(event)
-
-    # -- called by the offsets topic -----------------------------------------------------------------------------------
-
-    def loaded(self, partition: int) -> None:
-        unreadable = self._coordinator.finish_loading(partition, self._now())
-        if unreadable:
-            self._log.warning("groups_records_unreadable", partition=partition, count=unreadable)
-        self._forget_deleted_topics()
-
-    def unloaded(self, partition: int) -> None:
-        self._run(self._coordinator.unload(partition, self._now()))
-
-    def appended(self, token: int, error: ErrorCode) -> None:
-        self._run(self._coordinator.appended(token, error, self._now()))
-
-    def _forget_deleted_topics(self) -> None:
-        topics = self._metadata.image.topics
-        deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
-        self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
-
     # -- the lease -----------------------------------------------------------------------------------------------------
 
     def _authority(self, group_id: str) -> GroupCoordinator:
@@ -153,7 +126,7 @@ class GroupService:
         self._is_suspended = False
         self._without_lease_s += self._loop.time() - self._leased_s
         # Without a lease, the offsets of deleted topics could not be removed from the log.
-        self._forget_deleted_topics()
+        self.topic.forget_deleted_topics()
 
     def _suspend(self) -> None:
         """The lease has ended: make waiting requests look for another coordinator, and expire no session."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from chronik.groups.coordinator import GroupCoordinator
-from chronik.groups.step import Append
+from chronik.groups.step import Action, Append, Moment
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
+from chronik.metadata.image import ClusterImage
 from chronik.metadata.names import OFFSETS_TOPIC
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
@@ -49,25 +49,12 @@ APPEND_TIMEOUT_S = 5.0
 whether the batch will be committed, so the waiting requests get an error."""
 
 
-class Owner(Protocol):
-    """The service whose state the topic stores."""
-
-    def loaded(self, partition: int) -> None:
-        """All records of the partition have been replayed."""
-
-    def unloaded(self, partition: int) -> None:
-        """This node no longer leads the partition, or stops."""
-
-    def appended(self, token: int, error: ErrorCode) -> None:
-        """An append is durable (`ErrorCode.none`) or has failed."""
-
-
 class OffsetsTopic:
     """The offsets topic, as far as this node leads its partitions. Owned by the loop.
 
-    Invariants: `owner` is notified of the appends of one partition in the order in which it requested them, and of none
-    that it requested before the partition was last loaded. Loaded state was read in the leader epoch in which this node
-    leads, so no other coordinator has written since.
+    Invariants: the coordinator is notified of the appends of one partition in the order in which it requested them, and
+    of none that it requested before the partition was last loaded. Loaded state was read in the leader epoch in which
+    this node leads, so no other coordinator has written since.
     """
 
     def __init__(
@@ -77,14 +64,17 @@ class OffsetsTopic:
         host: PartitionHost,
         topics: Topics,
         coordinator: GroupCoordinator,
-        owner: Owner,
+        now: Callable[[], Moment],
+        run: Callable[[list[Action]], None],
     ) -> None:
+        """`now` is the groups' clock; `run` carries out the coordinator's actions."""
         self._runtime = runtime
         self._metadata = metadata
         self._host = host
         self._topics = topics
         self._coordinator = coordinator
-        self._owner = owner
+        self._now = now
+        self._run = run
         self._loop = runtime.loop
         self._log = runtime.log.bind(component="groups")
         self._ready: asyncio.Task[None] | None = None
@@ -153,14 +143,19 @@ class OffsetsTopic:
         if self._loads:
             await asyncio.wait(list(self._loads.values()), timeout=START_WAIT_S)
 
-    def metadata_event(self, event: Event) -> None:
-        """Move coordinators with their partitions."""
-        if self._is_stopped:
-            return
+    def metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
+        """Remove the offsets of deleted topics, and move coordinators with their partitions."""
+        for event in events:
+            if not self._is_stopped:
+                self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
         match event:
             case TopicDeleted(topic=topic) if topic.name == OFFSETS_TOPIC:
                 self._unload_all()
                 self._coordinator.partition_count = 0
+            case TopicDeleted(topic=topic):
+                self._run(self._coordinator.topics_deleted((topic.name,), self._now()))
             case TopicCreated(topic=topic) if topic.name == OFFSETS_TOPIC:
                 self._get_ready()
             case LeaderChanged(topic=name, partition=partition) if name == OFFSETS_TOPIC:
@@ -197,7 +192,16 @@ class OffsetsTopic:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LOAD_RETRY_MAX_S)
         del self._loads[partition]
-        self._owner.loaded(partition)
+        unreadable = self._coordinator.finish_loading(partition, self._now())
+        if unreadable:
+            self._log.warning("groups_records_unreadable", partition=partition, count=unreadable)
+        self.forget_deleted_topics()
+
+    def forget_deleted_topics(self) -> None:
+        """Remove the offsets of topics that were deleted while this node could not do so."""
+        topics = self._metadata.image.topics
+        deleted = [topic for topic in self._coordinator.committed_topics() if topic not in topics]
+        self._run(self._coordinator.topics_deleted(deleted, self._now()) if deleted else [])
 
     async def _read_partition(self, index: int) -> None:
         partition = self._host.partitions.get((OFFSETS_TOPIC, index))
@@ -243,17 +247,20 @@ class OffsetsTopic:
         appender = self._appenders.pop(partition, None)
         if appender is not None:
             appender.close()
-        self._owner.unloaded(partition)
+        self._run(self._coordinator.unload(partition, self._now()))
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
     def append(self, append: Append) -> None:
-        """Append to a partition after the earlier appends, and report the outcome to the owner."""
+        """Append to a partition after the earlier appends, and report the outcome to the coordinator."""
         appender = self._appenders.get(append.partition)
         if appender is None:
-            appender = Appender(self._runtime, self._host, append.partition, self._owner.appended)
+            appender = Appender(self._runtime, self._host, append.partition, self._appended)
             self._appenders[append.partition] = appender
         appender.add(append)
+
+    def _appended(self, token: int, error: ErrorCode) -> None:
+        self._run(self._coordinator.appended(token, error, self._now()))
 
 
 class Appender:
