@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from tests.support.handlers import handlers_of
@@ -29,6 +31,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.messages import read_request, read_response, write_request, write_response
 
 T = TypeVar("T")
+P = ParamSpec("P")
 NODE_ID = 1
 DEADLINE_S = 10.0
 
@@ -199,15 +202,28 @@ def garbage_batch() -> bytes:
     return bytes(batch)
 
 
-def with_broker(play: Callable[[FakeBroker], Awaitable[T]], **settings: Any) -> T:
-    """Run a test scenario with its own broker, within a deadline."""
+def with_broker(
+    **settings: Any,
+) -> Callable[[Callable[Concatenate[FakeBroker, P], Awaitable[None]]], Callable[P, None]]:
+    """Run an async test with its own broker, which is its first argument, within a deadline."""
 
-    async def run() -> T:
-        async with asyncio.timeout(DEADLINE_S):
-            broker = FakeBroker(**settings)
-            await broker.start()
-            result = await play(broker)
-            await broker.stop()
-            return result
+    def decorate(test: Callable[Concatenate[FakeBroker, P], Awaitable[None]]) -> Callable[P, None]:
+        async def play(*args: P.args, **kwargs: P.kwargs) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                broker = FakeBroker(**settings)
+                await broker.start()
+                await test(broker, *args, **kwargs)
+                await broker.stop()
 
-    return asyncio.run(run())
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            asyncio.run(play(*args, **kwargs))
+
+        # pytest must not look for a fixture named `broker`.
+        arguments = inspect.signature(test)
+        run.__signature__ = arguments.replace(  # type: ignore[attr-defined]
+            parameters=list(arguments.parameters.values())[1:]
+        )
+        return run
+
+    return decorate

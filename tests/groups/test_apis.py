@@ -68,182 +68,159 @@ async def stable_member(broker: FakeBroker) -> str:
 
 
 @pytest.mark.parametrize("version", versions(find_coordinator))
-def test_find_coordinator_returns_the_coordinator(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
-        found = answer.coordinators[0] if version >= 4 else answer
-        assert found.error_code is ErrorCode.none
-        assert (found.node_id, found.host, found.port) == (1, "localhost", 9092)
-        if version >= 4:
-            assert found.key == GROUP
-
-    with_broker(play)
+@with_broker()
+async def test_find_coordinator_returns_the_coordinator(broker: FakeBroker, version: int) -> None:
+    answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert found.error_code is ErrorCode.none
+    assert (found.node_id, found.host, found.port) == (1, "localhost", 9092)
+    if version >= 4:
+        assert found.key == GROUP
 
 
-def test_find_coordinator_refuses_an_invalid_group_id() -> None:
+@with_broker()
+async def test_find_coordinator_refuses_an_invalid_group_id(broker: FakeBroker) -> None:
     """Hashing a name takes time, and an untrusted client could send names of many megabytes."""
-
-    async def play(broker: FakeBroker) -> None:
-        answer = await broker.ask(find_coordinator.API, 6, {"coordinator_keys": ["x" * 20_000_000, GROUP]})
-        errors = [found.error_code for found in answer.coordinators]
-        assert errors == [ErrorCode.invalid_group_id, ErrorCode.none]
-
-    with_broker(play)
+    answer = await broker.ask(find_coordinator.API, 6, {"coordinator_keys": ["x" * 20_000_000, GROUP]})
+    errors = [found.error_code for found in answer.coordinators]
+    assert errors == [ErrorCode.invalid_group_id, ErrorCode.none]
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_find_coordinator_refuses_transactions_with_a_message(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        values = {"key": "txn", "key_type": 1, "coordinator_keys": ["txn"]}
-        answer = await broker.ask(find_coordinator.API, version, values)
-        found = answer.coordinators[0] if version >= 4 else answer
-        assert found.error_code is ErrorCode.transactional_id_authorization_failed
-        assert "transactions" in found.error_message
-
-    with_broker(play)
+@with_broker()
+async def test_find_coordinator_refuses_transactions_with_a_message(broker: FakeBroker, version: int) -> None:
+    values = {"key": "txn", "key_type": 1, "coordinator_keys": ["txn"]}
+    answer = await broker.ask(find_coordinator.API, version, values)
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert found.error_code is ErrorCode.transactional_id_authorization_failed
+    assert "transactions" in found.error_message
 
 
 @pytest.mark.parametrize("version", versions(join_group))
-def test_join_requires_a_member_id_from_version_4_on(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        answer = await join(broker, version)
-        if version >= 4:
-            assert answer.error_code is ErrorCode.member_id_required
-            assert answer.generation_id == -1
-            assert answer.protocol_name == ("" if version < 7 else None)
-            answer = await join(broker, version, answer.member_id)
-        assert answer.error_code is ErrorCode.none
-        assert answer.generation_id == 1
-        assert answer.leader == answer.member_id
-        assert answer.protocol_name == "range"
-        assert [each.metadata for each in answer.members] == [subscription("t")]
-        if version >= 7:
-            assert answer.protocol_type == "consumer"
-
-    with_broker(play)
+@with_broker()
+async def test_join_requires_a_member_id_from_version_4_on(broker: FakeBroker, version: int) -> None:
+    answer = await join(broker, version)
+    if version >= 4:
+        assert answer.error_code is ErrorCode.member_id_required
+        assert answer.generation_id == -1
+        assert answer.protocol_name == ("" if version < 7 else None)
+        answer = await join(broker, version, answer.member_id)
+    assert answer.error_code is ErrorCode.none
+    assert answer.generation_id == 1
+    assert answer.leader == answer.member_id
+    assert answer.protocol_name == "range"
+    assert [each.metadata for each in answer.members] == [subscription("t")]
+    if version >= 7:
+        assert answer.protocol_type == "consumer"
 
 
 @pytest.mark.parametrize("version", range(5, 10))
-def test_static_member_joins_in_one_step(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        answer = await join(broker, version, group_instance_id="a")
-        assert answer.error_code is ErrorCode.none
-        assert answer.members[0].group_instance_id == "a"
-
-    with_broker(play)
+@with_broker()
+async def test_static_member_joins_in_one_step(broker: FakeBroker, version: int) -> None:
+    answer = await join(broker, version, group_instance_id="a")
+    assert answer.error_code is ErrorCode.none
+    assert answer.members[0].group_instance_id == "a"
 
 
 @pytest.mark.parametrize("version", versions(sync_group))
-def test_sync_returns_the_assignment(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = (await join(broker, 3)).member_id
-        values = {
-            "group_id": GROUP,
-            "generation_id": 1,
-            "member_id": member,
-            "protocol_type": "consumer",
-            "protocol_name": "range",
-            "assignments": [{"member_id": member, "assignment": b"A"}],
-        }
-        answer = await broker.ask(sync_group.API, version, values)
-        assert answer.error_code is ErrorCode.none
-        assert answer.assignment == b"A"
-        if version >= 5:
-            assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
-        values["generation_id"] = 9
-        assert (await broker.ask(sync_group.API, version, values)).error_code is ErrorCode.illegal_generation
-
-    with_broker(play)
+@with_broker()
+async def test_sync_returns_the_assignment(broker: FakeBroker, version: int) -> None:
+    member = (await join(broker, 3)).member_id
+    values = {
+        "group_id": GROUP,
+        "generation_id": 1,
+        "member_id": member,
+        "protocol_type": "consumer",
+        "protocol_name": "range",
+        "assignments": [{"member_id": member, "assignment": b"A"}],
+    }
+    answer = await broker.ask(sync_group.API, version, values)
+    assert answer.error_code is ErrorCode.none
+    assert answer.assignment == b"A"
+    if version >= 5:
+        assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+    values["generation_id"] = 9
+    assert (await broker.ask(sync_group.API, version, values)).error_code is ErrorCode.illegal_generation
 
 
 @pytest.mark.parametrize("version", versions(heartbeat))
-def test_heartbeat_succeeds_only_for_known_members(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await stable_member(broker)
-        values = {"group_id": GROUP, "generation_id": 1, "member_id": member}
-        assert (await broker.ask(heartbeat.API, version, values)).error_code is ErrorCode.none
-        values["member_id"] = "ghost"
-        assert (await broker.ask(heartbeat.API, version, values)).error_code is ErrorCode.unknown_member_id
-
-    with_broker(play)
+@with_broker()
+async def test_heartbeat_succeeds_only_for_known_members(broker: FakeBroker, version: int) -> None:
+    member = await stable_member(broker)
+    values = {"group_id": GROUP, "generation_id": 1, "member_id": member}
+    assert (await broker.ask(heartbeat.API, version, values)).error_code is ErrorCode.none
+    values["member_id"] = "ghost"
+    assert (await broker.ask(heartbeat.API, version, values)).error_code is ErrorCode.unknown_member_id
 
 
 @pytest.mark.parametrize("version", versions(leave_group))
-def test_leave_group_removes_only_known_members(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await stable_member(broker)
+@with_broker()
+async def test_leave_group_removes_only_known_members(broker: FakeBroker, version: int) -> None:
+    member = await stable_member(broker)
 
-        async def leave(member_id: str) -> ErrorCode:
-            values = {"group_id": GROUP, "member_id": member_id, "members": [{"member_id": member_id}]}
-            answer = await broker.ask(leave_group.API, version, values)
-            if version < 3:
-                return ErrorCode(answer.error_code)
-            assert answer.error_code is ErrorCode.none
-            assert answer.members[0].member_id == member_id
-            return ErrorCode(answer.members[0].error_code)
+    async def leave(member_id: str) -> ErrorCode:
+        values = {"group_id": GROUP, "member_id": member_id, "members": [{"member_id": member_id}]}
+        answer = await broker.ask(leave_group.API, version, values)
+        if version < 3:
+            return ErrorCode(answer.error_code)
+        assert answer.error_code is ErrorCode.none
+        assert answer.members[0].member_id == member_id
+        return ErrorCode(answer.members[0].error_code)
 
-        assert await leave("ghost") is ErrorCode.unknown_member_id
-        assert await leave(member) is ErrorCode.none
-        assert await leave(member) is ErrorCode.unknown_member_id
-
-    with_broker(play)
+    assert await leave("ghost") is ErrorCode.unknown_member_id
+    assert await leave(member) is ErrorCode.none
+    assert await leave(member) is ErrorCode.unknown_member_id
 
 
 @pytest.mark.parametrize("version", versions(describe_groups))
-def test_describe_groups_returns_known_and_unknown_groups(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await stable_member(broker)
-        answer = await broker.ask(describe_groups.API, version, {"groups": [GROUP, "nobody"]})
-        known, unknown = answer.groups
-        assert (known.group_id, known.group_state, known.protocol_data) == (GROUP, "Stable", "range")
-        assert [each.member_id for each in known.members] == [member]
-        assert known.members[0].client_host == "/127.0.0.1"
-        assert known.members[0].member_assignment == b"A"
-        assert unknown.group_state == "Dead"
-        if version >= 6:
-            assert unknown.error_code is ErrorCode.group_id_not_found
-            assert "nobody" in unknown.error_message
-        else:
-            assert unknown.error_code is ErrorCode.none
-
-    with_broker(play)
+@with_broker()
+async def test_describe_groups_returns_known_and_unknown_groups(broker: FakeBroker, version: int) -> None:
+    member = await stable_member(broker)
+    answer = await broker.ask(describe_groups.API, version, {"groups": [GROUP, "nobody"]})
+    known, unknown = answer.groups
+    assert (known.group_id, known.group_state, known.protocol_data) == (GROUP, "Stable", "range")
+    assert [each.member_id for each in known.members] == [member]
+    assert known.members[0].client_host == "/127.0.0.1"
+    assert known.members[0].member_assignment == b"A"
+    assert unknown.group_state == "Dead"
+    if version >= 6:
+        assert unknown.error_code is ErrorCode.group_id_not_found
+        assert "nobody" in unknown.error_message
+    else:
+        assert unknown.error_code is ErrorCode.none
 
 
 @pytest.mark.parametrize("version", versions(list_groups))
-def test_list_groups_filters_by_state_and_type(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        await stable_member(broker)
+@with_broker()
+async def test_list_groups_filters_by_state_and_type(broker: FakeBroker, version: int) -> None:
+    await stable_member(broker)
 
-        async def names(**filters: list[str]) -> list[str]:
-            answer = await broker.ask(list_groups.API, version, filters)
-            assert answer.error_code is ErrorCode.none
-            return [group.group_id for group in answer.groups]
+    async def names(**filters: list[str]) -> list[str]:
+        answer = await broker.ask(list_groups.API, version, filters)
+        assert answer.error_code is ErrorCode.none
+        return [group.group_id for group in answer.groups]
 
-        assert await names() == [GROUP]
-        if version >= 4:
-            assert await names(states_filter=["stable"]) == [GROUP]
-            assert await names(states_filter=["Empty"]) == []
-        if version >= 5:
-            assert await names(types_filter=["Classic"]) == [GROUP]
-            assert await names(types_filter=["consumer"]) == []
-
-    with_broker(play)
+    assert await names() == [GROUP]
+    if version >= 4:
+        assert await names(states_filter=["stable"]) == [GROUP]
+        assert await names(states_filter=["Empty"]) == []
+    if version >= 5:
+        assert await names(types_filter=["Classic"]) == [GROUP]
+        assert await names(types_filter=["consumer"]) == []
 
 
 @pytest.mark.parametrize("version", versions(delete_groups))
-def test_delete_groups_deletes_only_empty_groups(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await stable_member(broker)
+@with_broker()
+async def test_delete_groups_deletes_only_empty_groups(broker: FakeBroker, version: int) -> None:
+    member = await stable_member(broker)
 
-        async def delete() -> list[ErrorCode]:
-            answer = await broker.ask(delete_groups.API, version, {"groups_names": [GROUP, "nobody"]})
-            return [result.error_code for result in answer.results]
+    async def delete() -> list[ErrorCode]:
+        answer = await broker.ask(delete_groups.API, version, {"groups_names": [GROUP, "nobody"]})
+        return [result.error_code for result in answer.results]
 
-        assert await delete() == [ErrorCode.non_empty_group, ErrorCode.group_id_not_found]
-        await broker.ask(leave_group.API, 1, {"group_id": GROUP, "member_id": member})
-        assert await delete() == [ErrorCode.none, ErrorCode.group_id_not_found]
-
-    with_broker(play)
+    assert await delete() == [ErrorCode.non_empty_group, ErrorCode.group_id_not_found]
+    await broker.ask(leave_group.API, 1, {"group_id": GROUP, "member_id": member})
+    assert await delete() == [ErrorCode.none, ErrorCode.group_id_not_found]
 
 
 def topic_key(version: int, name: str, topic_id: UUID) -> dict[str, Any]:
@@ -268,109 +245,103 @@ def fetch_values(version: int, topics: list[dict[str, Any]] | None, group_id: st
 
 
 @pytest.mark.parametrize("version", versions(offset_commit))
-def test_offset_commit_returns_an_error_code_for_each_partition(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        topic_id = await broker.create_topic("t")
-        partitions = [
-            {"partition_index": 0, "committed_offset": 7, "committed_metadata": None},
-            {"partition_index": 1, "committed_offset": 7, "committed_metadata": ""},
-        ]
-        unknown_id = UUID(int=99)
-        values = {
-            "group_id": GROUP,
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "topics": [
-                {**topic_key(version, "t", topic_id), "partitions": partitions},
-                {**topic_key(version, "nope", unknown_id), "partitions": partitions[:1]},
-            ],
-        }
-        answer = await broker.ask(offset_commit.API, version, values)
-        errors = [[each.error_code for each in topic.partitions] for topic in answer.topics]
-        unknown = ErrorCode.unknown_topic_or_partition
-        assert errors == [[ErrorCode.none, unknown], [ErrorCode.unknown_topic_id if version >= 10 else unknown]]
-        if version >= 10:
-            assert [topic.topic_id for topic in answer.topics] == [topic_id, unknown_id]
-        else:
-            assert [topic.name for topic in answer.topics] == ["t", "nope"]
-        fetched = await broker.ask(offset_fetch.API, 5, fetch_values(5, None))
-        assert offset_of(fetched, 5) == [(0, 7, "", ErrorCode.none)]
-
-    with_broker(play)
+@with_broker()
+async def test_offset_commit_returns_an_error_code_for_each_partition(broker: FakeBroker, version: int) -> None:
+    topic_id = await broker.create_topic("t")
+    partitions = [
+        {"partition_index": 0, "committed_offset": 7, "committed_metadata": None},
+        {"partition_index": 1, "committed_offset": 7, "committed_metadata": ""},
+    ]
+    unknown_id = UUID(int=99)
+    values = {
+        "group_id": GROUP,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "topics": [
+            {**topic_key(version, "t", topic_id), "partitions": partitions},
+            {**topic_key(version, "nope", unknown_id), "partitions": partitions[:1]},
+        ],
+    }
+    answer = await broker.ask(offset_commit.API, version, values)
+    errors = [[each.error_code for each in topic.partitions] for topic in answer.topics]
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert errors == [[ErrorCode.none, unknown], [ErrorCode.unknown_topic_id if version >= 10 else unknown]]
+    if version >= 10:
+        assert [topic.topic_id for topic in answer.topics] == [topic_id, unknown_id]
+    else:
+        assert [topic.name for topic in answer.topics] == ["t", "nope"]
+    fetched = await broker.ask(offset_fetch.API, 5, fetch_values(5, None))
+    assert offset_of(fetched, 5) == [(0, 7, "", ErrorCode.none)]
 
 
 @pytest.mark.parametrize("version", versions(offset_fetch))
-def test_offset_fetch_returns_minus_one_for_missing_offsets_without_an_error(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        topic_id = await broker.create_topic("t", 2)
-        partition = {
-            "partition_index": 0,
-            "committed_offset": 7,
-            "committed_leader_epoch": 3,
-            "committed_metadata": "why",
-        }
-        values = {"group_id": GROUP, "member_id": "", "topics": [{"name": "t", "partitions": [partition]}]}
-        await broker.ask(offset_commit.API, 8, values)
-        wanted = [{**topic_key(version, "t", topic_id), "partition_indexes": [0, 1]}]
-        both = [(0, 7, "why", ErrorCode.none), (1, -1, "", ErrorCode.none)]
-        assert offset_of(await broker.ask(offset_fetch.API, version, fetch_values(version, wanted)), version) == both
-        strangers = await broker.ask(offset_fetch.API, version, fetch_values(version, wanted, "nobody"))
-        assert [each[1] for each in offset_of(strangers, version)] == [-1, -1]
-        if version >= 2:
-            answer = await broker.ask(offset_fetch.API, version, fetch_values(version, None))
-            assert offset_of(answer, version) == both[:1]
-        if version >= 10:
-            unknown = [{"topic_id": UUID(int=99), "partition_indexes": [0]}]
-            answer = await broker.ask(offset_fetch.API, version, fetch_values(version, unknown))
-            assert offset_of(answer, version) == [(0, -1, "", ErrorCode.unknown_topic_id)]
-
-    with_broker(play)
+@with_broker()
+async def test_offset_fetch_returns_minus_one_for_missing_offsets_without_an_error(
+    broker: FakeBroker, version: int
+) -> None:
+    topic_id = await broker.create_topic("t", 2)
+    partition = {
+        "partition_index": 0,
+        "committed_offset": 7,
+        "committed_leader_epoch": 3,
+        "committed_metadata": "why",
+    }
+    values = {"group_id": GROUP, "member_id": "", "topics": [{"name": "t", "partitions": [partition]}]}
+    await broker.ask(offset_commit.API, 8, values)
+    wanted = [{**topic_key(version, "t", topic_id), "partition_indexes": [0, 1]}]
+    both = [(0, 7, "why", ErrorCode.none), (1, -1, "", ErrorCode.none)]
+    assert offset_of(await broker.ask(offset_fetch.API, version, fetch_values(version, wanted)), version) == both
+    strangers = await broker.ask(offset_fetch.API, version, fetch_values(version, wanted, "nobody"))
+    assert [each[1] for each in offset_of(strangers, version)] == [-1, -1]
+    if version >= 2:
+        answer = await broker.ask(offset_fetch.API, version, fetch_values(version, None))
+        assert offset_of(answer, version) == both[:1]
+    if version >= 10:
+        unknown = [{"topic_id": UUID(int=99), "partition_indexes": [0]}]
+        answer = await broker.ask(offset_fetch.API, version, fetch_values(version, unknown))
+        assert offset_of(answer, version) == [(0, -1, "", ErrorCode.unknown_topic_id)]
 
 
 @pytest.mark.parametrize("version", versions(offset_fetch))
-def test_offset_fetch_reports_not_coordinator_in_every_version(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        topic_id = await broker.create_topic("t")
-        await broker.groups.topic.ensure_exists()
-        await broker.groups.stop()
-        wanted = [{**topic_key(version, "t", topic_id), "partition_indexes": [0]}]
-        answer = await broker.ask(offset_fetch.API, version, fetch_values(version, wanted))
-        if version >= 8:
-            assert answer.groups[0].error_code is ErrorCode.not_coordinator
-        elif version >= 2:
-            assert answer.error_code is ErrorCode.not_coordinator
-        else:
-            assert answer.topics[0].partitions[0].error_code is ErrorCode.not_coordinator
-
-    with_broker(play)
+@with_broker()
+async def test_offset_fetch_reports_not_coordinator_in_every_version(broker: FakeBroker, version: int) -> None:
+    topic_id = await broker.create_topic("t")
+    await broker.groups.topic.ensure_exists()
+    await broker.groups.stop()
+    wanted = [{**topic_key(version, "t", topic_id), "partition_indexes": [0]}]
+    answer = await broker.ask(offset_fetch.API, version, fetch_values(version, wanted))
+    if version >= 8:
+        assert answer.groups[0].error_code is ErrorCode.not_coordinator
+    elif version >= 2:
+        assert answer.error_code is ErrorCode.not_coordinator
+    else:
+        assert answer.topics[0].partitions[0].error_code is ErrorCode.not_coordinator
 
 
-def test_offset_delete_returns_an_error_code_for_each_partition() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t", 2)
-        partition = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
-        values = {"group_id": GROUP, "member_id": "", "topics": [{"name": "t", "partitions": [partition]}]}
-        await broker.ask(offset_commit.API, 8, values)
-        topics = [{"name": "t", "partitions": [{"partition_index": 0}, {"partition_index": 5}]}]
-        answer = await broker.ask(offset_delete.API, 0, {"group_id": GROUP, "topics": topics})
-        assert answer.error_code is ErrorCode.none
-        errors = [each.error_code for each in answer.topics[0].partitions]
-        assert errors == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
-        answer = await broker.ask(offset_delete.API, 0, {"group_id": "nobody", "topics": topics})
-        assert answer.error_code is ErrorCode.group_id_not_found
-
-    with_broker(play)
+@with_broker()
+async def test_offset_delete_returns_an_error_code_for_each_partition(broker: FakeBroker) -> None:
+    await broker.create_topic("t", 2)
+    partition = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
+    values = {"group_id": GROUP, "member_id": "", "topics": [{"name": "t", "partitions": [partition]}]}
+    await broker.ask(offset_commit.API, 8, values)
+    topics = [{"name": "t", "partitions": [{"partition_index": 0}, {"partition_index": 5}]}]
+    answer = await broker.ask(offset_delete.API, 0, {"group_id": GROUP, "topics": topics})
+    assert answer.error_code is ErrorCode.none
+    errors = [each.error_code for each in answer.topics[0].partitions]
+    assert errors == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+    answer = await broker.ask(offset_delete.API, 0, {"group_id": "nobody", "topics": topics})
+    assert answer.error_code is ErrorCode.group_id_not_found
 
 
 @pytest.mark.parametrize(
     ("module", "version"), [(module, version) for module in MODULES for version in versions(module)]
 )
-def test_stopped_node_answers_every_version_of_every_group_api(module: Any, version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.groups.stop()
-        commit = {"topics": [{"partitions": [{"partition_index": 0, "committed_offset": 1}]}]}
-        values: dict[str, Any] = commit if module is offset_commit else {}
-        async with asyncio.timeout(5):
-            assert await broker.ask(module.API, version, values) is not None
-
-    with_broker(play)
+@with_broker()
+async def test_stopped_node_answers_every_version_of_every_group_api(
+    broker: FakeBroker, module: Any, version: int
+) -> None:
+    await broker.groups.stop()
+    commit = {"topics": [{"partitions": [{"partition_index": 0, "committed_offset": 1}]}]}
+    values: dict[str, Any] = commit if module is offset_commit else {}
+    async with asyncio.timeout(5):
+        assert await broker.ask(module.API, version, values) is not None

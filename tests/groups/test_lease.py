@@ -99,165 +99,147 @@ async def committed_group(broker: FakeBroker) -> str:
 
 
 @pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
-def test_coordinator_without_a_lease_refuses_requests_and_changes_nothing(
-    module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
+@with_broker()
+async def test_coordinator_without_a_lease_refuses_requests_and_changes_nothing(
+    broker: FakeBroker, module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
 ) -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await committed_group(broker)
-        broker.has_lease = False
-        assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
-        broker.has_lease = True
-        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
-        _, offsets = await broker.groups.committed(GROUP, [("t", 0)])
-        found = offsets[("t", 0)]
-        assert found is not None and found.offset == 5
-
-    with_broker(play)
+    member = await committed_group(broker)
+    broker.has_lease = False
+    assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
+    broker.has_lease = True
+    assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+    _, offsets = await broker.groups.committed(GROUP, [("t", 0)])
+    found = offsets[("t", 0)]
+    assert found is not None and found.offset == 5
 
 
 @pytest.mark.parametrize(("module", "version", "values", "error"), REQUESTS)
-def test_coordinator_refuses_requests_while_it_hands_its_partition_over(
-    module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
+@with_broker()
+async def test_coordinator_refuses_requests_while_it_hands_its_partition_over(
+    broker: FakeBroker, module: Any, version: int, values: dict[str, Any], error: Callable[[Any], ErrorCode]
 ) -> None:
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        broker.hands_over.add((OFFSETS_TOPIC, group_partition(GROUP, broker.config.offsets_topic_partitions)))
-        assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
-
-    with_broker(play)
+    await committed_group(broker)
+    broker.hands_over.add((OFFSETS_TOPIC, group_partition(GROUP, broker.config.offsets_topic_partitions)))
+    assert error(await broker.ask(module.API, version, values)) is ErrorCode.not_coordinator
 
 
-def test_coordinator_without_a_lease_lists_no_groups_and_reports_no_lag() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        assert len((await broker.ask(list_groups.API, 5, {})).groups) == 1
-        assert len(list(broker.groups.lag_gauges())) == 1
-        broker.has_lease = False
-        answer = await broker.ask(list_groups.API, 5, {})
-        assert (answer.error_code, answer.groups) == (ErrorCode.none, ())
-        assert list(broker.groups.lag_gauges()) == []
-
-    with_broker(play)
+@with_broker()
+async def test_coordinator_without_a_lease_lists_no_groups_and_reports_no_lag(broker: FakeBroker) -> None:
+    await committed_group(broker)
+    assert len((await broker.ask(list_groups.API, 5, {})).groups) == 1
+    assert len(list(broker.groups.lag_gauges())) == 1
+    broker.has_lease = False
+    answer = await broker.ask(list_groups.API, 5, {})
+    assert (answer.error_code, answer.groups) == (ErrorCode.none, ())
+    assert list(broker.groups.lag_gauges()) == []
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_coordinator_is_not_available_without_a_lease(version: int) -> None:
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        broker.has_lease = False
-        answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
-        found = answer.coordinators[0] if version >= 4 else answer
-        assert (found.error_code, found.node_id) == (ErrorCode.coordinator_not_available, -1)
-
-    with_broker(play)
+@with_broker()
+async def test_coordinator_is_not_available_without_a_lease(broker: FakeBroker, version: int) -> None:
+    await committed_group(broker)
+    broker.has_lease = False
+    answer = await broker.ask(find_coordinator.API, version, {"key": GROUP, "coordinator_keys": [GROUP]})
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert (found.error_code, found.node_id) == (ErrorCode.coordinator_not_available, -1)
 
 
-def test_waiting_join_gets_not_coordinator_when_the_lease_expires() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        waiting = asyncio.ensure_future(join(broker, 3))
-        await asyncio.sleep(0)
-        broker.has_lease = False
-        assert (await waiting).error_code is ErrorCode.not_coordinator
-
-    with_broker(play)
+@with_broker()
+async def test_waiting_join_gets_not_coordinator_when_the_lease_expires(broker: FakeBroker) -> None:
+    await committed_group(broker)
+    waiting = asyncio.ensure_future(join(broker, 3))
+    await asyncio.sleep(0)
+    broker.has_lease = False
+    assert (await waiting).error_code is ErrorCode.not_coordinator
 
 
-def test_waiting_sync_gets_not_coordinator_when_the_lease_expires() -> None:
-    async def play(broker: FakeBroker) -> None:
-        first = asyncio.ensure_future(join(broker, 3))
-        second = asyncio.ensure_future(join(broker, 3))
-        members = {answer.member_id: answer.leader for answer in await asyncio.gather(first, second)}
-        follower = next(member for member, leader in members.items() if member != leader)
-        values = {"group_id": GROUP, "generation_id": 1, "member_id": follower, "assignments": []}
-        waiting = asyncio.ensure_future(broker.ask(sync_group.API, 3, values))
-        await asyncio.sleep(0)
-        broker.has_lease = False
-        assert (await waiting).error_code is ErrorCode.not_coordinator
-
-    with_broker(play, group_initial_rebalance_delay_ms=50)
+@with_broker(group_initial_rebalance_delay_ms=50)
+async def test_waiting_sync_gets_not_coordinator_when_the_lease_expires(broker: FakeBroker) -> None:
+    first = asyncio.ensure_future(join(broker, 3))
+    second = asyncio.ensure_future(join(broker, 3))
+    members = {answer.member_id: answer.leader for answer in await asyncio.gather(first, second)}
+    follower = next(member for member, leader in members.items() if member != leader)
+    values = {"group_id": GROUP, "generation_id": 1, "member_id": follower, "assignments": []}
+    waiting = asyncio.ensure_future(broker.ask(sync_group.API, 3, values))
+    await asyncio.sleep(0)
+    broker.has_lease = False
+    assert (await waiting).error_code is ErrorCode.not_coordinator
 
 
-def test_commit_that_becomes_durable_after_the_lease_expires_is_not_acknowledged() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        broker.appends_allowed.clear()
-        commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
-        waiting = asyncio.ensure_future(broker.groups.commit(commit))
-        await asyncio.sleep(0)
-        broker.has_lease = False
-        broker.appends_allowed.set()
-        with pytest.raises(KafkaError) as refused:
-            await waiting
-        assert refused.value.code is ErrorCode.not_coordinator
-
-    with_broker(play)
+@with_broker()
+async def test_commit_that_becomes_durable_after_the_lease_expires_is_not_acknowledged(broker: FakeBroker) -> None:
+    await committed_group(broker)
+    broker.appends_allowed.clear()
+    commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
+    waiting = asyncio.ensure_future(broker.groups.commit(commit))
+    await asyncio.sleep(0)
+    broker.has_lease = False
+    broker.appends_allowed.set()
+    with pytest.raises(KafkaError) as refused:
+        await waiting
+    assert refused.value.code is ErrorCode.not_coordinator
 
 
-def test_sessions_do_not_expire_while_the_coordinator_has_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_broker(group_min_session_timeout_ms=1)
+async def test_sessions_do_not_expire_while_the_coordinator_has_no_lease(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group_service, "LEASE_CHECK_S", 0.01)
-
-    async def play(broker: FakeBroker) -> None:
-        joined = await broker.groups.join(join_request(session_timeout_ms=1_000))
-        member = joined["member_id"]
-        await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
-        broker.has_lease = False
-        await asyncio.sleep(1.5)
-        broker.has_lease = True
-        # It is still a member of the same generation, although its session timeout has passed.
-        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
-        # Its session expires normally, because the session clock runs again.
-        while (await broker.groups.describe(GROUP))["members"]:
-            await asyncio.sleep(0.005)
-
-    with_broker(play, group_min_session_timeout_ms=1)
+    joined = await broker.groups.join(join_request(session_timeout_ms=1_000))
+    member = joined["member_id"]
+    await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
+    broker.has_lease = False
+    await asyncio.sleep(1.5)
+    broker.has_lease = True
+    # It is still a member of the same generation, although its session timeout has passed.
+    assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+    # Its session expires normally, because the session clock runs again.
+    while (await broker.groups.describe(GROUP))["members"]:
+        await asyncio.sleep(0.005)
 
 
-def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch() -> None:
-    async def play(broker: FakeBroker) -> None:
-        member = await committed_group(broker)
-        index = group_partition(GROUP, broker.config.offsets_topic_partitions)
-        before = broker.image.partition(OFFSETS_TOPIC, index)
-        assert before is not None
-        # Another coordinator led in between, and its writes reached the log. This node saw only the last epoch.
-        away = FakeBroker(broker.logs)
-        away.metadata.image = broker.image
-        await away.start()
-        commit = CommitRequest(GROUP, 1, member, None, ((("t", 0), 50, -1, ""),))
-        assert await away.groups.commit(commit) == {("t", 0): ErrorCode.none}
-        await away.stop()
-        after = PartitionImage(index, 1, before.leader_epoch + 2, before.replicas, before.isr)
-        topic_id = broker.image.require_topic(OFFSETS_TOPIC).id
-        broker.groups.topic.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
+@with_broker()
+async def test_node_reloads_its_groups_when_it_leads_again_in_a_later_epoch(broker: FakeBroker) -> None:
+    member = await committed_group(broker)
+    index = group_partition(GROUP, broker.config.offsets_topic_partitions)
+    before = broker.image.partition(OFFSETS_TOPIC, index)
+    assert before is not None
+    # Another coordinator led in between, and its writes reached the log. This node saw only the last epoch.
+    away = FakeBroker(broker.logs)
+    away.metadata.image = broker.image
+    await away.start()
+    commit = CommitRequest(GROUP, 1, member, None, ((("t", 0), 50, -1, ""),))
+    assert await away.groups.commit(commit) == {("t", 0): ErrorCode.none}
+    await away.stop()
+    after = PartitionImage(index, 1, before.leader_epoch + 2, before.replicas, before.isr)
+    topic_id = broker.image.require_topic(OFFSETS_TOPIC).id
+    broker.groups.topic.metadata_changed(broker.image, [LeaderChanged(OFFSETS_TOPIC, topic_id, after)])
+    error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
+    while error is ErrorCode.coordinator_load_in_progress:
+        await asyncio.sleep(0.001)
         error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
-        while error is ErrorCode.coordinator_load_in_progress:
-            await asyncio.sleep(0.001)
-            error, offsets = await broker.groups.committed(GROUP, [("t", 0)])
-        found = offsets[("t", 0)]
-        assert error is ErrorCode.none
-        assert found is not None and found.offset == 50
-
-    with_broker(play)
+    found = offsets[("t", 0)]
+    assert error is ErrorCode.none
+    assert found is not None and found.offset == 50
 
 
-def test_commit_times_out_if_its_batch_is_never_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_broker()
+async def test_commit_times_out_if_its_batch_is_never_replicated(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(offsets_topic, "APPEND_TIMEOUT_S", 0.05)
-
-    async def play(broker: FakeBroker) -> None:
-        await committed_group(broker)
-        broker.appends_allowed.clear()
-        commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
-        first = asyncio.ensure_future(broker.groups.commit(commit))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        # The second commit waits for the first one, but no longer than that.
-        second = asyncio.ensure_future(broker.groups.commit(commit))
-        for errors in await asyncio.gather(first, second):
-            assert errors == {("t", 0): ErrorCode.coordinator_not_available}
-        broker.appends_allowed.set()
-        assert await broker.groups.commit(commit) == {("t", 0): ErrorCode.none}
-
-    with_broker(play)
+    await committed_group(broker)
+    broker.appends_allowed.clear()
+    commit = CommitRequest("other", -1, "", None, ((("t", 0), 9, -1, ""),))
+    first = asyncio.ensure_future(broker.groups.commit(commit))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    # The second commit waits for the first one, but no longer than that.
+    second = asyncio.ensure_future(broker.groups.commit(commit))
+    for errors in await asyncio.gather(first, second):
+        assert errors == {("t", 0): ErrorCode.coordinator_not_available}
+    broker.appends_allowed.set()
+    assert await broker.groups.commit(commit) == {("t", 0): ErrorCode.none}
 
 
 # The state machine

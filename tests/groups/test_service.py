@@ -30,201 +30,171 @@ def offsets_log(broker: FakeBroker, group_id: str = GROUP) -> MemoryLog:
     return broker.logs[(OFFSETS_TOPIC, group_partition(group_id, broker.config.offsets_topic_partitions))]
 
 
-def test_first_coordinator_lookup_creates_the_compacted_offsets_topic() -> None:
-    async def play(broker: FakeBroker) -> None:
-        assert broker.groups.groups() == []
-        assert broker.image.topic(OFFSETS_TOPIC) is None
-        leader = await broker.groups.coordinator_of(GROUP)
-        assert (leader.id, leader.host, leader.port) == (1, "localhost", 9092)
-        topic = broker.image.require_topic(OFFSETS_TOPIC)
-        assert len(topic.partitions) == broker.config.offsets_topic_partitions
-        assert topic.configs["cleanup.policy"] == "compact"
-
-    with_broker(play)
+@with_broker()
+async def test_first_coordinator_lookup_creates_the_compacted_offsets_topic(broker: FakeBroker) -> None:
+    assert broker.groups.groups() == []
+    assert broker.image.topic(OFFSETS_TOPIC) is None
+    leader = await broker.groups.coordinator_of(GROUP)
+    assert (leader.id, leader.host, leader.port) == (1, "localhost", 9092)
+    topic = broker.image.require_topic(OFFSETS_TOPIC)
+    assert len(topic.partitions) == broker.config.offsets_topic_partitions
+    assert topic.configs["cleanup.policy"] == "compact"
 
 
-def test_concurrent_first_requests_create_one_offsets_topic() -> None:
-    async def play(broker: FakeBroker) -> None:
-        leaders = await asyncio.gather(*(broker.groups.coordinator_of(f"g{number}") for number in range(20)))
-        assert {leader.id for leader in leaders} == {1}
-
-    with_broker(play)
+@with_broker()
+async def test_concurrent_first_requests_create_one_offsets_topic(broker: FakeBroker) -> None:
+    leaders = await asyncio.gather(*(broker.groups.coordinator_of(f"g{number}") for number in range(20)))
+    assert {leader.id for leader in leaders} == {1}
 
 
-def test_first_commit_succeeds_before_the_offsets_topic_exists() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.none}
-        assert await committed(broker) == {("t", 0): 7}
-
-    with_broker(play)
+@with_broker()
+async def test_first_commit_succeeds_before_the_offsets_topic_exists(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.none}
+    assert await committed(broker) == {("t", 0): 7}
 
 
-def test_pending_commits_share_one_batch_and_keep_their_order() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        await broker.groups.commit(commit(0))
-        log = offsets_log(broker)
-        before = len(log.batches)
-        broker.appends_allowed.clear()
-        commits = [asyncio.ensure_future(broker.groups.commit(commit(offset))) for offset in range(1, 51)]
-        await asyncio.sleep(0)
-        broker.appends_allowed.set()
-        await asyncio.gather(*commits)
-        counts = [read_batch_header(batch).record_count for batch in log.batches[before:]]
-        assert sum(counts) == 50
-        assert len(counts) <= 2
-        assert await committed(broker) == {("t", 0): 50}
-
-    with_broker(play)
+@with_broker()
+async def test_pending_commits_share_one_batch_and_keep_their_order(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(0))
+    log = offsets_log(broker)
+    before = len(log.batches)
+    broker.appends_allowed.clear()
+    commits = [asyncio.ensure_future(broker.groups.commit(commit(offset))) for offset in range(1, 51)]
+    await asyncio.sleep(0)
+    broker.appends_allowed.set()
+    await asyncio.gather(*commits)
+    counts = [read_batch_header(batch).record_count for batch in log.batches[before:]]
+    assert sum(counts) == 50
+    assert len(counts) <= 2
+    assert await committed(broker) == {("t", 0): 50}
 
 
-def test_failed_append_fails_its_commits_and_later_commits_succeed() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        broker.append_error = KafkaError(ErrorCode.kafka_storage_error, "full")
-        assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.not_coordinator}
-        broker.append_error = None
-        assert await broker.groups.commit(commit(8)) == {("t", 0): ErrorCode.none}
-        assert await committed(broker) == {("t", 0): 8}
-
-    with_broker(play)
+@with_broker()
+async def test_failed_append_fails_its_commits_and_later_commits_succeed(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    broker.append_error = KafkaError(ErrorCode.kafka_storage_error, "full")
+    assert await broker.groups.commit(commit(7)) == {("t", 0): ErrorCode.not_coordinator}
+    broker.append_error = None
+    assert await broker.groups.commit(commit(8)) == {("t", 0): ErrorCode.none}
+    assert await committed(broker) == {("t", 0): 8}
 
 
-def test_groups_and_offsets_survive_a_restart() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        joined = await broker.groups.join(join_request())
-        member = joined["member_id"]
-        await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
-        await broker.groups.commit(commit(7, "simple"))
+@with_broker()
+async def test_groups_and_offsets_survive_a_restart(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    joined = await broker.groups.join(join_request())
+    member = joined["member_id"]
+    await broker.groups.sync(SyncRequest(GROUP, 1, member, None, None, None, {member: b"A"}))
+    await broker.groups.commit(commit(7, "simple"))
 
-        again = FakeBroker(broker.logs)
-        again.metadata.image = broker.image
-        await again.start()
-        states = {group["group_id"]: group["group_state"] for group in again.groups.groups()}
-        assert states == {GROUP: "Stable", "simple": "Empty"}
-        assert again.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
-        assert await committed(again, "simple") == {("t", 0): 7}
-        await again.stop()
-
-    with_broker(play)
+    again = FakeBroker(broker.logs)
+    again.metadata.image = broker.image
+    await again.start()
+    states = {group["group_id"]: group["group_state"] for group in again.groups.groups()}
+    assert states == {GROUP: "Stable", "simple": "Empty"}
+    assert again.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+    assert await committed(again, "simple") == {("t", 0): 7}
+    await again.stop()
 
 
-def test_damaged_batch_loses_only_its_own_records() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        await broker.groups.commit(commit(7))
-        offsets_log(broker).append(garbage_batch())
-        await broker.groups.commit(commit(8, partition=0))
+@with_broker()
+async def test_damaged_batch_loses_only_its_own_records(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(7))
+    offsets_log(broker).append(garbage_batch())
+    await broker.groups.commit(commit(8, partition=0))
 
-        again = FakeBroker(broker.logs)
-        again.metadata.image = broker.image
-        await again.start()
-        assert await committed(again) == {("t", 0): 8}
-        assert any("groups_records_unreadable" in line for line in again.lines)
-        await again.stop()
-
-    with_broker(play)
+    again = FakeBroker(broker.logs)
+    again.metadata.image = broker.image
+    await again.start()
+    assert await committed(again) == {("t", 0): 8}
+    assert any("groups_records_unreadable" in line for line in again.lines)
+    await again.stop()
 
 
-def test_topic_deletion_writes_tombstones_for_its_committed_offsets() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        await broker.groups.commit(commit(7))
-        size = len(offsets_log(broker).batches)
-        await broker.delete_topic("t")
-        while len(offsets_log(broker).batches) == size:
-            await asyncio.sleep(0.001)
-        while await committed(broker):
-            await asyncio.sleep(0.001)
-
-    with_broker(play)
+@with_broker()
+async def test_topic_deletion_writes_tombstones_for_its_committed_offsets(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(7))
+    size = len(offsets_log(broker).batches)
+    await broker.delete_topic("t")
+    while len(offsets_log(broker).batches) == size:
+        await asyncio.sleep(0.001)
+    while await committed(broker):
+        await asyncio.sleep(0.001)
 
 
-def test_loading_removes_offsets_of_a_topic_that_was_deleted_while_the_node_was_down() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        await broker.groups.commit(commit(7))
-        await broker.groups.stop()
-        await broker.delete_topic("t")
+@with_broker()
+async def test_loading_removes_offsets_of_a_topic_that_was_deleted_while_the_node_was_down(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(7))
+    await broker.groups.stop()
+    await broker.delete_topic("t")
 
-        again = FakeBroker(broker.logs)
-        again.metadata.image = broker.image
-        await again.start()
-        while await committed(again):
-            await asyncio.sleep(0.001)
-        await again.stop()
-
-    with_broker(play)
+    again = FakeBroker(broker.logs)
+    again.metadata.image = broker.image
+    await again.start()
+    while await committed(again):
+        await asyncio.sleep(0.001)
+    await again.stop()
 
 
-def test_session_expires_by_the_loops_clock() -> None:
-    async def play(broker: FakeBroker) -> None:
-        joined = await broker.groups.join(join_request(session_timeout_ms=50))
-        member = joined["member_id"]
-        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
-        while (await broker.groups.describe(GROUP))["members"]:
-            await asyncio.sleep(0.005)
-        assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.unknown_member_id
-
-    with_broker(play, group_min_session_timeout_ms=1)
+@with_broker(group_min_session_timeout_ms=1)
+async def test_session_expires_by_the_loops_clock(broker: FakeBroker) -> None:
+    joined = await broker.groups.join(join_request(session_timeout_ms=50))
+    member = joined["member_id"]
+    assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.none
+    while (await broker.groups.describe(GROUP))["members"]:
+        await asyncio.sleep(0.005)
+    assert broker.groups.heartbeat(GROUP, member, 1, None) is ErrorCode.unknown_member_id
 
 
-def test_rebalances_are_counted() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.groups.join(join_request())
-        assert broker.metrics.group_rebalances == 1
-
-    with_broker(play)
+@with_broker()
+async def test_rebalances_are_counted(broker: FakeBroker) -> None:
+    await broker.groups.join(join_request())
+    assert broker.metrics.group_rebalances == 1
 
 
-def test_stop_answers_waiting_requests_with_not_coordinator() -> None:
-    async def play(broker: FakeBroker) -> None:
-        joined = await broker.groups.join(join_request())
-        waiting = asyncio.ensure_future(broker.groups.join(join_request()))
-        await asyncio.sleep(0)
-        await broker.groups.stop()
-        assert (await waiting)["error_code"] is ErrorCode.not_coordinator
-        assert broker.groups.heartbeat(GROUP, joined["member_id"], 1, None) is ErrorCode.not_coordinator
-
-    with_broker(play)
+@with_broker()
+async def test_stop_answers_waiting_requests_with_not_coordinator(broker: FakeBroker) -> None:
+    joined = await broker.groups.join(join_request())
+    waiting = asyncio.ensure_future(broker.groups.join(join_request()))
+    await asyncio.sleep(0)
+    await broker.groups.stop()
+    assert (await waiting)["error_code"] is ErrorCode.not_coordinator
+    assert broker.groups.heartbeat(GROUP, joined["member_id"], 1, None) is ErrorCode.not_coordinator
 
 
-def test_cancelled_join_does_not_block_the_group() -> None:
-    async def play(broker: FakeBroker) -> None:
-        first = await broker.groups.join(join_request())
-        waiting = asyncio.ensure_future(broker.groups.join(join_request()))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        again = await broker.groups.join(join_request(first["member_id"]))
-        assert again["generation_id"] == 2
-
-    with_broker(play)
+@with_broker()
+async def test_cancelled_join_does_not_block_the_group(broker: FakeBroker) -> None:
+    first = await broker.groups.join(join_request())
+    waiting = asyncio.ensure_future(broker.groups.join(join_request()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    again = await broker.groups.join(join_request(first["member_id"]))
+    assert again["generation_id"] == 2
 
 
-def test_lag_is_the_distance_from_the_committed_offset_to_the_log_end() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t", 2)
-        broker.logs[("t", 0)] = MemoryLog(log_end_offset=10)
-        broker.logs[("t", 1)] = MemoryLog(log_end_offset=3)
-        await broker.groups.commit(commit(7))
-        await broker.groups.commit(commit(5, partition=1))
-        assert list(broker.groups.lag_gauges()) == [(GROUP, "t", 0, 3), (GROUP, "t", 1, 0)]
-
-    with_broker(play)
+@with_broker()
+async def test_lag_is_the_distance_from_the_committed_offset_to_the_log_end(broker: FakeBroker) -> None:
+    await broker.create_topic("t", 2)
+    broker.logs[("t", 0)] = MemoryLog(log_end_offset=10)
+    broker.logs[("t", 1)] = MemoryLog(log_end_offset=3)
+    await broker.groups.commit(commit(7))
+    await broker.groups.commit(commit(5, partition=1))
+    assert list(broker.groups.lag_gauges()) == [(GROUP, "t", 0, 3), (GROUP, "t", 1, 0)]
 
 
-def test_coordinator_forgets_groups_of_a_deleted_offsets_topic() -> None:
-    async def play(broker: FakeBroker) -> None:
-        await broker.create_topic("t")
-        await broker.groups.commit(commit(7))
-        await broker.delete_topic(OFFSETS_TOPIC)
-        assert broker.groups.groups() == []
-        broker.logs.clear()
-        # The next request creates the topic again.
-        assert await committed(broker) == {}
-
-    with_broker(play)
+@with_broker()
+async def test_coordinator_forgets_groups_of_a_deleted_offsets_topic(broker: FakeBroker) -> None:
+    await broker.create_topic("t")
+    await broker.groups.commit(commit(7))
+    await broker.delete_topic(OFFSETS_TOPIC)
+    assert broker.groups.groups() == []
+    broker.logs.clear()
+    # The next request creates the topic again.
+    assert await committed(broker) == {}
