@@ -60,8 +60,8 @@ class AgeClock:
             self._log.error(
                 "wall_clock_jumped",
                 by_s=(ahead_ms - self._ahead_ms) // 1000,
-                then=f"deletion by age goes by the old time for {AGREES_S / 3600:.0f} hours: set the clock right, "
-                "or restart the node if it is right now",
+                then=f"deletion by age uses the old time for {AGREES_S / 3600:.0f} hours: correct the clock, "
+                "or restart the node if the clock is correct now",
             )
         elif own_s - jump.since_s >= AGREES_S:
             self._log.warning("wall_clock_believed", by_s=(ahead_ms - self._ahead_ms) // 1000)

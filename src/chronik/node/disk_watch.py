@@ -108,7 +108,7 @@ class DiskWatch:
             return
         self.is_stuck = is_stuck
         if is_stuck:
-            then = "other nodes lead until it does"
+            then = "other nodes lead until it answers"
             self._log.error("disk_stuck", timeout_ms=int(self.timeout_s * 1000), reason=NO_ANSWER, then=then)
         else:
             self._log.info("disk_recovered")

@@ -95,7 +95,7 @@ def topic_settings(topic: TopicImage, defaults: TopicDefaults) -> TopicSettings:
             # Another version accepted this value; the topic must open anyway.
             parsed = definition.parse(default)
         if not isinstance(parsed, kind):
-            raise TypeError(f"{name} is no {kind.__name__}")
+            raise TypeError(f"{name} is not of type {kind.__name__}")
         return parsed
 
     policies = value("cleanup.policy", tuple)

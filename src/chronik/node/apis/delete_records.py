@@ -28,7 +28,10 @@ NO_LOW_WATERMARK = -1
 async def handle(runtime: Runtime, host: PartitionHost, request: Request) -> Values:
     message = request.message
     entries = [
-        ({"low_watermark": NO_LOW_WATERMARK}, _delete(host, topic.name, partition, bounded_wait_s(message.timeout)))
+        (
+            {"partition_index": partition.partition_index, "low_watermark": NO_LOW_WATERMARK},
+            _delete(host, topic.name, partition, bounded_wait_s(message.timeout)),
+        )
         for topic in message.topics
         for partition in topic.partitions
     ]
@@ -47,7 +50,7 @@ async def _delete(host: PartitionHost, topic: str, requested: Any, wait_s: float
         raise KafkaError(ErrorCode.invalid_topic_exception, f"{topic!r} is internal")
     partition = host.require_leader(topic, requested.partition_index)
     if not partition.settings.is_deletable:
-        raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not name delete")
+        raise KafkaError(ErrorCode.policy_violation, f"cleanup.policy of {topic!r} does not include delete")
     low_watermark = await partition.delete_records(requested.offset, wait_s)
     # The lease may have ended while the replicas caught up.
     host.require_leader(topic, requested.partition_index)

@@ -192,7 +192,7 @@ class GroupService:
         """Return the broker that coordinates a group: the leader of its partition. This node needs a valid lease."""
         await self.topic.ensure_exists()
         if not self._lease_is_valid():
-            raise KafkaError(ErrorCode.coordinator_not_available, "this node has no contact to the controller")
+            raise KafkaError(ErrorCode.coordinator_not_available, "this node has lost contact with the controller")
         index = self._coordinator.partition_of(group_id)
         if index is None and self._coordinator.partition_count:
             raise KafkaError(ErrorCode.invalid_group_id, f"a name of {len(group_id)} characters is too long")

@@ -213,7 +213,7 @@ class Server:
             # Others wait for the memory that this frame holds; a peer that stopped halfway must not keep it.
             for connection in list(self._connections):
                 if connection.has_unfinished_frame and connection.last_used_s < now_s - STALLED_FRAME_S:
-                    self.refused(connection, "its frame stopped half way while others waited for room")
+                    self.refused(connection, "its frame stalled while other connections waited for memory")
                     connection.abort()
         for connection in list(self._connections):
             if connection.last_used_s >= oldest_s:
@@ -235,7 +235,7 @@ class Server:
         self._metrics.bytes_in += len(frame)
         route = self._routes.get(api_key)
         if route is None:
-            raise MalformedRequest(f"API {api_key} is not answered by this node")
+            raise MalformedRequest(f"API {api_key} is not served by this node")
         if not route.lowest <= version <= route.highest:
             if route.api.unsupported_version_body is not None:
                 reply = self._expect(request, route)
@@ -243,7 +243,7 @@ class Server:
                 reply.send((route.api.unsupported_version_body(),))
                 return
             name = route.api.key.name
-            raise MalformedRequest(f"{name} version {version} is not answered, only {route.lowest} to {route.highest}")
+            raise MalformedRequest(f"{name} version {version} is not served, only {route.lowest} to {route.highest}")
         if route.hot is not None:
             # _expect, inlined: small requests spend their time here.
             reply = Reply(request, version >= route.flexible_from, route.metrics, self._clock)
