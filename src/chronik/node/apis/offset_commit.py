@@ -27,10 +27,10 @@ FIRST_VERSION_WITH_TOPIC_IDS = 10
 
 async def handle(groups: GroupService, metadata: MetadataLog, request: Request) -> Values:
     message = request.message
-    topics = {entry: find_topic(metadata.image, entry) for entry in message.topics}
+    topics = {_key(entry): find_topic(metadata.image, entry) for entry in message.topics}
     offsets: list[tuple[TopicPartition, int, int, str]] = []
     for entry in message.topics:
-        topic = topics[entry]
+        topic = topics[_key(entry)]
         for each in entry.partitions:
             if topic is not None and topic.partition(each.partition_index) is not None:
                 leader_epoch = getattr(each, "committed_leader_epoch", -1)
@@ -49,7 +49,7 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
         )
 
     def outcome(entry: Any, each: Any) -> Values:
-        topic = topics[entry]
+        topic = topics[_key(entry)]
         if topic is None:
             by_id = request.api_version >= FIRST_VERSION_WITH_TOPIC_IDS
             return {"error_code": ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition}
@@ -57,6 +57,10 @@ async def handle(groups: GroupService, metadata: MetadataLog, request: Request) 
         return {"error_code": errors.get(partition, ErrorCode.unknown_topic_or_partition)}
 
     return {"topics": each_partition(message.topics, outcome)}
+
+
+def _key(entry: Any) -> object:
+    return entry.name if hasattr(entry, "name") else entry.topic_id
 
 
 API = Api(ApiKey.OFFSET_COMMIT, (2, 10), on_error=refuse_partitions)
