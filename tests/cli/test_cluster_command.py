@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster, free_port
+from chronik.local.cluster import LocalCluster, free_port
+from chronik.local.errors import LocalClusterError
 from chronik.node.membership.cluster_secret import SECRET_NAME
 
 
@@ -288,5 +288,5 @@ def test_add_does_not_copy_a_secret_that_other_users_can_read(tmp_path: Path) ->
     cluster = LocalCluster(str(tmp_path))
     cluster.create(1, free_port(2))
     (tmp_path / "node-1" / SECRET_NAME).chmod(0o644)
-    with pytest.raises(CliError, match="cannot copy the cluster secret"):
+    with pytest.raises(LocalClusterError, match="cannot copy the cluster secret"):
         cluster.add()

@@ -10,9 +10,9 @@ import pytest
 from tests.cli.run_chronik import CHRONIK, chronik
 
 from chronik.cli import app, demo, demo_pipeline
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import free_port
-from chronik.cli.temporary_cluster import TemporaryCluster
+from chronik.local.cluster import free_port
+from chronik.local.errors import LocalClusterError
+from chronik.local.temporary_cluster import TemporaryCluster
 
 
 @pytest.mark.timeout(420)
@@ -62,7 +62,7 @@ def test_demo_falls_back_to_one_node_if_three_nodes_cannot_start(
         def __enter__(self) -> TemporaryCluster:
             if self._count > 1:
                 self.remove()
-                raise CliError("there is no room")
+                raise LocalClusterError("there is no room")
             return super().__enter__()
 
     monkeypatch.setattr(demo, "TemporaryCluster", Refusing)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.eventually import eventually
 
-from chronik.cli.node_process import inspect
+from chronik.local.node_process import inspect
 from chronik.testing import plugin
 from chronik.testing.cluster import TestCluster
 from chronik.testing.plugin import _wanted_nodes

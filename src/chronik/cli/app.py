@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from chronik import __version__
-from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
+from chronik.cli.errors import CANNOT, CHECK_FAILED, INTERRUPTED, CliError, say
 from chronik.client.errors import ClientError
 from chronik.client.ledger import LedgerError
+from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
@@ -46,9 +47,9 @@ def main(arguments: list[str]) -> int:
     except KafkaError as error:
         say(explain(error))
         return CANNOT
-    except LedgerError as error:
+    except (LedgerError, LocalClusterError) as error:
         say(str(error))
-        return CANNOT
+        return CHECK_FAILED if isinstance(error, UncleanStop) else CANNOT
     except ClientError as error:
         say(f"{error}: is the broker running there? Pass -b HOST:PORT for another")
         return CANNOT

@@ -9,9 +9,9 @@ import typer
 
 from chronik.cli.cluster_status import print_status, status_of
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import NODES_MAX, LocalCluster
 from chronik.cli.options import AsJson
 from chronik.cli.output import print_json
+from chronik.local.cluster import NODES_MAX, LocalCluster
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import LocalCluster
 from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.cli.replica_moves import Partition, Replicas, moves_from, moves_to
@@ -16,6 +15,7 @@ from chronik.client.brokers import Brokers
 from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError
 from chronik.client.layout import ClusterLayout
+from chronik.local.cluster import LocalCluster
 from chronik.wire.errors import KafkaError
 
 POLL_INTERVAL_S = 0.3

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import LocalCluster
 from chronik.cli.output import print_table, progress
+from chronik.local.cluster import LocalCluster
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict, restored_image
 from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata

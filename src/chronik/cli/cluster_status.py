@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from chronik.cli.local_cluster import LocalCluster
-from chronik.cli.local_node import LocalNode
 from chronik.cli.output import print_table
+from chronik.local.cluster import LocalCluster
+from chronik.local.node import LocalNode
 
 
 def status_of(cluster: LocalCluster) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.failover_stream import CHART_SLICE_S, FailoverStream
 from chronik.cli.options import with_cluster
 from chronik.cli.output import print_table
-from chronik.cli.temporary_cluster import TemporaryCluster
 from chronik.cli.verify_report import print_run
 from chronik.cli.verify_run import Experiment, run
 from chronik.client.cluster import Cluster
 from chronik.client.topics import Topics
+from chronik.local.errors import LocalClusterError
+from chronik.local.temporary_cluster import TemporaryCluster
 
 NODES = 3
 PARTITIONS = 3
@@ -96,7 +97,7 @@ def _start() -> TemporaryCluster:
     cluster = TemporaryCluster(NODES)
     try:
         cluster.__enter__()
-    except CliError as error:
+    except LocalClusterError as error:
         print(
             f"THREE NODES COULD NOT BE STARTED ({error}): going on with one, without the leader that dies.", flush=True
         )

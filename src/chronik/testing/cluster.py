@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import clean_environment
-from chronik.cli.local_node import LocalNode
 from chronik.cli.options import with_cluster
-from chronik.cli.temporary_cluster import TemporaryCluster
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.topics import Topics
-from chronik.testing.tied_node import TIED_TO
+from chronik.local.errors import LocalClusterError
+from chronik.local.node import LocalNode
+from chronik.local.temporary_cluster import TemporaryCluster
+from chronik.testing.tied_node import TIED_NODE, tied_environment
 from chronik.wire.errors import ErrorCode, KafkaError
 
 _T = TypeVar("_T")
@@ -36,11 +33,7 @@ class TestCluster:
     __test__ = False  # pytest: this is not a test
 
     def __init__(self, nodes: int = 3) -> None:
-        self._cluster = TemporaryCluster(
-            nodes,
-            command=(sys.executable, "-m", "chronik.testing.tied_node", "start"),
-            environment={**clean_environment(os.environ), TIED_TO: str(os.getpid())},
-        )
+        self._cluster = TemporaryCluster(nodes, command=TIED_NODE, environment=tied_environment())
         self._topics = 0
 
     def __enter__(self) -> TestCluster:
@@ -119,7 +112,9 @@ class TestCluster:
         deadline_s = time.monotonic() + HEALED_TIMEOUT_S
         while not self._is_in_sync():
             if time.monotonic() >= deadline_s:
-                raise CliError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self._cluster.folder}")
+                raise LocalClusterError(
+                    f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self._cluster.folder}"
+                )
             time.sleep(POLL_INTERVAL_S)
 
     def tidy(self) -> None:

@@ -18,9 +18,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from chronik.cli.errors import CliError
-from chronik.cli.node_process import NodeProcess
-from chronik.node.config import ConfigError, NodeConfig, load
+from chronik.local.errors import LocalClusterError
+from chronik.local.node_process import NodeProcess
+from chronik.node.config import ConfigError, load
 from chronik.node.endpoint import Endpoint
 
 HTTP_TIMEOUT_S = 2.0
@@ -35,11 +35,14 @@ class LocalNode:
         self.config_path = os.path.join(self.folder, "node.toml")
         self.log_path = os.path.join(self.folder, "node.log")
         self.process = NodeProcess(self.config_path, os.path.join(self.folder, "node.pid"), self.log_path)
-        self.config = self._load()
+        self.reload()
 
     def reload(self) -> None:
-        """Load the settings again: another process may have changed them."""
-        self.config = self._load()
+        """Load the settings: another process may have changed them."""
+        try:
+            self.config = load(self.config_path)
+        except ConfigError as error:
+            raise LocalClusterError(str(error)) from None
 
     @property
     def id(self) -> int:
@@ -90,16 +93,8 @@ class LocalNode:
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""
         with open(self.config_path, "rb") as opened:
-            now = tomllib.load(opened)
-        now.update(settings)
-        write_settings(self.folder, {name: value for name, value in now.items() if value is not None})
+            write_settings(self.folder, {**tomllib.load(opened), **settings})
         self.reload()
-
-    def _load(self) -> NodeConfig:
-        try:
-            return load(self.config_path)
-        except ConfigError as error:
-            raise CliError(str(error)) from None
 
 
 def nodes_in(folder: str) -> list[LocalNode]:
@@ -109,7 +104,7 @@ def nodes_in(folder: str) -> list[LocalNode]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CliError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
+        raise LocalClusterError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
     paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
     return sorted(
         (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))),
@@ -118,15 +113,17 @@ def nodes_in(folder: str) -> list[LocalNode]:
 
 
 def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
-    """Write `folder`/node.toml atomically."""
+    """Write `folder`/node.toml atomically, without the settings that are None."""
     path = os.path.join(folder, "node.toml")
     try:
         os.makedirs(folder, exist_ok=True)
         with open(path + ".new", "w", encoding="utf-8") as opened:
-            opened.write(to_toml(settings))
+            opened.write(to_toml({name: value for name, value in settings.items() if value is not None}))
         os.replace(path + ".new", path)
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}; make it writable, or pass another --dir") from None
+        raise LocalClusterError(
+            f"cannot write {path}: {error.strerror}; make it writable, or pass another --dir"
+        ) from None
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -10,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
+from chronik.local.cluster import LocalCluster, clean_environment, free_port
+from chronik.local.errors import LocalClusterError
 
 PORT_TRIES = 5
 
@@ -28,7 +27,7 @@ class TemporaryCluster(LocalCluster):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="chronik-")
-        own = clean_environment(os.environ) if environment is None else environment
+        own = clean_environment() if environment is None else environment
         super().__init__(folder, command=command, environment=own)
         self._count = nodes
         self._settings = dict(settings or {})
@@ -64,6 +63,6 @@ class TemporaryCluster(LocalCluster):
                     self.create(self._count, port, self._settings)
                 self.start_all()
                 return
-            except CliError as error:
+            except LocalClusterError as error:
                 if "is taken" not in str(error) or attempt == PORT_TRIES - 1:
                     raise
