@@ -19,9 +19,10 @@ from chronik.cli.bench_report import BenchResult
 from chronik.cli.bench_requests import drive_requests
 from chronik.cli.bench_run import RunningTopic, Workload, run_workers
 from chronik.cli.broker_usage import BrokerUsage
-from chronik.cli.options import parse_bootstrap, with_cluster
+from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.client.topics import Topics
 from chronik.wire.errors import ErrorCode, KafkaError

@@ -38,7 +38,6 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("environment", "topic_settings", "age_clock", "disk_watch"),
     ("config",),
-    ("endpoint",),
 )
 NODE_LEVEL_OF = {part: level for level, parts in enumerate(NODE_LEVELS) for part in parts}
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

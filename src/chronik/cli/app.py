@@ -11,6 +11,7 @@ import typer
 
 from chronik import __version__
 from chronik.cli.errors import CANNOT, CHECK_FAILED, INTERRUPTED, CliError, say
+from chronik.client.endpoint import EndpointError
 from chronik.client.errors import ClientError
 from chronik.client.ledger import LedgerError
 from chronik.local.errors import LocalClusterError, UncleanStop
@@ -44,6 +45,9 @@ def main(arguments: list[str]) -> int:
     except CliError as error:
         say(str(error))
         return error.exit_code
+    except EndpointError as error:
+        say(f"--bootstrap: {error}")
+        return CANNOT
     except KafkaError as error:
         say(explain(error))
         return CANNOT

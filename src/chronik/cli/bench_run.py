@@ -14,9 +14,10 @@ from chronik.cli.bench_report import BenchResult
 from chronik.cli.bench_workers import WorkerResult, WorkerTask, work
 from chronik.cli.broker_usage import BrokerUsage, http_addresses, read_usage
 from chronik.cli.errors import CliError
-from chronik.cli.options import parse_bootstrap, with_cluster
+from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.topics import EARLIEST, LATEST, Topics
 
 READY_TIMEOUT_S = 90.0

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from chronik.cli.errors import CliError
-from chronik.cli.options import parse_bootstrap
+from chronik.client.endpoint import parse_bootstrap
 
 REACH_TIMEOUT_S = 10.0
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from chronik.cli.errors import CHECK_FAILED
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_bootstrap
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
 from chronik.cli.output import note, print_json, print_table
+from chronik.client.endpoint import parse_bootstrap
 from chronik.doctor import Diagnosis, diagnose
 from chronik.doctor.examination import SECONDS, SECONDS_MAX
 

@@ -11,7 +11,7 @@ import typer
 
 from chronik.cli.errors import CliError
 from chronik.client.cluster import Cluster
-from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.client.endpoint import parse_bootstrap
 
 _T = TypeVar("_T")
 
@@ -23,16 +23,6 @@ Bootstrap = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Whose word a record's delivery waits for.")]
-
-
-def parse_bootstrap(text: str) -> list[Endpoint]:
-    try:
-        endpoints = [Endpoint.parse(part) for part in text.split(",") if part.strip()]
-    except EndpointError as error:
-        raise CliError(f"--bootstrap: {error}") from None
-    if not endpoints:
-        raise CliError("--bootstrap is empty: name a broker, as in 127.0.0.1:9092")
-    return endpoints
 
 
 def parse_acks(text: str) -> str:

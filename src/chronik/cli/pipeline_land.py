@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, parse_time_ms
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_time_ms
 from chronik.cli.pipeline_connector import with_connector
 from chronik.cli.pipeline_spark import Conf, Master, jvm_pid, parse_conf, spark_for
+from chronik.client.endpoint import parse_bootstrap
 
 if TYPE_CHECKING:
     from chronik.pipeline.land import LandSettings, TopicLanding

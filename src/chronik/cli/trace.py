@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, with_cluster
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, with_cluster
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.topics import Topics
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Brokers
 from chronik.doctor.chronik_nodes import TracePages, all_http_addresses

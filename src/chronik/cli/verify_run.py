@@ -9,12 +9,13 @@ from typing import Any
 
 from chronik.cli.errors import CliError, say
 from chronik.cli.ledger import open_ledger
-from chronik.cli.options import parse_bootstrap, with_cluster
+from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Read, Reader, Report, Sender, open_reader, open_sender
 from chronik.cli.verify_timeline import Timeline
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ClientError
 from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError

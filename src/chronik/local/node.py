@@ -9,8 +9,7 @@ DIR/node-N/...           the node's data folder
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import asyncio
 import json
 import os
 import re
@@ -18,12 +17,12 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from chronik.client.endpoint import Endpoint
+from chronik.client.node_http import HttpError, get_json, request
 from chronik.local.errors import LocalClusterError
 from chronik.local.node_process import NodeProcess
 from chronik.node.config import ConfigError, load
-from chronik.node.endpoint import Endpoint
 
-HTTP_TIMEOUT_S = 2.0
 FOLDER_NAME = re.compile(r"node-(\d+)")
 
 
@@ -70,25 +69,18 @@ class LocalNode:
 
     def cluster_view(self) -> dict[str, Any] | None:
         """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
-        status, body = self.get("/api/cluster")
-        if status != 200:
-            return None
         try:
-            view = json.loads(body)
-        except ValueError:
+            return asyncio.run(get_json(str(self.http), "/api/cluster"))
+        except HttpError:
             return None
-        return view if isinstance(view, dict) else None
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
-        connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", path)
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-            except (OSError, http.client.HTTPException):
-                return 0, b""
+        try:
+            status, body, _ = asyncio.run(request(str(self.http), path))
+        except HttpError:
+            return 0, b""
+        return status, body
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""
