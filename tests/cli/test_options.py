@@ -16,9 +16,9 @@ def test_bootstrap_is_a_list_of_addresses(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_configs_are_key_value_pairs() -> None:
-    assert parse_configs(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    assert parse_configs("--config", ["a=1", "b=x=y", "c="], "a=1") == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(CliError, match="NAME=VALUE"):
-        parse_configs(["a"])
+        parse_configs("--config", ["a"], "a=1")
 
 
 def test_acks_are_all_1_or_0() -> None:

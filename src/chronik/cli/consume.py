@@ -13,8 +13,8 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.ledger import open_ledger
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
+from chronik.cli.output import open_ledger
 from chronik.client.ledger import Ledger
 
 BATCH_RECORDS_MAX = 1000
@@ -37,7 +37,7 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print a topic's records until --count, --timeout or Ctrl-C."""
-    receipt_file = open_ledger(receipts, "--receipts") if receipts else None
+    receipt_file = open_ledger(receipts, "--receipts")
     idle = IdleClock(timeout, joined=group is None)
     consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
     printer = JsonPrinter(topic, group) if as_json else LinePrinter()

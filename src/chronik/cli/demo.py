@@ -15,7 +15,7 @@ from chronik.cli.demo_report import GOOD, Chapter, Chart, chart_lines, report_ht
 from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.failover_stream import CHART_SLICE_S, FailoverStream
 from chronik.cli.options import with_cluster
-from chronik.cli.output import print_table
+from chronik.cli.output import print_table, write_report
 from chronik.cli.verify_report import print_run
 from chronik.cli.verify_run import Experiment, run
 from chronik.client.cluster import Cluster
@@ -80,7 +80,7 @@ def demo(
     finally:
         cluster.remove()
     if report is not None:
-        _write_report(report, report_html(chapters, made))
+        write_report(report, report_html(chapters, made))
         print(f"report: {report}")
     complaints = [f"{chapter.title}: {chapter.complaint}" for chapter in chapters if chapter.complaint]
     if complaints:
@@ -203,11 +203,3 @@ def _check_writable(path: str) -> None:
     """Raise if the report cannot be written, before anything runs."""
     if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise CliError(f"cannot write {path}: choose another --report")
-
-
-def _write_report(path: str, page: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as opened:
-            opened.write(page)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}; choose another --report") from None

@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, or tables and lines for people."""
+"""What commands print and write: one JSON object, or tables and lines for people; reports and ledgers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from chronik.cli.errors import CliError
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from chronik.client.ledger import Ledger
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -35,6 +39,30 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+@contextmanager
+def writing(path: str, flag: str) -> Iterator[None]:
+    """Report as one line that the file which `flag` names cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}; choose another {flag}") from None
+
+
+def open_ledger(path: str | None, flag: str) -> Ledger | None:
+    """Start an empty ledger or receipt file, which holds a single run; return None if no path is given."""
+    from chronik.client.ledger import Ledger
+
+    if not path:
+        return None
+    with writing(path, flag):
+        return Ledger(path, append=False)
+
+
+def write_report(path: str, page: str) -> None:
+    with writing(path, "--report"), open(path, "w", encoding="utf-8") as opened:
+        opened.write(page)
 
 
 def note(text: str) -> None:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
-from chronik.cli.output import note, print_json, print_table
-from chronik.cli.pipeline_audit_job import Report, one_line, spark_job, time_option, write_report
-from chronik.cli.pipeline_spark import Conf, Master
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_option
+from chronik.cli.output import note, print_json, print_table, write_report
+from chronik.cli.pipeline_spark import Conf, Master, Report, one_line_errors, spark_job
 
 if TYPE_CHECKING:
     from chronik.pipeline.audit_result import AuditResult
@@ -46,10 +45,10 @@ def audit(
     """Reconcile what was acknowledged, readable, delivered and landed. Exit 1 when they differ."""
     if log not in LOG_WAYS:
         raise CliError(f"--log {log} is unknown: use {', '.join(LOG_WAYS)}")
-    with one_line():
+    with one_line_errors():
         from chronik.pipeline.audit import AuditRequest, prepare, run
 
-        asked = AuditRequest(bootstrap, topic, ledger, receipts, table, group, time_option("--from", since), log)
+        asked = AuditRequest(bootstrap, topic, ledger, receipts, table, group, parse_time_option("--from", since), log)
         plan = prepare(asked)
         with spark_job("chronik-audit", master, conf) as spark:
             note(f"auditing {plan.records:,} offsets of {topic} in {len(plan.bounds)} partitions, log by {plan.how}")

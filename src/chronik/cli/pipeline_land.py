@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_time_ms
-from chronik.cli.pipeline_connector import with_connector
-from chronik.cli.pipeline_spark import Conf, Master, jvm_pid, parse_conf, spark_for
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_configs, parse_time_ms
+from chronik.cli.pipeline_spark import CONF_EXAMPLE, Conf, Master, jvm_pid, spark_for, with_connector
 from chronik.client.endpoint import parse_bootstrap
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def land(
     """Land topics in Delta tables DIR/TOPIC, exactly once."""
     parse_bootstrap(bootstrap)
     names = list(dict.fromkeys(topics))
-    settings_of_spark = parse_conf(conf or [])
+    settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
     if source not in SOURCES:
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
     try:

@@ -12,9 +12,8 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError, say
-from chronik.cli.ledger import open_ledger
 from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, parse_acks
-from chronik.cli.output import progress
+from chronik.cli.output import open_ledger, progress
 from chronik.client.ledger import Ledger
 
 POLL_EVERY_RECORDS = 1000
@@ -52,7 +51,7 @@ def produce(
         )
     )
     partitions_of(producer, topic, bootstrap)
-    account = DeliveryAccount(open_ledger(ledger, "--ledger") if ledger else None)
+    account = DeliveryAccount(open_ledger(ledger, "--ledger"))
     sent = 0
     started = polled_s = time.monotonic()
     try:

@@ -369,7 +369,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--durability",
         "synced|replicated",
-        "when a record is durable: once synced to disk, or once replicated (default synced)",
+        "when a record is durable (default synced)",
     )
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
     return parser

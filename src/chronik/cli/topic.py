@@ -30,7 +30,7 @@ def create(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Create a topic."""
-    configs = parse_configs(config or [])
+    configs = parse_configs("--config", config, "retention.ms=3600000")
     with_cluster(bootstrap, lambda cluster: Topics(cluster).create(name, partitions, replication_factor, configs))
     say(f"created topic {name} with {partitions} partitions")
 
@@ -78,7 +78,7 @@ def alter(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Change a topic's settings, or add partitions."""
-    configs = {key: value or None for key, value in parse_configs(config or []).items()}
+    configs = {key: value or None for key, value in parse_configs("--config", config, "retention.ms=3600000").items()}
     if not configs and partitions is None:
         raise CliError("nothing to alter: pass --config K=V or --partitions N")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.ledger import open_ledger
 from chronik.cli.options import with_cluster
-from chronik.cli.output import progress
+from chronik.cli.output import open_ledger, progress
 from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Read, Reader, Report, Sender, open_reader, open_sender
 from chronik.cli.verify_timeline import Timeline
@@ -103,7 +102,7 @@ def _delete(bootstrap: str, topic: str) -> None:
 
 def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> dict[str, Any]:
     account = Account(experiment.messages, experiment.partitions)
-    record_file = open_ledger(ledger, "--ledger") if ledger else None
+    record_file = open_ledger(ledger, "--ledger")
 
     def reported(report: Report) -> None:
         if report.error is not None:
