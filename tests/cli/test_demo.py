@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Self
 
 import pytest
 from tests.cli.run_chronik import CHRONIK, chronik
@@ -59,7 +60,7 @@ def test_demo_falls_back_to_one_node_if_three_nodes_cannot_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing(TemporaryCluster):
-        def __enter__(self) -> TemporaryCluster:
+        def __enter__(self) -> Self:
             if self._count > 1:
                 self.remove()
                 raise LocalClusterError("there is no room")

@@ -25,6 +25,7 @@ from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, make_secret
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
 
+START_NODE = (sys.executable, "-m", "chronik.cli", "start")
 HOST = "127.0.0.1"
 NODES_MAX = 99
 REPLICAS_MAX = 3
@@ -51,7 +52,7 @@ class LocalCluster:
         self,
         folder: str,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "chronik.cli", "start"),
+        command: Sequence[str] = START_NODE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Self
 
-from chronik.local.cluster import LocalCluster, clean_environment, free_port
+from chronik.local.cluster import START_NODE, LocalCluster, clean_environment, free_port
 from chronik.local.errors import LocalClusterError
 
 PORT_TRIES = 5
@@ -20,19 +18,17 @@ class TemporaryCluster(LocalCluster):
 
     def __init__(
         self,
-        nodes: int = 3,
+        nodes: int,
         *,
-        settings: Mapping[str, Any] | None = None,
-        command: Sequence[str] = (sys.executable, "-m", "chronik.cli", "start"),
+        command: Sequence[str] = START_NODE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="chronik-")
         own = clean_environment() if environment is None else environment
         super().__init__(folder, command=command, environment=own)
         self._count = nodes
-        self._settings = dict(settings or {})
 
-    def __enter__(self) -> TemporaryCluster:
+    def __enter__(self) -> Self:
         try:
             self._start_on_free_ports()
         except BaseException:
@@ -40,9 +36,7 @@ class TemporaryCluster(LocalCluster):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -60,7 +54,7 @@ class TemporaryCluster(LocalCluster):
                 if attempt:
                     self.move_to(port)
                 else:
-                    self.create(self._count, port, self._settings)
+                    self.create(self._count, port)
                 self.start_all()
                 return
             except LocalClusterError as error:
