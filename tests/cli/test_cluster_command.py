@@ -206,7 +206,7 @@ def test_up_does_not_resize_an_existing_cluster(shell: Shell) -> None:
     LocalCluster(str(shell.folder)).create(1, shell.port)
     assert "holds a cluster of 1 nodes" in shell.run("up", "--nodes", "2").error_line
     assert "there is no node 2" in shell.run("start", "2").error_line
-    assert "is the last one" in shell.run("remove", "1").error_line
+    assert "is the last node" in shell.run("remove", "1").error_line
 
 
 def test_a_stopped_cluster_can_move_to_another_port_and_folder(shell: Shell, tmp_path: Path) -> None:
