@@ -124,9 +124,9 @@ class RequestWorkload:
 
 
 def run_requests(workload: RequestWorkload, topic: RunningTopic, http: str | None) -> BenchResult:
-    with progress("bench requests", workload.seconds) as bar:
+    with progress("bench requests", workload.seconds) as show:
         before, cpu_s = topic.usage(http), time.process_time()
-        load = with_cluster(topic.bootstrap, lambda cluster: _drive(cluster, topic.name, workload, bar))
+        load = with_cluster(topic.bootstrap, lambda cluster: _drive(cluster, topic.name, workload, show))
         return BenchResult(
             workload="requests",
             records=load.answered,
@@ -140,7 +140,7 @@ def run_requests(workload: RequestWorkload, topic: RunningTopic, http: str | Non
         )
 
 
-async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, bar: Progress) -> RequestLoad:
+async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, show: Progress) -> RequestLoad:
     """Drive all connections. Connection i writes to partition i modulo the number of partitions, at its leader."""
     leaders = await cluster.leaders(topic)
     brokers = (await cluster.layout([])).brokers
@@ -162,7 +162,7 @@ async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, bar: P
         driver.start()
     while (passed_s := time.perf_counter() - started_s) < workload.seconds:
         await asyncio.sleep(min(PROGRESS_EVERY_S, workload.seconds - passed_s))
-        bar.update(passed_s, f"{load.answered:,} requests")
+        show(passed_s, f"{load.answered:,} requests")
     load.seconds = passed_s
     answered = load.answered
     for driver in drivers:

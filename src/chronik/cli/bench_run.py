@@ -224,7 +224,7 @@ def _receive_ready(pipe: Connection) -> None:
 def _gather(pipes: list[Connection], workload: Workload) -> list[WorkerResult]:
     done: dict[int, int] = {}
     results: dict[int, WorkerResult] = {}
-    with progress(f"bench {workload.mode}", workload.records) as bar:
+    with progress(f"bench {workload.mode}", workload.records) as show:
         while len(results) < len(pipes):
             running = [pipe for index, pipe in enumerate(pipes) if index not in results]
             for pipe in wait(running, timeout=1.0):
@@ -237,7 +237,7 @@ def _gather(pipes: list[Connection], workload: Workload) -> list[WorkerResult]:
                 else:
                     done[index] = content
             total = sum(done.values())
-            bar.update(total, f"{total:,} records")
+            show(total, f"{total:,} records")
     return [result for _, result in sorted(results.items())]
 
 

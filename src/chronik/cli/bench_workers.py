@@ -7,7 +7,6 @@ A worker sends `ready` when it is connected, waits for `go`, sends `progress` re
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class _Reporter:
     def wait_for_go(self) -> WorkerResult:
         self._pipe.send(("ready", None))
         self._pipe.recv()
-        return WorkerResult(started_s=time.monotonic(), cpu_s=-_cpu_s())
+        return WorkerResult(started_s=time.monotonic(), cpu_s=-time.process_time())
 
     def progress(self, done: int) -> None:
         now_s = time.monotonic()
@@ -80,13 +79,8 @@ class _Reporter:
 
 def _finish(result: WorkerResult) -> WorkerResult:
     result.ended_s = time.monotonic()
-    result.cpu_s += _cpu_s()
+    result.cpu_s += time.process_time()
     return result
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:

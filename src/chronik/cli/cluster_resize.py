@@ -115,7 +115,7 @@ async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], wha
     ongoing: set[Partition] = set()
     completed = 0
     progress_s = time.monotonic()
-    with progress(what, len(targets)) as bar:
+    with progress(what, len(targets)) as show:
         while waiting or ongoing:
             free = MOVES_AT_ONCE - len(ongoing)
             requested, waiting = waiting[:free], waiting[free:]
@@ -134,7 +134,7 @@ async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], wha
             if len(targets) - len(waiting) - len(ongoing) > completed:
                 completed = len(targets) - len(waiting) - len(ongoing)
                 progress_s = time.monotonic()
-            bar.update(completed, f"{completed} of {len(targets)} partitions")
+            show(completed, f"{completed} of {len(targets)} partitions")
             if time.monotonic() - progress_s > STALL_S_MAX:
                 raise CliError(
                     f"no move has completed for {STALL_S_MAX:g} s, {len(ongoing)} are in progress: "

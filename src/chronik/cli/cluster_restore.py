@@ -59,11 +59,11 @@ def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
 
 def _read_logs(folders: Sequence[DataFolder]) -> list[tuple[FoundLog, LogSurvey]]:
     surveyed: list[tuple[FoundLog, LogSurvey]] = []
-    with progress("reading logs", None) as bar:
+    with progress("reading logs", None) as show:
         for folder in folders:
             for log in logs_of(folder):
                 surveyed.append(log)
-                bar.update(len(surveyed), f"{len(surveyed)} read")
+                show(len(surveyed), f"{len(surveyed)} read")
     return surveyed
 
 

@@ -21,6 +21,7 @@ EPOCH_MS_FROM = 10**12
 Bootstrap = Annotated[
     str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,...]", help="One or more brokers of the cluster.")
 ]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Which acknowledgement a record waits for.")]
 

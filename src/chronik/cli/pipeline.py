@@ -25,18 +25,18 @@ STALL_S = 5.0
 
 @app.command()
 def traces(
-    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Leave out what came before.")] = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Ignore events before this time.")] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="How long without a delivery is a stall.")
+        float, typer.Option("--seconds", min=0.1, help="A period without a delivery of at least this long is a stall.")
     ] = STALL_S,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="This topic only.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
     report: Report = None,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """List the times in which a traced partition had records and nobody was handed any, each with its cause."""
+    """List the periods in which a traced partition had records but delivered none, each with its cause."""
     with one_line_errors():
         from chronik.pipeline.report_stalls import stall_line, stalls_html, stalls_sentence
         from chronik.pipeline.stalls_job import check_traces, stalls_of

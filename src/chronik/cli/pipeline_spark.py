@@ -153,7 +153,7 @@ def with_connector(conf: Mapping[str, str], spark_version: str) -> dict[str, str
 
 def connector_fault(log: str) -> str | None:
     """Return an error for packages that Maven did not supply according to Spark's log; None if it supplied all."""
-    missing = dict.fromkeys(":".join(found) for found in _UNRESOLVED.findall(log))
+    missing = dict.fromkeys(":".join(names) for names in _UNRESOLVED.findall(log))
     if not missing:
         return None
     return (

@@ -167,7 +167,7 @@ class LocalCluster:
     def start(self, node_id: int, timeout_s: float = READY_TIMEOUT_S) -> bool:
         """Start one node. Return True when it serves, or False if too few nodes run for any node to serve."""
         node = self.launch(node_id)
-        if not self.has_majority:
+        if 2 * len(self.running) <= len(self.nodes):
             self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
             return False
         self._wait(lambda: self._serves(node), [node], timeout_s, "become ready")
@@ -212,17 +212,19 @@ class LocalCluster:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_majority(self) -> bool:
-        return 2 * len(self.running) > len(self.nodes)
-
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every node serves, knows the controller, and is alive in every other node's view."""
+        self._wait(lambda: all(map(self._serves, self.nodes)), self.nodes, timeout_s, "become ready")
 
-        def ready() -> bool:
-            return all(self._serves(node) for node in self.nodes)
-
-        self._wait(ready, self.nodes, timeout_s, "become ready")
+    def wait_until_in_sync(self, timeout_s: float) -> bool:
+        """Wait until every partition has a leader and all its replicas in sync. Return False if the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            view = self.view()
+            if view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0:
+                return True
+            time.sleep(POLL_INTERVAL_S)
+        return False
 
     def _serves(self, node: LocalNode) -> bool:
         """Return whether the node is ready and its view has a controller and lists every running node as alive."""

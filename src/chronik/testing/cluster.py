@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -19,7 +18,6 @@ _T = TypeVar("_T")
 
 HEALED_TIMEOUT_S = 60.0
 TIDY_TIMEOUT_S = 30.0
-POLL_INTERVAL_S = 0.05
 
 
 class TestCluster(TemporaryCluster):
@@ -59,11 +57,8 @@ class TestCluster(TemporaryCluster):
             if node.process.state == "paused":
                 self.resume(node.id)
         self.start_all(HEALED_TIMEOUT_S)
-        deadline_s = time.monotonic() + HEALED_TIMEOUT_S
-        while not self._is_in_sync():
-            if time.monotonic() >= deadline_s:
-                raise LocalClusterError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self.folder}")
-            time.sleep(POLL_INTERVAL_S)
+        if not self.wait_until_in_sync(HEALED_TIMEOUT_S):
+            raise LocalClusterError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self.folder}")
 
     def tidy(self) -> None:
         """Delete all topics and groups, so that the next test starts with none."""
@@ -76,10 +71,6 @@ class TestCluster(TemporaryCluster):
                 await _unless_gone(Groups(cluster).delete(group.group))
 
         self._run(delete)
-
-    def _is_in_sync(self) -> bool:
-        view = self.view()
-        return view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0
 
     def _run(self, work: Callable[[Cluster], Awaitable[_T]]) -> _T:
         return with_cluster(self.bootstrap, work, TIDY_TIMEOUT_S)
