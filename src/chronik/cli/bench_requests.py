@@ -54,7 +54,7 @@ class RequestDriver(asyncio.Protocol):
         self._load = load
         self._transport: asyncio.WriteTransport | None = None
         self._received = bytearray()
-        self._sent_at: deque[float] = deque()
+        self._sent_s: deque[float] = deque()
         self._correlation_id = 0
         self._stopping = False
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,23 +68,23 @@ class RequestDriver(asyncio.Protocol):
 
     def stop(self) -> None:
         self._stopping = True
-        if not self._sent_at and not self.finished.done():
+        if not self._sent_s and not self.finished.done():
             self.finished.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         now_s = time.perf_counter()
         received = self._received
         received += data
-        at, answered, load = 0, 0, self._load
-        while len(received) - at >= 4:
-            end = at + 4 + _INT32.unpack_from(received, at)[0]
+        start, answered, load = 0, 0, self._load
+        while len(received) - start >= 4:
+            end = start + 4 + _INT32.unpack_from(received, start)[0]
             if end > len(received):
                 break
-            load.errors += _INT16.unpack_from(received, at + self._error_at)[0] != 0
-            load.latencies_ms.append((now_s - self._sent_at.popleft()) * 1000)
+            load.errors += _INT16.unpack_from(received, start + self._error_at)[0] != 0
+            load.latencies_ms.append((now_s - self._sent_s.popleft()) * 1000)
             answered += 1
-            at = end
-        del received[:at]
+            start = end
+        del received[:start]
         load.answered += answered
         if self._stopping:
             self.stop()
@@ -92,7 +92,7 @@ class RequestDriver(asyncio.Protocol):
             self._send(answered)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.errors += len(self._sent_at)
+        self._load.errors += len(self._sent_s)
         if not self.finished.done():
             self.finished.set_result(None)
 
@@ -107,7 +107,7 @@ class RequestDriver(asyncio.Protocol):
             self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
             _INT32.pack_into(self._frame, CORRELATION_AT, self._correlation_id)
             requests.append(bytes(self._frame))
-            self._sent_at.append(time.perf_counter())
+            self._sent_s.append(time.perf_counter())
         if requests:
             self._transport.write(b"".join(requests))
 

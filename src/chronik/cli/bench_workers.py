@@ -140,17 +140,17 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
     pace = _Pace(task.rate, result.started_s)
     last_s = time.monotonic()
     while result.records < task.records:
-        wanted = min(CONSUME_BATCH, task.records - result.records)
-        if task.rate is not None and (wanted := min(wanted, pace.due(result.records))) == 0:
+        count = min(CONSUME_BATCH, task.records - result.records)
+        if task.rate is not None and (count := min(count, pace.due(result.records))) == 0:
             time.sleep(TICK_S)
             continue
-        asked_s = time.monotonic()
-        batch = consumer.consume(wanted, 1.0)
+        called_s = time.monotonic()
+        batch = consumer.consume(count, 1.0)
         now_s = time.monotonic()
         good = [message for message in batch if message.error() is None]
         if good:
             last_s = now_s
-            result.latencies_ms.append((now_s - asked_s) * 1000)
+            result.latencies_ms.append((now_s - called_s) * 1000)
             result.records += len(good)
             result.bytes += sum(map(len, good))
         elif now_s - last_s > STALL_S_MAX:
