@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from bench.servers import CHRONIK, ServerEnded, Setup, Side
-from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
-from chronik.testing.tied_node import TIED_TO
-
-COMMAND = (sys.executable, "-m", "chronik.testing.tied_node", "start")
+from chronik.local.cluster import LocalCluster, free_port
+from chronik.testing.tied_node import TIED_NODE, tied_environment
 
 
 class ChronikServer:
@@ -18,8 +14,8 @@ class ChronikServer:
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.setup = setup
-        self._environment = {**clean_environment(os.environ), TIED_TO: str(os.getpid())}
-        self._cluster = LocalCluster(str(folder), command=COMMAND, environment=self._environment)
+        self._environment = tied_environment()
+        self._cluster = LocalCluster(str(folder), command=TIED_NODE, environment=self._environment)
         self._cluster.create(setup.nodes, free_port(setup.nodes), {"durability": setup.durability})
         self._expected: set[int] = set()
 
@@ -34,7 +30,7 @@ class ChronikServer:
     def launch(self) -> None:
         for node in self._cluster.nodes:
             if node.process.state is None:
-                node.process.launch([*COMMAND, "--data-dir", node.folder], self._environment)
+                node.process.launch([*TIED_NODE, "--data-dir", node.folder], self._environment)
                 self._expected.add(node.id)
 
     def check(self) -> None:

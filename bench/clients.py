@@ -15,13 +15,12 @@ from confluent_kafka import Message, Producer
 
 from bench.processes import usage_of
 from bench.servers import Server
-from chronik.cli.bench_report import BenchResult
-from chronik.cli.bench_requests import drive_requests
+from chronik.cli.bench_report import BenchResult, BrokerUsage
+from chronik.cli.bench_requests import RequestWorkload, run_requests
 from chronik.cli.bench_run import RunningTopic, Workload, run_workers
-from chronik.cli.broker_usage import BrokerUsage
-from chronik.cli.options import parse_bootstrap, with_cluster
-from chronik.cli.output import progress
+from chronik.cli.options import with_cluster
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.client.topics import Topics
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -110,19 +109,7 @@ def drive_single_requests(
     topic: Topic, connections: int, depth: int, seconds: float, size_bytes: int = 100
 ) -> dict[str, Any]:
     """Send one-record produce requests with acks=all over raw connections, and return the figures."""
-    with progress("bench requests", seconds) as bar:
-        before, cpu_s = topic.usage(None), time.process_time()
-        load = with_cluster(
-            topic.bootstrap,
-            lambda cluster: drive_requests(cluster, topic.name, connections, depth, size_bytes, -1, seconds, bar),
-        )
-        after = topic.usage(None)
-    own_cpu_s = [time.process_time() - cpu_s]
-    answered, size = load.answered, load.answered * size_bytes
-    result = BenchResult(
-        "requests", answered, size, load.seconds, load.errors, load.latencies_ms, own_cpu_s, before, after
-    )
-    return _figures(result, topic)
+    return _figures(run_requests(RequestWorkload(connections, depth, size_bytes, -1, seconds), topic, None), topic)
 
 
 def wait_until_listening(server: Server) -> None:

@@ -23,10 +23,11 @@ from bench.servers import Durability, ServerEnded, Setup, Side
 from bench.workloads import PARTITIONS, Life, Run, Scale
 from chronik.cli.errors import CliError
 from chronik.client.errors import ClientError
+from chronik.local.errors import LocalClusterError
 from chronik.wire.errors import KafkaError
 
 HEAPS_MB = (64, 80, 96, 128, 160, 192, 256, 384, 512, 768)
-FAILURES = (NotMeasured, ServerEnded, CliError, ClientError, KafkaError, OSError)
+FAILURES = (NotMeasured, ServerEnded, CliError, LocalClusterError, ClientError, KafkaError, OSError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # From the top down. A package imports from the levels below its own, never from the same level.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli", "web"),
-    ("pipeline", "doctor"),
+    ("pipeline", "doctor", "local"),
     ("node",),
     ("groups", "replication", "metadata", "raft"),
     ("client", "storage", "observe"),
@@ -38,7 +38,6 @@ NODE_LEVELS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("environment", "topic_settings", "age_clock", "disk_watch"),
     ("config",),
-    ("endpoint",),
 )
 NODE_LEVEL_OF = {part: level for level, parts in enumerate(NODE_LEVELS) for part in parts}
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
@@ -52,7 +51,7 @@ WIRE_ONLY = ("groups",)
 EXPORTS: frozenset[str] = frozenset({"__version__", "Ledger"})
 
 # The packages that may read the real clock and random source; they pass both to all other packages.
-SEAMS = ("cli", "testing")
+SEAMS = ("cli", "local", "testing")
 SEAM_MODULES = ("observe/logging.py",)
 BANNED_MODULES = {
     "time": "time is handed in: loop.time(), or Environment.wall_ms",

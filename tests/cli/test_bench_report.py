@@ -2,9 +2,8 @@
 
 import pytest
 
-from chronik.cli.bench_report import BenchResult, percentiles, print_result
-from chronik.cli.bench_run import RunningTopic, _appended
-from chronik.cli.broker_usage import BrokerUsage, http_addresses
+from chronik.cli.bench_report import BenchResult, BrokerUsage, percentiles, print_result
+from chronik.cli.bench_run import RunningTopic, _appended, http_addresses
 from chronik.cli.errors import CliError
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.cli.run_chronik import CHRONIK, Outcome, chronik
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster, free_port
+from chronik.local.cluster import LocalCluster, free_port
+from chronik.local.errors import LocalClusterError
 from chronik.node.membership.cluster_secret import SECRET_NAME
 
 
@@ -206,7 +206,7 @@ def test_up_does_not_resize_an_existing_cluster(shell: Shell) -> None:
     LocalCluster(str(shell.folder)).create(1, shell.port)
     assert "holds a cluster of 1 nodes" in shell.run("up", "--nodes", "2").error_line
     assert "there is no node 2" in shell.run("start", "2").error_line
-    assert "is the last one" in shell.run("remove", "1").error_line
+    assert "is the last node" in shell.run("remove", "1").error_line
 
 
 def test_a_stopped_cluster_can_move_to_another_port_and_folder(shell: Shell, tmp_path: Path) -> None:
@@ -288,5 +288,5 @@ def test_add_does_not_copy_a_secret_that_other_users_can_read(tmp_path: Path) ->
     cluster = LocalCluster(str(tmp_path))
     cluster.create(1, free_port(2))
     (tmp_path / "node-1" / SECRET_NAME).chmod(0o644)
-    with pytest.raises(CliError, match="cannot copy the cluster secret"):
+    with pytest.raises(LocalClusterError, match="cannot copy the cluster secret"):
         cluster.add()

@@ -18,8 +18,8 @@ from tests.support.eventually import eventually
 
 from chronik.cli.failover_stream import FailoverStream
 from chronik.cli.options import with_cluster
-from chronik.cli.temporary_cluster import TemporaryCluster
 from chronik.client.topics import Topics
+from chronik.local.temporary_cluster import TemporaryCluster
 
 IN_SYNC_TIMEOUT_S = 30.0
 

@@ -39,7 +39,7 @@ def test_restore_metadata_rebuilds_lost_metadata_from_the_data_folders(tmp_path:
     done = restore(*paths, paths[0])
     assert done.code == 0, done.err
     assert "orders" in done.out and str(ORDERS) in done.out
-    assert "not known: settings of topics" in done.out and "retention.ms=-1" in done.out
+    assert "lost: settings of topics" in done.out and "retention.ms=-1" in done.out
     stored = []
     for path in paths:
         store = SqliteRaftStore(str(path / "metadata.db"), uuid4)

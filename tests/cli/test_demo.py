@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Self
 
 import pytest
 from tests.cli.run_chronik import CHRONIK, chronik
 
 from chronik.cli import app, demo, demo_pipeline
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import free_port
-from chronik.cli.temporary_cluster import TemporaryCluster
+from chronik.local.cluster import free_port
+from chronik.local.errors import LocalClusterError
+from chronik.local.temporary_cluster import TemporaryCluster
 
 
 @pytest.mark.timeout(420)
@@ -59,10 +60,10 @@ def test_demo_falls_back_to_one_node_if_three_nodes_cannot_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing(TemporaryCluster):
-        def __enter__(self) -> TemporaryCluster:
+        def __enter__(self) -> Self:
             if self._count > 1:
                 self.remove()
-                raise CliError("there is no room")
+                raise LocalClusterError("there is no room")
             return super().__enter__()
 
     monkeypatch.setattr(demo, "TemporaryCluster", Refusing)

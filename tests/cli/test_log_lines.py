@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 
-from chronik.cli.log_lines import LogLines
+from chronik.cli.start import LogLines
 
 
 class Disk:

@@ -26,7 +26,7 @@ def topic(shared_node: Node) -> str:
         ((TOPIC, "--partition", "0"), "--from"),
         ((TOPIC, "--from", "1"), "--partition"),
         ((TOPIC, "--partition", "0", "--from", "9"), f"node 9 has no replica of {TOPIC}-0: choose one of 1"),
-        ((TOPIC, "--partition", "1", "--from", "1"), f"{TOPIC}-1 is led by node 1, so there is nothing to recover"),
+        ((TOPIC, "--partition", "1", "--from", "1"), f"node 1 already leads {TOPIC}-1, so there is nothing to recover"),
     ],
 )
 def test_wrong_usage_is_a_one_line_error_with_exit_code_2(
@@ -40,7 +40,7 @@ def test_wrong_usage_is_a_one_line_error_with_exit_code_2(
 def test_recover_prints_one_json_object_even_if_nothing_is_recovered(shared_node: Node, topic: str) -> None:
     at = ("--partition", "0", "--from", "1", "--accept-loss", "--json", "-b", shared_node.bootstrap)
     refused = chronik("topic", "recover", topic, *at)
-    assert refused.code == 2 and "led by node 1" in refused.error_line
+    assert refused.code == 2 and "node 1 already leads" in refused.error_line
     view = json.loads(refused.out)
     assert (view["topic"], view["partition"], view["from"], view["leader"]) == (topic, 0, 1, 1)
     assert view["recovered"] is False

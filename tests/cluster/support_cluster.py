@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,10 +13,10 @@ from tests.cluster.support_links import Links
 from tests.node.support_wire import ConnectionEnded, WireClient, unique
 from tests.support.eventually import eventually
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
-from chronik.cli.local_node import LocalNode
-from chronik.testing.tied_node import TIED_TO
+from chronik.local.cluster import LocalCluster, free_port
+from chronik.local.errors import LocalClusterError
+from chronik.local.node import LocalNode
+from chronik.testing.tied_node import TIED_NODE, tied_environment
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -29,12 +27,6 @@ ASK_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 40
 LOG_LINES_PER_EVENT = 3
 LOG_LINE_CHARACTERS_MAX = 500
-TIED_NODE = (sys.executable, "-m", "chronik.testing.tied_node", "start")
-
-
-def tied_environment() -> dict[str, str]:
-    """Return the environment of nodes that end with this process."""
-    return {**clean_environment(os.environ), TIED_TO: str(os.getpid())}
 
 
 class PartitionState(NamedTuple):
@@ -103,7 +95,7 @@ class Nodes:
             try:
                 self.local.start_all()
                 break
-            except CliError as error:
+            except LocalClusterError as error:
                 if not tries_left or "is taken" not in str(error):
                     raise
             tries_left -= 1

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.node import CHRONIK, to_toml
+from tests.support.node import CHRONIK
 from tests.support.ports import free_ports
 
-from chronik.cli.local_cluster import clean_environment
+from chronik.local.cluster import clean_environment
+from chronik.local.node import to_toml
 
 READY = "is ready"
 EXIT_TIMEOUT_S = 20.0
@@ -57,7 +57,7 @@ def stray(folder: Path, settings: Mapping[str, Any], variables: Mapping[str, str
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**clean_environment(os.environ), **variables},
+            env={**clean_environment(), **variables},
             cwd=folder,
         )
     return Stray(process, folder / "output")

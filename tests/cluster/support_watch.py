@@ -11,7 +11,7 @@ from typing import Any
 from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import ConnectionEnded, WireClient, fetch_of
 
-from chronik.cli.errors import CliError
+from chronik.local.errors import LocalClusterError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 
@@ -57,7 +57,11 @@ class OffsetWatch:
             for node_id in self._nodes.ids:
                 try:
                     self._ask(node_id)
-                except (OSError, ConnectionEnded, CliError):  # CliError: the node has left the cluster
+                except (
+                    OSError,
+                    ConnectionEnded,
+                    LocalClusterError,
+                ):  # the last: the node has left the cluster
                     client = self._clients.pop(node_id, None)
                     if client is not None:
                         client.socket.close()

@@ -16,8 +16,8 @@ from tests.support.eventually import eventually
 from tests.support.node import CHRONIK
 from tests.support.ports import free_ports
 
-from chronik.cli.local_cluster import clean_environment
-from chronik.cli.local_node import to_toml
+from chronik.local.cluster import clean_environment
+from chronik.local.node import to_toml
 from chronik.node.membership.cluster_secret import SECRET_NAME
 
 CANNOT = 2
@@ -35,7 +35,7 @@ def refused(folder: Path, settings: Mapping[str, Any]) -> str:
         capture_output=True,
         text=True,
         timeout=GIVES_UP_TIMEOUT_S,
-        env=clean_environment(os.environ),
+        env=clean_environment(),
         cwd=folder,
         check=False,
     )

@@ -14,7 +14,7 @@ from tests.cluster.support_workload import Workload
 from tests.node.support_wire import batch, unique
 from tests.support.eventually import eventually
 
-from chronik.cli.local_node import LocalNode
+from chronik.local.node import LocalNode
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
 

@@ -21,7 +21,7 @@ from tests.support.eventually import eventually
 from tests.support.handshake import NONCE, NotProven, Stranger, proven_connection
 from tests.support.node import Node
 
-from chronik.cli.local_cluster import free_port
+from chronik.local.cluster import free_port
 from chronik.metadata.calls import HeartbeatCall
 from chronik.node.config import INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret

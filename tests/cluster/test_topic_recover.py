@@ -123,7 +123,7 @@ def test_topic_recover_asks_for_confirmation_and_shows_which_nodes_are_down(star
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
         assert nodes.partitions(topic)[0].leader == NO_LEADER
         with Terminal(command) as terminal:
-            eventually(lambda: f"Have node {kept} lead {topic}-0" in terminal.text, 30.0, "it asks")
+            eventually(lambda: f"Make node {kept} the leader of {topic}-0" in terminal.text, 30.0, "it asks")
             terminal.press(answer)
             assert terminal.process.wait(60.0) == code, terminal.text
     nodes.start(down)

@@ -26,6 +26,7 @@ from tests.faults.support_storm import Storm
 from chronik.cli.cluster_resize import add_node, remove_node
 from chronik.cli.errors import CliError
 from chronik.client.errors import ClientError
+from chronik.local.errors import LocalClusterError
 from chronik.wire.errors import KafkaError
 
 Act = Callable[[Stage, Workload], AbstractContextManager[None]]
@@ -264,7 +265,7 @@ def leadership_transfer(stage: Stage, workload: Workload) -> Iterator[None]:
     for _ in range(TRANSFERS):
         try:
             _transfer(stage, workload)
-        except (KafkaError, ClientError, CliError, AssertionError, OSError):
+        except (KafkaError, ClientError, CliError, LocalClusterError, AssertionError, OSError):
             if not stage.is_mixed:
                 raise
             stage.note("not now")

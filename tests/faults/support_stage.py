@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.support_cluster import TIED_NODE, Nodes, tied_environment
+from tests.cluster.support_cluster import Nodes
 from tests.cluster.support_workload import Workload
 from tests.faults.support_room import CUT, HOST, NoRoom, Room, Way
 from tests.support.eventually import eventually
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster
+from chronik.local.cluster import LocalCluster
+from chronik.local.errors import LocalClusterError
+from chronik.testing.tied_node import TIED_NODE, tied_environment
 
 NODES = 5
 SMALL_DISKS = 2
@@ -173,7 +174,7 @@ class Stage:
         elif process.state is None:
             try:
                 self.nodes.local.launch(node_id)
-            except CliError as error:
+            except LocalClusterError as error:
                 assert node_id in self.may_end_by_itself, str(error)
                 self.note(str(error))
 
@@ -194,7 +195,7 @@ class Stage:
     def _all_ready(self) -> bool:
         try:
             self.nodes.local.wait_until_ready(1.0)
-        except CliError as error:
+        except LocalClusterError as error:
             raise AssertionError(str(error)) from None
         return True
 

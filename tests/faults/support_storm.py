@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 
-from chronik.node.endpoint import Endpoint
+from chronik.client.endpoint import Endpoint
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey
 

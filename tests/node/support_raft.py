@@ -9,9 +9,9 @@ from uuid import UUID
 
 from tests.node.cluster_harness import SECRET
 
+from chronik.client.endpoint import Endpoint
 from chronik.metadata.commands import CreateCluster
 from chronik.node.disk_watch import DiskWatch
-from chronik.node.endpoint import Endpoint
 from chronik.node.environment import Environment
 from chronik.node.membership.identity import Identity
 from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.node.config import ConfigError, NodeConfig, Peer, load
-from chronik.node.endpoint import Endpoint, EndpointError
 
 
 def write(folder: Path, text: str) -> str:

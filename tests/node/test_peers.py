@@ -15,10 +15,10 @@ from tests.node.cluster_harness import SECRET, LocalNodes, until
 from tests.support.handshake import NONCE, Refused, proven_connection
 
 from chronik.client.connection import Connection
+from chronik.client.endpoint import Endpoint
 from chronik.client.errors import ClientError, ConnectionLost, Unreachable
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, NodeConfig, Peer, check
-from chronik.node.endpoint import Endpoint
 from chronik.node.membership import cluster_member
 from chronik.node.membership.internal_api import (
     VERSION,

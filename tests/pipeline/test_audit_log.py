@@ -14,6 +14,7 @@ from tests.support.apache_kafka import ApacheKafka
 from tests.support.node import Node
 from tests.support.topics import NOW_MS, numbered
 
+from chronik.client.node_http import get_blocking
 from chronik.pipeline import audit_log
 from chronik.pipeline.audit import AuditPlan, AuditRequest, _log_tasks, prepare
 from chronik.pipeline.audit_blocks import CONTROL, NO_CHECKSUM, READABLE
@@ -80,15 +81,15 @@ def test_the_audit_fetches_a_compacted_batch_to_learn_its_offsets(
     at, name = shared_node.bootstrap, "audit-log-thinned"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10))
-    listed = audit_log.get_body
+    listed = get_blocking
 
-    def thinned(address: str, path: str) -> bytes:
-        page = json.loads(listed(address, path))
+    def thinned(*request: Any, **query: Any) -> bytes:
+        page = json.loads(listed(*request, **query))
         page["batches"][0]["count"] -= 1
         return json.dumps(page).encode()
 
     plan = prepare(AuditRequest(at, name))
-    monkeypatch.setattr(audit_log, "get_body", thinned)
+    monkeypatch.setattr(audit_log, "get_blocking", thinned)
     found = rows(plan)
     assert offsets(found) == [(0, offset) for offset in range(20)]
     assert sorted(row["stop"] - row["start"] for row in found) == [1] * 10 + [10]
@@ -100,18 +101,18 @@ def test_the_audit_waits_for_the_high_watermark_of_a_new_leader(
     at, name = shared_node.bootstrap, "audit-log-behind"
     topics.create(at, name, 1)
     topics.append(at, name, 0, numbered(10), numbered(10))
-    listed, asked = audit_log.get_body, list[str]()
+    listed, asked = get_blocking, list[dict[str, Any]]()
 
-    def behind(address: str, path: str) -> bytes:
-        asked.append(path)
-        page = json.loads(listed(address, path))
+    def behind(*request: Any, **query: Any) -> bytes:
+        asked.append(query)
+        page = json.loads(listed(*request, **query))
         if len(asked) < 4:
             page |= {"batches": page["batches"][:1], "next": None, "high_watermark": 10}
             page["batches"] = [batch for batch in page["batches"] if batch["base_offset"] == 0]
         return json.dumps(page).encode()
 
     plan = prepare(AuditRequest(at, name))
-    monkeypatch.setattr(audit_log, "get_body", behind)
+    monkeypatch.setattr(audit_log, "get_blocking", behind)
     monkeypatch.setattr(audit_log, "WATERMARK_PAUSE_S", 0.001)
     assert offsets(rows(plan)) == [(0, offset) for offset in range(20)]
     assert len(asked) == 4

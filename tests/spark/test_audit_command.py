@@ -115,7 +115,7 @@ def test_a_torn_line_inside_the_ledger_is_a_one_line_error_with_exit_code_2(
         (("audit-command", "--ledger", "/no/such/ledger"), "cannot read the ledger /no/such/ledger: No such file"),
         (("audit-command", "--table", "/no/such/table"), "there is no Delta table at /no/such/table"),
         (("audit-command", "--group", "audit-nobody"), "group audit-nobody has committed nothing of audit-command"),
-        (("audit-command", "--from", "yesterday"), "--from yesterday is no time"),
+        (("audit-command", "--from", "yesterday"), "--from yesterday is not a time"),
         (("audit-command", "--log", "somehow"), "--log somehow is unknown"),
     ],
     ids=["unknown topic", "unreachable", "no ledger", "no table", "no group", "no time", "unknown way"],

@@ -34,7 +34,7 @@ def refused(done: Outcome) -> str:
         (["t", "--conf", "x"], "--conf x is not NAME=VALUE"),
         (["t", "--source", "x"], "--source x is unknown"),
         (["t", "--schema", "/no/such/file"], "cannot read --schema /no/such/file"),
-        (["t", "t_dead_letters", "--schema", "/dev/null"], "t_dead_letters cannot be a table beside the others"),
+        (["t", "t_dead_letters", "--schema", "/dev/null"], "t_dead_letters cannot be a table next to the other tables"),
     ],
 )
 def test_wrong_usage_is_an_error_before_spark_starts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from typing import Any
 
 from tests.support.eventually import eventually
 from tests.support.ports import free_ports
+
+from chronik.local.node import to_toml
 
 CHRONIK = Path(sys.executable).with_name("chronik")
 READY_TIMEOUT_S = 15.0
@@ -166,24 +167,3 @@ class Node:
             self.process = None
         else:
             raise NodeFailed(f"{self} left a process of its group {self.pid} behind; it was killed")
-
-
-def to_toml(settings: Mapping[str, Any]) -> str:
-    """Format `settings` as TOML: plain keys first, then a table for each mapping and an array of tables for peers."""
-    plain = [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in settings.items() if _is_plain(value)]
-    tables: list[str] = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            tables += [f"[{json.dumps(key)}]", to_toml(value)]
-        elif not _is_plain(value):
-            for row in value:
-                tables += [f"[[{json.dumps(key)}]]", to_toml(row)]
-    return "\n".join([*plain, *tables, ""])
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _toml_value(value: str | int | float) -> str:
-    return str(value).lower() if isinstance(value, bool) else json.dumps(value)

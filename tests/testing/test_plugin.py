@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.support.eventually import eventually
 
-from chronik.cli.node_process import inspect
+from chronik.local.node_process import inspect
 from chronik.testing import plugin
 from chronik.testing.cluster import TestCluster
-from chronik.testing.plugin import _wanted_nodes
+from chronik.testing.plugin import _node_count
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 120.0
@@ -151,7 +151,7 @@ def test_of_something_else():
 @pytest.mark.parametrize("setting", ["many", "0", "-1"])
 def test_an_invalid_number_of_nodes_is_a_usage_error(setting: str) -> None:
     with pytest.raises(pytest.UsageError, match=f"chronik_nodes = {setting}"):
-        _wanted_nodes(setting)
+        _node_count(setting)
 
 
 def test_the_package_registers_its_pytest_plugin() -> None:

@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from chronik import __version__
-from chronik.cli.errors import CANNOT, INTERRUPTED, CliError, say
+from chronik.cli.errors import CANNOT, CHECK_FAILED, INTERRUPTED, CliError, say
+from chronik.client.endpoint import EndpointError
 from chronik.client.errors import ClientError
 from chronik.client.ledger import LedgerError
+from chronik.local.errors import LocalClusterError, UncleanStop
 from chronik.wire.errors import ErrorCode, KafkaError
 
 TRACEBACK_VARIABLE = "CHRONIK_TRACEBACK"
@@ -43,12 +45,15 @@ def main(arguments: list[str]) -> int:
     except CliError as error:
         say(str(error))
         return error.exit_code
+    except EndpointError as error:
+        say(f"--bootstrap: {error}")
+        return CANNOT
     except KafkaError as error:
         say(explain(error))
         return CANNOT
-    except LedgerError as error:
+    except (LedgerError, LocalClusterError) as error:
         say(str(error))
-        return CANNOT
+        return CHECK_FAILED if isinstance(error, UncleanStop) else CANNOT
     except ClientError as error:
         say(f"{error}: is the broker running there? Pass -b HOST:PORT for another")
         return CANNOT
@@ -74,12 +79,12 @@ def main(arguments: list[str]) -> int:
 
 
 def build(first: list[str]) -> typer.Typer:
-    """Build the commands; only the one that the first argument names, if any, since loading all is slow."""
+    """Build the commands; only the one that the first argument names, if any, because loading all is slow."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        help="Kafka-compatible streaming: every acknowledged record is read, and it can prove it.",
+        help="Kafka-compatible streaming. Every acknowledged record can be read, and audits prove it.",
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.command(
@@ -88,13 +93,17 @@ def build(first: list[str]) -> typer.Typer:
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(_start)
-    for name in first if first and first[0] in COMMANDS else COMMANDS:
+    app.command("version")(version)
+    app.callback()(_options)
+    known = (*COMMANDS, "start", "version", "--version")
+    for name in COMMANDS:
+        if first and first[0] in known and first[0] != name:
+            continue
         module = import_module(f"chronik.cli.{name}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
             app.command(name)(getattr(module, name))
-    app.command("version")(version)
     return app
 
 
@@ -107,6 +116,19 @@ def _start(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] =
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        version()
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None: ...
 
 
 def explain(error: KafkaError) -> str:

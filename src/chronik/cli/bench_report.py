@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chronik.cli.broker_usage import BrokerUsage
 from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.output import print_json, print_table
 
 MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUsage:
+    """CPU time and memory, summed over the brokers that report them."""
+
+    cpu_s: float
+    resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +65,10 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     if not ranked:
         return {"p50": None, "p99": None, "max": None}
 
-    def at(share: float) -> float:
+    def rank(share: float) -> float:
         return round(ranked[min(len(ranked) - 1, int(share * len(ranked)))], 4)
 
-    return {"p50": at(0.5), "p99": at(0.99), "max": round(ranked[-1], 4)}
+    return {"p50": rank(0.5), "p99": rank(0.99), "max": rank(1.0)}
 
 
 def print_result(result: BenchResult, as_json: bool) -> None:
@@ -75,7 +82,7 @@ def print_result(result: BenchResult, as_json: bool) -> None:
         rows += [(f"latency {name} (ms)", _plain(value)) for name, value in latency.items()]
         print_table(f"bench {result.workload}", ("figure", "value"), rows, ("value",))
     if result.errors:
-        raise CliError(f"{result.errors} records failed or are missing: look at the node's log", CHECK_FAILED)
+        raise CliError(f"{result.errors} records failed or are missing: see the node's log", CHECK_FAILED)
 
 
 def _plain(value: object) -> object:

@@ -15,8 +15,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from struct import Struct
 
+from chronik.cli.bench_report import BenchResult
+from chronik.cli.bench_run import RunningTopic
 from chronik.cli.errors import CliError
-from chronik.cli.output import Progress
+from chronik.cli.options import with_cluster
+from chronik.cli.output import Progress, progress
 from chronik.client.cluster import Cluster, Deadline
 from chronik.wire import frames
 from chronik.wire.api import ApiKey
@@ -51,7 +54,7 @@ class RequestDriver(asyncio.Protocol):
         self._load = load
         self._transport: asyncio.WriteTransport | None = None
         self._received = bytearray()
-        self._sent_at: deque[float] = deque()
+        self._sent_s: deque[float] = deque()
         self._correlation_id = 0
         self._stopping = False
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -65,23 +68,23 @@ class RequestDriver(asyncio.Protocol):
 
     def stop(self) -> None:
         self._stopping = True
-        if not self._sent_at and not self.finished.done():
+        if not self._sent_s and not self.finished.done():
             self.finished.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         now_s = time.perf_counter()
         received = self._received
         received += data
-        at, answered, load = 0, 0, self._load
-        while len(received) - at >= 4:
-            end = at + 4 + _INT32.unpack_from(received, at)[0]
+        start, answered, load = 0, 0, self._load
+        while len(received) - start >= 4:
+            end = start + 4 + _INT32.unpack_from(received, start)[0]
             if end > len(received):
                 break
-            load.errors += _INT16.unpack_from(received, at + self._error_at)[0] != 0
-            load.latencies_ms.append((now_s - self._sent_at.popleft()) * 1000)
+            load.errors += _INT16.unpack_from(received, start + self._error_at)[0] != 0
+            load.latencies_ms.append((now_s - self._sent_s.popleft()) * 1000)
             answered += 1
-            at = end
-        del received[:at]
+            start = end
+        del received[:start]
         load.answered += answered
         if self._stopping:
             self.stop()
@@ -89,7 +92,7 @@ class RequestDriver(asyncio.Protocol):
             self._send(answered)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.errors += len(self._sent_at)
+        self._load.errors += len(self._sent_s)
         if not self.finished.done():
             self.finished.set_result(None)
 
@@ -104,43 +107,62 @@ class RequestDriver(asyncio.Protocol):
             self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
             _INT32.pack_into(self._frame, CORRELATION_AT, self._correlation_id)
             requests.append(bytes(self._frame))
-            self._sent_at.append(time.perf_counter())
+            self._sent_s.append(time.perf_counter())
         if requests:
             self._transport.write(b"".join(requests))
 
 
-async def drive_requests(
-    cluster: Cluster,
-    topic: str,
-    connections: int,
-    depth: int,
-    size_bytes: int,
-    acks: int,
-    seconds: float,
-    bar: Progress,
-) -> RequestLoad:
+@dataclass(frozen=True, slots=True)
+class RequestWorkload:
+    """The parameters of a measurement; `acks` is -1 or 1, since acks=0 has no response to count."""
+
+    connections: int
+    depth: int
+    size_bytes: int
+    acks: int
+    seconds: float
+
+
+def run_requests(workload: RequestWorkload, topic: RunningTopic, http: str | None) -> BenchResult:
+    with progress("bench requests", workload.seconds) as show:
+        before, cpu_s = topic.usage(http), time.process_time()
+        load = with_cluster(topic.bootstrap, lambda cluster: _drive(cluster, topic.name, workload, show))
+        return BenchResult(
+            workload="requests",
+            records=load.answered,
+            bytes=load.answered * workload.size_bytes,
+            seconds=load.seconds,
+            errors=load.errors,
+            latencies_ms=load.latencies_ms,
+            client_cpu_s=[time.process_time() - cpu_s],
+            broker_before=before,
+            broker_after=topic.usage(http),
+        )
+
+
+async def _drive(cluster: Cluster, topic: str, workload: RequestWorkload, show: Progress) -> RequestLoad:
     """Drive all connections. Connection i writes to partition i modulo the number of partitions, at its leader."""
     leaders = await cluster.leaders(topic)
     brokers = (await cluster.layout([])).brokers
     load = RequestLoad()
     drivers: list[RequestDriver] = []
     loop = asyncio.get_running_loop()
-    for index in range(connections):
+    for index in range(workload.connections):
         partition = sorted(leaders)[index % len(leaders)]
         broker = brokers[leaders[partition]]
         connection = await cluster.connection(broker.node_id, Deadline(cluster.timeout_s))
         if not connection.supports(ApiKey.PRODUCE, PRODUCE_VERSION):
-            raise CliError(f"{connection.name} does not answer Produce {PRODUCE_VERSION}: use a newer broker")
-        frame = _produce_frame(topic, partition, size_bytes, acks)
-        driver = RequestDriver(frame, topic, depth, load)
+            raise CliError(f"{connection.name} does not support Produce {PRODUCE_VERSION}: use a newer broker")
+        frame = _produce_frame(topic, partition, workload.size_bytes, workload.acks)
+        driver = RequestDriver(frame, topic, workload.depth, load)
         await loop.create_connection(lambda driver=driver: driver, broker.host, broker.port)  # type: ignore[misc]
         drivers.append(driver)
     started_s = time.perf_counter()
     for driver in drivers:
         driver.start()
-    while (passed_s := time.perf_counter() - started_s) < seconds:
-        await asyncio.sleep(min(PROGRESS_EVERY_S, seconds - passed_s))
-        bar.update(passed_s, f"{load.answered:,} requests")
+    while (passed_s := time.perf_counter() - started_s) < workload.seconds:
+        await asyncio.sleep(min(PROGRESS_EVERY_S, workload.seconds - passed_s))
+        show(passed_s, f"{load.answered:,} requests")
     load.seconds = passed_s
     answered = load.answered
     for driver in drivers:

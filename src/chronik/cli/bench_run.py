@@ -6,19 +6,24 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from chronik.cli.bench_report import BenchResult
+from chronik.cli.bench_report import BenchResult, BrokerUsage
 from chronik.cli.bench_workers import WorkerResult, WorkerTask, work
-from chronik.cli.broker_usage import BrokerUsage, http_addresses, read_usage
 from chronik.cli.errors import CliError
-from chronik.cli.options import parse_bootstrap, with_cluster
+from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
+from chronik.client.node_http import HttpError, get_blocking
 from chronik.client.topics import EARLIEST, LATEST, Topics
 
+# As in `node.config`, which a client does not load: that takes a quarter of a second.
+HTTP_PORT_BELOW_KAFKA = 3000
+METRICS_TIMEOUT_S = 3.0
 READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 15.0
@@ -66,7 +71,11 @@ class RunningTopic:
             with_cluster(self.bootstrap, lambda cluster: Topics(cluster).delete(self.name))
 
     def usage(self, http: str | None) -> BrokerUsage | None:
-        return read_usage(http_addresses(self._brokers, http))
+        """Return the brokers' usage as their /metrics report it, or None if no broker serves them."""
+        usages = [usage for address in http_addresses(self._brokers, http) if (usage := _read_usage(address))]
+        if not usages:
+            return None
+        return BrokerUsage(sum(usage.cpu_s for usage in usages), sum(usage.resident_bytes for usage in usages))
 
     def offsets(self) -> dict[int, tuple[int, int]]:
         """Return the start and end offset of each partition."""
@@ -82,14 +91,32 @@ class RunningTopic:
         return sum(end - start for start, end in self.offsets().values())
 
 
+def http_addresses(brokers: Iterable[tuple[str, int]], override: str | None) -> list[str]:
+    """Return the addresses to query: the override, or 3000 below each Kafka port."""
+    if override is not None:
+        return [override]
+    return [f"{host}:{port - HTTP_PORT_BELOW_KAFKA}" for host, port in brokers if port > HTTP_PORT_BELOW_KAFKA]
+
+
+def _read_usage(address: str) -> BrokerUsage | None:
+    try:
+        text = get_blocking(address, "/metrics", METRICS_TIMEOUT_S).decode()
+        if "chronik_" not in text:
+            return None
+        values = dict(line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
+        resident = float(values.get("process_resident_memory_bytes", 0))
+        return BrokerUsage(float(values["process_cpu_seconds_total"]), int(resident))
+    except (HttpError, KeyError, ValueError):
+        return None
+
+
 def run_workers(workload: Workload, topic: RunningTopic, http: str | None) -> BenchResult:
     """Start the clients, release them together, and wait for all. Lost produced records show in the end offsets."""
     offsets = topic.offsets()
-    tasks = _tasks(workload, topic, offsets)
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     processes = []
-    for task in tasks:
+    for task in _tasks(workload, topic, offsets):
         ours, theirs = context.Pipe()
         process = context.Process(target=work, args=(task, theirs), daemon=True)
         process.start()
@@ -197,7 +224,7 @@ def _receive_ready(pipe: Connection) -> None:
 def _gather(pipes: list[Connection], workload: Workload) -> list[WorkerResult]:
     done: dict[int, int] = {}
     results: dict[int, WorkerResult] = {}
-    with progress(f"bench {workload.mode}", workload.records) as bar:
+    with progress(f"bench {workload.mode}", workload.records) as show:
         while len(results) < len(pipes):
             running = [pipe for index, pipe in enumerate(pipes) if index not in results]
             for pipe in wait(running, timeout=1.0):
@@ -210,7 +237,7 @@ def _gather(pipes: list[Connection], workload: Workload) -> list[WorkerResult]:
                 else:
                     done[index] = content
             total = sum(done.values())
-            bar.update(total, f"{total:,} records")
+            show(total, f"{total:,} records")
     return [result for _, result in sorted(results.items())]
 
 
@@ -218,6 +245,6 @@ def _receive(pipe: Connection) -> tuple[str, Any]:
     try:
         kind, content = pipe.recv()
     except EOFError:
-        raise CliError("a client process ended without a word: look at its output above", 2) from None
+        raise CliError("a client process ended without a result: see its output above") from None
     sys.stdout.flush()
     return kind, content

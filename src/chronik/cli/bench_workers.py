@@ -7,7 +7,6 @@ A worker sends `ready` when it is connected, waits for `go`, sends `progress` re
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class _Reporter:
     def wait_for_go(self) -> WorkerResult:
         self._pipe.send(("ready", None))
         self._pipe.recv()
-        return WorkerResult(started_s=time.monotonic(), cpu_s=-_cpu_s())
+        return WorkerResult(started_s=time.monotonic(), cpu_s=-time.process_time())
 
     def progress(self, done: int) -> None:
         now_s = time.monotonic()
@@ -80,13 +79,8 @@ class _Reporter:
 
 def _finish(result: WorkerResult) -> WorkerResult:
     result.ended_s = time.monotonic()
-    result.cpu_s += _cpu_s()
+    result.cpu_s += time.process_time()
     return result
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _produce(task: WorkerTask, pipe: Connection) -> WorkerResult:
@@ -146,17 +140,17 @@ def _consume(task: WorkerTask, pipe: Connection) -> WorkerResult:
     pace = _Pace(task.rate, result.started_s)
     last_s = time.monotonic()
     while result.records < task.records:
-        wanted = min(CONSUME_BATCH, task.records - result.records)
-        if task.rate is not None and (wanted := min(wanted, pace.due(result.records))) == 0:
+        count = min(CONSUME_BATCH, task.records - result.records)
+        if task.rate is not None and (count := min(count, pace.due(result.records))) == 0:
             time.sleep(TICK_S)
             continue
-        asked_s = time.monotonic()
-        batch = consumer.consume(wanted, 1.0)
+        called_s = time.monotonic()
+        batch = consumer.consume(count, 1.0)
         now_s = time.monotonic()
         good = [message for message in batch if message.error() is None]
         if good:
             last_s = now_s
-            result.latencies_ms.append((now_s - asked_s) * 1000)
+            result.latencies_ms.append((now_s - called_s) * 1000)
             result.records += len(good)
             result.bytes += sum(map(len, good))
         elif now_s - last_s > STALL_S_MAX:

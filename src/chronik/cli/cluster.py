@@ -9,16 +9,16 @@ import typer
 
 from chronik.cli.cluster_status import print_status, status_of
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import NODES_MAX, LocalCluster
 from chronik.cli.options import AsJson
 from chronik.cli.output import print_json
+from chronik.local.cluster import NODES_MAX, LocalCluster
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, in the background.")
 
 DEFAULT_NODES = 3
 DEFAULT_PORT = 9092
 
-Folder = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where the nodes' folders are.")]
+Folder = Annotated[str, typer.Option("--dir", metavar="DIR", help="The folder of the cluster.")]
 NodeId = Annotated[int, typer.Argument(metavar="N", min=1)]
 DEFAULT_FOLDER = "chronik-data"
 
@@ -26,16 +26,16 @@ DEFAULT_FOLDER = "chronik-data"
 @app.command()
 def up(
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=NODES_MAX, help="How many nodes a new cluster gets (default 3).")
+        int | None, typer.Option(min=1, max=NODES_MAX, help="Number of nodes of a new cluster (default 3).")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Kafka's port of the first node (default 9092).")] = None,
+    port: Annotated[int | None, typer.Option(help="Kafka port of the first node (default 9092).")] = None,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
     """Start all nodes, and return when they are ready."""
     cluster = LocalCluster(folder)
     with cluster.locked(say):
         if cluster.nodes:
-            _check_as_asked(cluster, nodes, port)
+            _check_unchanged(cluster, nodes, port)
         running = cluster.running
         paused = [node.id for node in running if node.process.state == "paused"]
         if paused:
@@ -56,7 +56,7 @@ def up(
     _print_addresses(cluster)
 
 
-def _check_as_asked(cluster: LocalCluster, nodes: int | None, port: int | None) -> None:
+def _check_unchanged(cluster: LocalCluster, nodes: int | None, port: int | None) -> None:
     """Refuse to change the size of an existing cluster, or the ports of a running one."""
     if nodes is not None and nodes != len(cluster.nodes):
         raise CliError(
@@ -78,16 +78,16 @@ def _print_addresses(cluster: LocalCluster) -> None:
 @app.command()
 def status(as_json: AsJson = False, folder: Folder = DEFAULT_FOLDER) -> None:
     """Show nodes, controller, leaders, ISR and under-replicated partitions."""
-    found = status_of(_existing(folder))
+    status = status_of(_existing(folder))
     if as_json:
-        print_json(found)
+        print_json(status)
     else:
-        print_status(found)
+        print_status(status)
 
 
 @app.command()
 def down(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Stop all nodes cleanly. Their data stays."""
+    """Stop all nodes cleanly. Keep their data."""
     cluster = _existing(folder)
     with cluster.locked(say):
         running = len(cluster.running)
@@ -121,30 +121,27 @@ def start(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
 
 @app.command()
 def kill(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Kill one node at once (SIGKILL), as a crash would."""
-    cluster = _existing(folder)
-    cluster.kill(node)
+    """Kill one node (SIGKILL), as a crash would."""
+    _existing(folder).kill(node)
     print(f"node {node} killed")
 
 
 @app.command()
 def pause(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Freeze one node (SIGSTOP): its connections stay open, and nothing is answered."""
-    cluster = _existing(folder)
-    cluster.pause(node)
+    """Pause one node (SIGSTOP): its connections stay open, but it does not answer."""
+    _existing(folder).pause(node)
     print(f"node {node} paused")
 
 
 @app.command()
 def resume(node: NodeId, folder: Folder = DEFAULT_FOLDER) -> None:
-    """Let a paused node go on (SIGCONT)."""
-    cluster = _existing(folder)
-    print(f"node {node} resumed" if cluster.resume(node) else f"node {node} was not paused")
+    """Resume a paused node (SIGCONT)."""
+    print(f"node {node} resumed" if _existing(folder).resume(node) else f"node {node} was not paused")
 
 
 @app.command()
 def add(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Start one more node, and move its share of the data to it."""
+    """Add a node, and move its share of the data to it."""
     from chronik.cli.cluster_resize import add_node
 
     cluster = _existing(folder)
@@ -156,11 +153,11 @@ def add(folder: Folder = DEFAULT_FOLDER) -> None:
 def remove(
     node: NodeId,
     fewer_replicas: Annotated[
-        bool, typer.Option("--fewer-replicas", help="Go on where too few nodes are left for all replicas.")
+        bool, typer.Option("--fewer-replicas", help="Continue if too few nodes remain for all replicas.")
     ] = False,
     folder: Folder = DEFAULT_FOLDER,
 ) -> None:
-    """Move one node's data to the others, then take it out of the cluster. Its folder is removed."""
+    """Move one node's data to other nodes, then remove it from the cluster and delete its folder."""
     from chronik.cli.cluster_resize import remove_node
 
     cluster = _existing(folder)
@@ -173,10 +170,10 @@ def restore_metadata(
     folder: Folder = DEFAULT_FOLDER,
     node_dirs: Annotated[
         list[str] | None,
-        typer.Option("--node-dir", metavar="PATH", help="A node's data folder, instead of those in DIR; repeatable."),
+        typer.Option("--node-dir", metavar="PATH", help="A node's data folder, instead of all in --dir; repeatable."),
     ] = None,
 ) -> None:
-    """Rebuild the metadata of a cluster whose nodes all lost their metadata.db, from their logs."""
+    """Rebuild the metadata of a cluster from its logs, after all nodes lost their metadata.db."""
     from chronik.cli.cluster_restore import restore, restore_local
 
     if node_dirs:

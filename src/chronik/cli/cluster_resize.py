@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import LocalCluster
 from chronik.cli.options import with_cluster
 from chronik.cli.output import progress
 from chronik.cli.replica_moves import Partition, Replicas, moves_from, moves_to
@@ -16,10 +15,11 @@ from chronik.client.brokers import Brokers
 from chronik.client.cluster import Cluster
 from chronik.client.errors import ClientError
 from chronik.client.layout import ClusterLayout
+from chronik.local.cluster import LocalCluster
 from chronik.wire.errors import KafkaError
 
 POLL_INTERVAL_S = 0.3
-STANDSTILL_S_MAX = 600.0
+STALL_S_MAX = 600.0
 MOVES_AT_ONCE = 500
 NODES_FOR_ONE_LOSS = 3
 
@@ -32,7 +32,7 @@ def add_node(cluster: LocalCluster) -> None:
         cluster.start(node.id)
     except BaseException:
         # Whether or not the node has joined, its settings exist for another attempt.
-        say(f"node {node.id} was added and did not start: chronik cluster start {node.id} tries again")
+        say(f"node {node.id} was added but did not start: try again with chronik cluster start {node.id}")
         raise
     print(f"node {node.id} is ready: {node.bootstrap}", flush=True)
     brokers = [known.id for known in cluster.nodes]
@@ -45,16 +45,16 @@ def add_node(cluster: LocalCluster) -> None:
     try:
         moved = with_cluster(cluster.bootstrap, share)
     except KeyboardInterrupt:
-        say(f"node {node.id} stays in the cluster, and what moves to it goes on moving: see chronik cluster status")
+        say(f"node {node.id} stays in the cluster, and data continues to move to it: see chronik cluster status")
         raise
-    print(f"node {node.id} has its share: a replica of each of {moved} partitions moved to it")
+    print(f"node {node.id} has its share: replicas of {moved} partitions moved to it")
 
 
 def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = False) -> None:
     """Move a node's data away, then remove it; `fewer_replicas` drops replicas that no other node can take."""
     node = cluster.node(node_id)
     if len(cluster.nodes) == 1:
-        raise CliError(f"node {node_id} is the last one: chronik cluster down stops it")
+        raise CliError(f"node {node_id} is the last node: stop it with chronik cluster down")
     _check_all_run(cluster)
     staying = [other.id for other in cluster.nodes if other.id != node_id]
     bootstrap = ",".join(other.bootstrap for other in cluster.nodes if other.id != node_id)
@@ -66,11 +66,11 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
             fewer = [partition for partition, after in targets.items() if len(after) < len(before[partition])]
             if fewer and not fewer_replicas:
                 raise CliError(
-                    f"{len(fewer)} partitions have a replica on node {node_id} for which no other node is left: "
+                    f"no other node is left for the replicas of {len(fewer)} partitions on node {node_id}: "
                     "chronik cluster add first, or pass --fewer-replicas to give up one replica of each"
                 )
             if fewer:
-                say(f"{len(fewer)} partitions keep one replica less: no other node is left for it")
+                say(f"{len(fewer)} partitions lose one replica: no other node is left for it")
             await _carry_out(online, targets, f"moving data from node {node_id}")
             moved += len(targets)
         return moved
@@ -78,9 +78,9 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
     try:
         moved = with_cluster(bootstrap, empty)
     except KeyboardInterrupt:
-        say(f"node {node_id} stays in the cluster: chronik cluster remove {node_id} goes on where this stopped")
+        say(f"node {node_id} stays in the cluster: continue with chronik cluster remove {node_id}")
         raise
-    print(f"node {node_id} is empty: {moved} partitions moved to the others", flush=True)
+    print(f"node {node_id} is empty: {moved} partitions moved to other nodes", flush=True)
     with_cluster(bootstrap, lambda online: Brokers(online).unregister(node_id))
     cluster.stop(node_id)
     shutil.rmtree(node.folder)
@@ -89,15 +89,15 @@ def remove_node(cluster: LocalCluster, node_id: int, *, fewer_replicas: bool = F
     remain = len(cluster.nodes)
     print(f"node {node_id} has left; {'1 node remains' if remain == 1 else f'{remain} nodes remain'}")
     if remain < NODES_FOR_ONE_LOSS:
-        say("fewer than three nodes: the cluster stops when one of them does; chronik cluster add adds another")
+        say("with fewer than three nodes, the cluster stops when one node stops: add one with chronik cluster add")
 
 
 def _check_all_run(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         if node.process.state is None:
-            raise CliError(f"node {node.id} is not running: chronik cluster start {node.id} first, since data is moved")
+            raise CliError(f"node {node.id} is not running, and data must move: chronik cluster start {node.id} first")
         if node.process.state == "paused":
-            raise CliError(f"node {node.id} is paused: chronik cluster resume {node.id} first, since data is moved")
+            raise CliError(f"node {node.id} is paused, and data must move: chronik cluster resume {node.id} first")
 
 
 def _replicas(layout: ClusterLayout) -> dict[Partition, Replicas]:
@@ -113,29 +113,30 @@ async def _carry_out(online: Cluster, targets: Mapping[Partition, Replicas], wha
     brokers = Brokers(online)
     waiting = sorted(targets)
     ongoing: set[Partition] = set()
-    arrived = 0
-    moved_s = time.monotonic()
-    with progress(what, len(targets)) as bar:
+    completed = 0
+    progress_s = time.monotonic()
+    with progress(what, len(targets)) as show:
         while waiting or ongoing:
-            asked, waiting = waiting[: MOVES_AT_ONCE - len(ongoing)], waiting[MOVES_AT_ONCE - len(ongoing) :]
-            if asked:
-                await brokers.move({partition: targets[partition] for partition in asked})
-                ongoing.update(asked)
+            free = MOVES_AT_ONCE - len(ongoing)
+            requested, waiting = waiting[:free], waiting[free:]
+            if requested:
+                await brokers.move({partition: targets[partition] for partition in requested})
+                ongoing.update(requested)
             await asyncio.sleep(POLL_INTERVAL_S)
             try:
                 ongoing &= (await brokers.moves()).keys()
             except (KafkaError, ClientError) as error:
-                if time.monotonic() - moved_s > STANDSTILL_S_MAX:
+                if time.monotonic() - progress_s > STALL_S_MAX:
                     raise CliError(
-                        f"the cluster does not tell how the move goes ({error}): it goes on by itself"
+                        f"the cluster does not report the progress of the move ({error}): the move continues by itself"
                     ) from None
                 continue
-            if len(targets) - len(waiting) - len(ongoing) > arrived:
-                arrived = len(targets) - len(waiting) - len(ongoing)
-                moved_s = time.monotonic()
-            bar.update(arrived, f"{arrived} of {len(targets)} partitions")
-            if time.monotonic() - moved_s > STANDSTILL_S_MAX:
+            if len(targets) - len(waiting) - len(ongoing) > completed:
+                completed = len(targets) - len(waiting) - len(ongoing)
+                progress_s = time.monotonic()
+            show(completed, f"{completed} of {len(targets)} partitions")
+            if time.monotonic() - progress_s > STALL_S_MAX:
                 raise CliError(
-                    f"no partition has arrived for {STANDSTILL_S_MAX:g} s, {len(ongoing)} are on their way: "
-                    "see chronik cluster status; the move goes on by itself"
+                    f"no move has completed for {STALL_S_MAX:g} s, {len(ongoing)} are in progress: "
+                    "see chronik cluster status; they continue by themselves"
                 )

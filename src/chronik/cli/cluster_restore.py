@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.local_cluster import LocalCluster
 from chronik.cli.output import print_table, progress
+from chronik.local.cluster import LocalCluster
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict, restored_image
 from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata
@@ -42,8 +42,8 @@ def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
                 opened.callback(folders[-1].close)
             cluster_id = _cluster_id(folders)
             check_without_metadata(folders, uuid.uuid4)
-            found = _read_logs(folders)
-            logs = [log for log, _ in found]
+            surveyed = _read_logs(folders)
+            logs = [log for log, _ in surveyed]
             if not logs:
                 raise CliError("there are no logs to rebuild the metadata from: start the nodes, or pass their folders")
             image = restored_image(cluster_id, logs, OWN_CONFIGS, uuid.uuid4)
@@ -53,18 +53,18 @@ def restore(paths: Sequence[str], addresses: Mapping[int, str]) -> None:
         except OSError as error:
             raise CliError(f"{error.filename or 'a data folder'}: {error.strerror}; nothing was written") from None
     _print(image, logs, len(folders))
-    compacted = sorted({log.topic for log, survey in found if survey.is_compacted and log.topic not in OWN_CONFIGS})
-    _print_unknown(image, compacted)
+    compacted = sorted({log.topic for log, survey in surveyed if survey.is_compacted and log.topic not in OWN_CONFIGS})
+    _print_lost(image, compacted)
 
 
 def _read_logs(folders: Sequence[DataFolder]) -> list[tuple[FoundLog, LogSurvey]]:
-    found: list[tuple[FoundLog, LogSurvey]] = []
-    with progress("reading logs", None) as bar:
+    surveyed: list[tuple[FoundLog, LogSurvey]] = []
+    with progress("reading logs", None) as show:
         for folder in folders:
-            for each in logs_of(folder):
-                found.append(each)
-                bar.update(len(found), f"{len(found)} read")
-    return found
+            for log in logs_of(folder):
+                surveyed.append(log)
+                show(len(surveyed), f"{len(surveyed)} read")
+    return surveyed
 
 
 def _cluster_id(folders: Sequence[DataFolder]) -> str:
@@ -95,22 +95,22 @@ def _print(image: ClusterImage, logs: Sequence[FoundLog], nodes: int) -> None:
         replicas = max(len(partition.replicas) for partition in topic.partitions)
         rows.append((name, topic.id, len(topic.partitions), replicas, sum(ends.values()), offline))
     columns = ("topic", "id", "partitions", "replicas", "log ends, summed", "offline")
-    title = f"rebuilt for {nodes} nodes of cluster {image.cluster_id or '(without an id yet)'}; start them now"
+    title = f"metadata of {nodes} nodes of cluster {image.cluster_id or '(without an id)'} rebuilt; start them now"
     print_table(title, columns, rows, columns[2:])
 
 
-def _print_unknown(image: ClusterImage, compacted: Sequence[str]) -> None:
+def _print_lost(image: ClusterImage, compacted: Sequence[str]) -> None:
     for name, topic in sorted(image.topics.items()):
         for partition in topic.partitions:
             if not partition.isr:
                 print(
-                    f"{name}-{partition.partition} stays offline, since no log has every record that was committed: "
+                    f"{name}-{partition.partition} stays offline because no log has every committed record: "
                     f"see chronik topic recover {name} --partition {partition.partition} --from "
                     f"{partition.replicas[0]} once the nodes run"
                 )
     off = ", ".join(f"{key}={value}" for key, value in KEEP_ALL.items())
     print(
-        f"not known: settings of topics and brokers, and partitions above the last one found. Topics keep all records "
+        f"lost: settings of topics and brokers, and partitions above the last one found. Topics keep all records "
         f"({off}) until chronik topic alter sets their retention again"
-        + (f"; these were compacted: {', '.join(compacted)}" if compacted else "")
+        + (f"; these topics were compacted: {', '.join(compacted)}" if compacted else "")
     )

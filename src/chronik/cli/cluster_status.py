@@ -4,52 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from chronik.cli.local_cluster import LocalCluster
-from chronik.cli.local_node import LocalNode
 from chronik.cli.output import print_table
+from chronik.local.cluster import LocalCluster
+from chronik.local.node import LocalNode
 
 
 def status_of(cluster: LocalCluster) -> dict[str, Any]:
     """Return the status with all fields; fields that no running node can supply are null."""
-    view = cluster.view()
-    known = {} if view is None else {node["id"]: node for node in view["nodes"]}
+    view = cluster.view() or {}
+    known = {node["id"]: node for node in view.get("nodes", ())}
     return {
-        "controller": None if view is None else view["controller"],
-        "nodes": [_node(node, known.get(node.id)) for node in cluster.nodes],
-        "under_replicated": None if view is None else view["under_replicated"],
-        "leaderless": None if view is None else view["leaderless"],
-        "topics": None if view is None else view["topics"],
-        "partitions": None if view is None else view["partitions"],
-        "under_replicated_partitions": [] if view is None else view["under_replicated_partitions"],
-        "leaderless_partitions": [] if view is None else view["leaderless_partitions"],
-        "cluster_id": None if view is None else view["cluster_id"],
+        "controller": view.get("controller"),
+        "nodes": [_node(node, known.get(node.id, {})) for node in cluster.nodes],
+        "under_replicated": view.get("under_replicated"),
+        "leaderless": view.get("leaderless"),
+        "topics": view.get("topics"),
+        "partitions": view.get("partitions"),
+        "under_replicated_partitions": view.get("under_replicated_partitions", []),
+        "leaderless_partitions": view.get("leaderless_partitions", []),
+        "cluster_id": view.get("cluster_id"),
         "bootstrap": cluster.bootstrap,
     }
 
 
-def _node(node: LocalNode, known: dict[str, Any] | None) -> dict[str, Any]:
+def _node(node: LocalNode, known: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": node.id,
         "state": _state(node, known),
         "kafka": node.bootstrap,
         "http": str(node.http),
         "pid": node.process.pid,
-        "leaders": None if known is None else known["leaders"],
-        "replicas": None if known is None else known["replicas"],
-        "in_sync": None if known is None else known["in_sync"],
+        "leaders": known.get("leaders"),
+        "replicas": known.get("replicas"),
+        "in_sync": known.get("in_sync"),
     }
 
 
-def _state(node: LocalNode, known: dict[str, Any] | None) -> str:
+def _state(node: LocalNode, known: dict[str, Any]) -> str:
     """Return stopped, paused, starting, fenced (it runs, but the controller has fenced it) or running."""
     process = node.process.state
-    if process is None:
-        return "stopped"
-    if process == "paused":
-        return "paused"
+    if process != "running":
+        return process or "stopped"
     if not node.is_ready:
         return "starting"
-    return "fenced" if known is not None and known["state"] == "fenced" else "running"
+    return "fenced" if known.get("state") == "fenced" else "running"
 
 
 def print_status(status: dict[str, Any]) -> None:
@@ -61,10 +59,10 @@ def print_status(status: dict[str, Any]) -> None:
     ]
     print_table("", columns, rows, ("pid", "leaders", "replicas", "in_sync"))
     if status["under_replicated"] is None:
-        print("no node answers: leaders and in-sync replicas are not known; chronik cluster up starts the nodes")
+        print("no node answers, so leaders and in-sync replicas are unknown: start the nodes with chronik cluster up")
         return
     if status["controller"] is None:
-        print("no controller: a majority of the nodes must run; chronik cluster up starts those that do not")
+        print("no controller: a majority of the nodes must run; start them with chronik cluster up")
     print(f"{status['partitions']} partitions of {status['topics']} topics")
     print(f"under-replicated: {_named(status['under_replicated'], status['under_replicated_partitions'])}")
     print(f"without a leader: {_named(status['leaderless'], status['leaderless_partitions'])}")

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from chronik.cli.errors import CliError
-from chronik.cli.options import parse_bootstrap
+from chronik.client.endpoint import parse_bootstrap
 
 REACH_TIMEOUT_S = 10.0
 
@@ -28,14 +28,14 @@ def partitions_of(client: Any, topic: str, bootstrap: str) -> list[int]:
     from confluent_kafka import KafkaException
 
     try:
-        found = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic]
+        metadata = client.list_topics(topic, timeout=REACH_TIMEOUT_S).topics[topic]
     except KafkaException as error:
         raise CliError(
             f"no broker answers at {bootstrap} ({error.args[0].str()}): start one, or pass -b HOST:PORT"
         ) from None
-    if found.error is not None:
-        raise CliError(f"topic {topic}: {found.error.str()}: create it with chronik topic create {topic}")
-    return sorted(found.partitions)
+    if metadata.error is not None:
+        raise CliError(f"topic {topic}: {metadata.error.str()}: create it with chronik topic create {topic}")
+    return sorted(metadata.partitions)
 
 
 def _silent() -> logging.Logger:

@@ -13,8 +13,8 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError
-from chronik.cli.ledger import open_ledger
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic
+from chronik.cli.output import open_ledger
 from chronik.client.ledger import Ledger
 
 BATCH_RECORDS_MAX = 1000
@@ -23,21 +23,21 @@ JOIN_S_MAX = 60.0
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    group: Annotated[str | None, typer.Option(help="Join this group and commit; else read all partitions.")] = None,
+    topic: Topic,
+    group: Annotated[str | None, typer.Option(help="Join this group and commit; default: read all partitions.")] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Start with the oldest record (where a group has no offset yet).")
+        bool, typer.Option("--from-beginning", help="Start with the oldest record, if the group has no offset yet.")
     ] = False,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0.1, help="Stop after S seconds without a record.")] = None,
     receipts: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write what was delivered, as JSON lines.")
+        str | None, typer.Option(metavar="FILE", help="Write delivered records to FILE as JSON lines.")
     ] = None,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print a topic's records until --count, --timeout or Ctrl-C."""
-    receipt_file = open_ledger(receipts, "--receipts") if receipts else None
+    receipt_file = open_ledger(receipts, "--receipts")
     idle = IdleClock(timeout, joined=group is None)
     consumer = _consumer(topic, group, from_beginning, bootstrap, idle)
     printer = JsonPrinter(topic, group) if as_json else LinePrinter()
@@ -70,7 +70,7 @@ class IdleClock:
         self.restart()
 
     @property
-    def has_run_out(self) -> bool:
+    def is_expired(self) -> bool:
         if self._timeout_s is None:
             return False
         allowed_s = self._timeout_s if self._joined else max(self._timeout_s, JOIN_S_MAX)
@@ -113,8 +113,8 @@ def _run(
     consumed = 0
     try:
         while count is None or consumed < count:
-            wanted = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
-            batch = consumer.consume(wanted, POLL_S)
+            batch_max = BATCH_RECORDS_MAX if count is None else min(BATCH_RECORDS_MAX, count - consumed)
+            batch = consumer.consume(batch_max, POLL_S)
             for message in batch:
                 if message.error() is not None:
                     _check(message.error())
@@ -130,7 +130,7 @@ def _run(
                     receipts.flush()
                 if commit:
                     _store(consumer, batch)
-            elif idle.has_run_out:
+            elif idle.is_expired:
                 break
     except KeyboardInterrupt:
         printer.interrupted = True
@@ -151,7 +151,7 @@ def _check(error: Any) -> None:
     from confluent_kafka import KafkaError
 
     if error.fatal() or error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
-        raise CliError(f"cannot go on reading: {error.str()}")
+        raise CliError(f"cannot continue reading: {error.str()}")
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -171,8 +171,7 @@ class LinePrinter:
     def flush(self) -> None:
         self._out.flush()
 
-    def close(self) -> None:
-        self._out.flush()
+    close = flush
 
 
 class JsonPrinter:

@@ -6,21 +6,22 @@ import datetime
 import os
 import platform
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from chronik.cli.demo_pipeline import landed_and_audited
-from chronik.cli.demo_report import GOOD, Chapter, Chart, chart_lines, report_html
+from chronik.cli.demo_report import GOOD, Chapter, Chart, chart_lines, print_facts, report_html
 from chronik.cli.errors import CHECK_FAILED, CliError
 from chronik.cli.failover_stream import CHART_SLICE_S, FailoverStream
 from chronik.cli.options import with_cluster
-from chronik.cli.output import print_table
-from chronik.cli.temporary_cluster import TemporaryCluster
+from chronik.cli.output import print_table, write_report
 from chronik.cli.verify_report import print_run
 from chronik.cli.verify_run import Experiment, run
 from chronik.client.cluster import Cluster
 from chronik.client.topics import Topics
+from chronik.local.errors import LocalClusterError
+from chronik.local.temporary_cluster import TemporaryCluster
 
 NODES = 3
 PARTITIONS = 3
@@ -40,29 +41,20 @@ ONE_ADDRESS_COLUMNS = {
     "first offset": "first_offset",
     "last offset": "last_offset",
 }
-STREAM_COLUMNS = (
-    "partition",
-    "leader",
-    "acknowledged",
-    "read",
-    "missing",
-    "duplicated",
-    "out of order",
-    "longest gap",
-)
+STREAM_COLUMNS = ("partition", "leader", "acknowledged", "read", "missing", "duplicated", "out of order", "longest gap")
 IN_SYNC_TIMEOUT_S = 60.0
-POLL_INTERVAL_S = 0.1
 
 
 def demo(
     report: Annotated[
         str | None,
-        typer.Option(metavar="FILE.html", help="Write the account as a page, and the audit's beside it as FILE-audit."),
+        typer.Option(metavar="FILE.html", help="Write the results as a page, the audit's as FILE-audit.html."),
     ] = None,
 ) -> None:
-    """Run the whole story on free ports, then tear it down: a minute, most of it for Spark's start."""
-    if report is not None:
-        _check_writable(report)
+    """Show on a temporary cluster that no record is lost. Takes about a minute, mostly to start Spark."""
+    # Before anything runs, since the report comes last.
+    if report is not None and (os.path.isdir(report) or not os.access(os.path.dirname(report) or ".", os.W_OK)):
+        raise CliError(f"cannot write {report}: choose another --report")
     chapters: list[Chapter] = []
     began = datetime.datetime.now().astimezone()
     cluster = _start()
@@ -79,14 +71,14 @@ def demo(
     finally:
         cluster.remove()
     if report is not None:
-        _write_report(report, report_html(chapters, made))
+        write_report(report, report_html(chapters, made))
         print(f"report: {report}")
     complaints = [f"{chapter.title}: {chapter.complaint}" for chapter in chapters if chapter.complaint]
     if complaints:
         raise CliError("; ".join(complaints), CHECK_FAILED)
     print(f"{GOOD} All nodes are stopped and their folder is removed.")
     if len(chapters) > 1:
-        print("Yours to try: chronik cluster up, chronik verify, chronik cluster kill 1, chronik verify, ...")
+        print("Try it yourself: chronik cluster up, chronik verify, chronik cluster kill 1, chronik verify, ...")
 
 
 def _start() -> TemporaryCluster:
@@ -96,10 +88,8 @@ def _start() -> TemporaryCluster:
     cluster = TemporaryCluster(NODES)
     try:
         cluster.__enter__()
-    except CliError as error:
-        print(
-            f"THREE NODES COULD NOT BE STARTED ({error}): going on with one, without the leader that dies.", flush=True
-        )
+    except LocalClusterError as error:
+        print(f"THREE NODES COULD NOT BE STARTED ({error}): continuing with one, without killing a leader.", flush=True)
         cluster = TemporaryCluster(1)
         cluster.__enter__()
     seconds = time.monotonic() - started_s
@@ -115,17 +105,17 @@ def _one_address(cluster: TemporaryCluster, ledger: str) -> Chapter:
         f"({cluster.nodes[0].bootstrap}):",
         flush=True,
     )
-    found = run(experiment, cluster.nodes[0].bootstrap, topic=TOPIC, ledger=ledger)
-    print_run(found)
+    result = run(experiment, cluster.nodes[0].bootstrap, topic=TOPIC, ledger=ledger)
+    print_run(result)
     facts = {
-        "records": f"{found['messages']:,}, {found['client']}, acks={found['acks']}, one bootstrap address",
-        "produced in": f"{found['produce_s']:.2f} s",
-        "consumed in": f"{found['consume_s']:.2f} s, {found['burst_rate']:,.0f}/s",
-        "success": f"{found['success_rate']:g} % (the earlier system: 87.8, 78.8, 76.3 and 88.2 %)",
+        "records": f"{result['messages']:,}, {result['client']}, acks={result['acks']}, one bootstrap address",
+        "produced in": f"{result['produce_s']:.2f} s",
+        "consumed in": f"{result['consume_s']:.2f} s, {result['burst_rate']:,.0f}/s",
+        "success": f"{result['success_rate']:g} % (the earlier system: 87.8, 78.8, 76.3 and 88.2 %)",
     }
-    rows = [[partition[name] for name in ONE_ADDRESS_COLUMNS.values()] for partition in found["partitions"]]
+    rows = [[partition[name] for name in ONE_ADDRESS_COLUMNS.values()] for partition in result["partitions"]]
     return Chapter(
-        "5,000 records through one bootstrap address", list(ONE_ADDRESS_COLUMNS), rows, found["complaint"], facts
+        "5,000 records through one bootstrap address", list(ONE_ADDRESS_COLUMNS), rows, result["complaint"], facts
     )
 
 
@@ -146,15 +136,15 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
     after = with_cluster(cluster.bootstrap, lambda online: online.leaders(STREAM_TOPIC))
     started_s = time.monotonic()
     cluster.start(victim)
-    in_sync = _wait_until_in_sync(cluster)
+    in_sync = cluster.wait_until_in_sync(IN_SYNC_TIMEOUT_S)
     back_s = time.monotonic() - started_s
     rows = [
         [
-            *(found["partition"], _moved(before[found["partition"]], found["leader"])),
-            *(found["acked"], found["messages"], found["missing"], found["duplicates"], found["out_of_order"]),
-            f"{pause.seconds:.2f} s",
+            *(figures["partition"], _leaders(before[figures["partition"]], figures["leader"])),
+            *(figures["acked"], figures["messages"], figures["missing"]),
+            *(figures["duplicates"], figures["out_of_order"], f"{pause_s:.2f} s"),
         ]
-        for found, pause in zip(account.partition_figures(after), result.pauses, strict=True)
+        for figures, pause_s in zip(account.partition_figures(after), result.pauses_s, strict=True)
     ]
     print_table("", STREAM_COLUMNS, rows, STREAM_COLUMNS)
     mark = int(result.event_s / CHART_SLICE_S)
@@ -172,41 +162,15 @@ def _leader_dies(cluster: TemporaryCluster) -> Chapter:
         else f"replicas not in sync after {back_s:.0f} s",
     }
     print()
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    print()
+    print_facts(facts)
     complaint = account.complaint() or (None if in_sync else f"node {victim} did not catch up after its start")
     return Chapter("A leader killed in the middle of a stream", STREAM_COLUMNS, rows, complaint, facts, chart)
 
 
-def _moved(before: int, after: int) -> str:
+def _leaders(before: int, after: int) -> str:
     return str(before) if before == after else f"{before}, then {after}"
 
 
 async def _make_stream_topic(online: Cluster) -> dict[int, int]:
     await Topics(online).create(STREAM_TOPIC, PARTITIONS, None, {})
     return await online.leaders(STREAM_TOPIC)
-
-
-def _wait_until_in_sync(cluster: TemporaryCluster) -> bool:
-    deadline_s = time.monotonic() + IN_SYNC_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        view: dict[str, Any] | None = cluster.view()
-        if view is not None and view["under_replicated"] == 0:
-            return True
-        time.sleep(POLL_INTERVAL_S)
-    return False
-
-
-def _check_writable(path: str) -> None:
-    """Raise if the report cannot be written, before anything runs."""
-    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise CliError(f"cannot write {path}: choose another --report")
-
-
-def _write_report(path: str, page: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as opened:
-            opened.write(page)
-    except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}; choose another --report") from None

@@ -7,10 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from chronik.cli.demo_report import Chapter
+from chronik.cli.demo_report import Chapter, print_facts
 from chronik.cli.output import print_table
 
 COLUMNS = {
@@ -29,34 +28,32 @@ TIMEOUT_S = 300.0
 def landed_and_audited(bootstrap: str, topic: str, ledger: str, tables: str, report: str | None) -> Chapter | None:
     """Return the chapter, or None if Spark cannot run here, after printing what is missing."""
     print("\n3. The records of the first part, landed in a Delta table by Spark, then audited against the ledger:")
-    lacking = spark_fault()
-    if lacking is not None:
-        print(f"SKIPPED, Spark cannot run here: {lacking}", flush=True)
+    fault = spark_fault()
+    if fault is not None:
+        print(f"SKIPPED, Spark cannot run here: {fault}", flush=True)
         return None
     started_s = time.monotonic()
     landing = _chronik("pipeline", "land", topic, "--to", tables, "--once", "-b", bootstrap)
     landed_s = time.monotonic() - started_s
     if landing.returncode != 0:
         return _failed(f"landing failed: {_last_line(landing.stderr)}")
-    asked = ["pipeline", "audit", topic, "--ledger", ledger, "--table", tables, "--json", "-b", bootstrap]
-    auditing = _chronik(*asked, *(("--report", report) if report is not None else ()))
+    audit = ["pipeline", "audit", topic, "--ledger", ledger, "--table", tables, "--json", "-b", bootstrap]
+    auditing = _chronik(*audit, *(("--report", report) if report is not None else ()))
     try:
-        found: dict[str, Any] = json.loads(auditing.stdout)
+        result: dict[str, Any] = json.loads(auditing.stdout)
     except ValueError:
         return _failed(f"the audit failed: {_last_line(auditing.stderr)}")
-    rows = [[partition[name] for name in COLUMNS.values()] for partition in found["partitions"]]
+    rows = [[partition[name] for name in COLUMNS.values()] for partition in result["partitions"]]
     print_table("", list(COLUMNS), rows, list(COLUMNS))
     facts = {
-        "acknowledged, readable, landed": f"{found['acked']:,}, {found['readable']:,}, {found['landed']:,}",
-        "verdict of the audit": str(found["verdict"]),
-        "landed in": f"{landed_s:.0f} s, of which most is Spark's start",
+        "acknowledged, readable, landed": f"{result['acked']:,}, {result['readable']:,}, {result['landed']:,}",
+        "verdict of the audit": str(result["verdict"]),
+        "landed in": f"{landed_s:.0f} s, mostly to start Spark",
     }
     if report is not None:
         facts["the audit's own report"] = report
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    print()
-    complaint = None if found["verdict"] == "complete" else f"the audit says {found['verdict']}"
+    print_facts(facts)
+    complaint = None if result["verdict"] == "complete" else f"the audit found the data {result['verdict']}"
     return Chapter("Landed in a table, and audited", list(COLUMNS), rows, complaint, facts)
 
 
@@ -80,9 +77,8 @@ def _chronik(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no end after {TIMEOUT_S:g} s\n")
+        return subprocess.CompletedProcess(command, 1, "", f"it did not finish within {TIMEOUT_S:g} s\n")
 
 
 def _last_line(text: str) -> str:
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"
+    return (text.strip().splitlines() or ["no reason given"])[-1]

@@ -56,6 +56,12 @@ def chart_lines(chart: Chart) -> list[str]:
     return [*lines, f"  one character is {chart.slice_s:g} s: # acknowledged, . nothing, x {chart.mark_text}"]
 
 
+def print_facts(facts: Mapping[str, str]) -> None:
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+    print()
+
+
 def report_html(chapters: Sequence[Chapter], made: str) -> str:
     """Return the demo as a page: each chapter's verdict, then its table and figures. `made`: when and where it ran."""
     body = "\n".join(_chapter(chapter) for chapter in chapters)

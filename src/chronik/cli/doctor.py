@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from chronik.cli.errors import CHECK_FAILED
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_bootstrap
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic
 from chronik.cli.output import note, print_json, print_table
+from chronik.client.endpoint import parse_bootstrap
 from chronik.doctor import Diagnosis, diagnose
 from chronik.doctor.examination import SECONDS, SECONDS_MAX
 
@@ -17,16 +18,16 @@ HEALTHY = "healthy"
 
 
 def doctor(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    group: Annotated[str | None, typer.Option("--group", metavar="G", help="Look at this group only.")] = None,
+    topic: Topic,
+    group: Annotated[str | None, typer.Option("--group", metavar="G", help="Examine only this group.")] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1, max=SECONDS_MAX, help="How long to watch, at least.")
+        float, typer.Option("--seconds", min=1, max=SECONDS_MAX, help="How long to watch the topic, at least.")
     ] = SECONDS,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Say why consumption of a topic stalls: one verdict, its evidence, the next step. Exit 1 unless it is healthy."""
-    note(f"watching {topic} for {seconds:g} s, or a little longer where a consumer stands still")
+    """Explain why consumption of a topic stalls: a verdict, its evidence, the next step. Exit 1 unless healthy."""
+    note(f"watching {topic} for {seconds:g} s, or a little longer if a consumer is stuck")
     diagnosis = asyncio.run(diagnose(parse_bootstrap(bootstrap), topic, group, seconds))
     if as_json:
         print_json(diagnosis.to_json())

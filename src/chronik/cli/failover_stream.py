@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from chronik.cli.output import progress
@@ -23,27 +24,21 @@ IDLE_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """A period without an acknowledgement in a partition; `at_s` is its start, in seconds since the stream started."""
-
-    at_s: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class StreamResult:
-    """The outcome. `pauses` has each partition's longest pause; the event came `event_s` seconds after the start."""
+    """The outcome. `pauses_s` has each partition's longest time without an acknowledgement.
+
+    The event came `event_s` seconds after the start.
+    """
 
     account: Account
-    seconds: float
     event_s: float
-    pauses: list[Pause]
+    pauses_s: list[float]
     acks: list[Counter[int]]
     """By partition: the number of acknowledgements in each slice of `CHART_SLICE_S` after the start."""
 
     @property
     def longest_pause_s(self) -> float:
-        return max(pause.seconds for pause in self.pauses)
+        return max(self.pauses_s)
 
 
 class FailoverStream:
@@ -63,24 +58,24 @@ class FailoverStream:
         self._started_s = 0.0
         self._event_s = 0.0
         self._last_ack_s: dict[int, float] = {}
-        self._pauses = [Pause()] * partitions
+        self._pauses_s = [0.0] * partitions
         self._acks: list[Counter[int]] = [Counter() for _ in range(partitions)]
         self._sent_all = threading.Event()
         self._failure: BaseException | None = None
 
     def run(self, event: Callable[[], None]) -> StreamResult:
-        reader = self._thread("reader", self._read)
+        reading = self._thread("reader", self._read)
         happening = self._thread("event", event)
-        reader.start()
+        reading.start()
         try:
             self._produce(happening)
         finally:
             self._sent_all.set()
         happening.join()
-        reader.join()
+        reading.join()
         if self._failure is not None:
             raise self._failure
-        return StreamResult(self._account, time.monotonic() - self._started_s, self._event_s, self._pauses, self._acks)
+        return StreamResult(self._account, self._event_s, self._pauses_s, self._acks)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
@@ -95,7 +90,7 @@ class FailoverStream:
         sender = open_sender("confluent", self._bootstrap, self._topic, "all", self._reported)
         started_s = self._started_s = time.monotonic()
         number = 0
-        with progress("stream", self._records) as bar:
+        with progress("stream", self._records) as show:
             while number < self._records:
                 due = min(self._records, int((time.monotonic() - started_s) * self._rate) + 1)
                 while number < due:
@@ -104,7 +99,7 @@ class FailoverStream:
                     sender.send(number, number % self._partitions, key, value)
                     number += 1
                 sender.serve_reports()
-                bar.update(number, f"{self._account.acked:,} acknowledged, {self._account.consumed:,} read")
+                show(number, f"{self._account.acked:,} acknowledged, {self._account.consumed:,} read")
                 if not self._event_s and 2 * number >= self._records:
                     self._event_s = time.monotonic() - self._started_s
                     happening.start()
@@ -124,17 +119,14 @@ class FailoverStream:
             # Until a partition's first acknowledgement the client is still connecting.
             last_s = self._last_ack_s.get(partition, now_s)
             self._last_ack_s[partition] = now_s
-            if now_s - last_s > self._pauses[partition].seconds:
-                self._pauses[partition] = Pause(last_s - self._started_s, now_s - last_s)
+            self._pauses_s[partition] = max(self._pauses_s[partition], now_s - last_s)
             self._acks[partition][int((now_s - self._started_s) / CHART_SLICE_S)] += 1
             self._account.acknowledged(report.number)
 
     def _read(self) -> None:
-        reader = open_reader("confluent", self._bootstrap, self._topic, dict.fromkeys(range(self._partitions), 0), 500)
-        try:
+        starts = dict.fromkeys(range(self._partitions), 0)
+        with closing(open_reader("confluent", self._bootstrap, self._topic, starts, 500)) as reader:
             self._read_all(reader)
-        finally:
-            reader.close()
 
     def _read_all(self, reader: Reader) -> None:
         last_s = time.monotonic()

@@ -11,7 +11,7 @@ from chronik.cli.errors import CliError, say
 from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_time_ms, with_cluster
 from chronik.cli.output import print_json, print_table
 from chronik.client.cluster import Cluster
-from chronik.client.groups import GroupDescription, Groups
+from chronik.client.groups import Groups
 from chronik.client.topics import EARLIEST, LATEST, Topics
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -46,12 +46,12 @@ def describe(group: Group, as_json: AsJson = False, bootstrap: Bootstrap = DEFAU
 @app.command()
 def reset(
     group: Group,
-    topic: Annotated[str, typer.Option("--topic", help="The topic whose offsets move.")],
+    topic: Annotated[str, typer.Option("--topic", help="The topic whose offsets change.")],
     to: Annotated[str, typer.Option("--to", metavar="earliest|latest|OFFSET|TIME", help="TIME: ISO 8601 or epoch ms.")],
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Move a group's offsets on a topic. The group's consumers must be stopped."""
+    """Reset a group's offsets of a topic. The group's consumers must be stopped."""
     moved = with_cluster(bootstrap, lambda cluster: _reset(cluster, group, topic, to))
     if as_json:
         partitions = [{"topic": topic, "partition": p, "committed": offset} for p, offset in moved.items()]
@@ -77,10 +77,10 @@ async def _describe(cluster: Cluster, group: str) -> dict[str, Any]:
     if description.state == "Dead" and not committed:
         raise KafkaError(ErrorCode.group_id_not_found, f"group {group} does not exist")
     owners = {partition: member for member in description.members for partition in member.partitions}
-    wanted = sorted({*committed, *owners})
-    ends = await _ends(cluster, sorted({topic for topic, _ in wanted}))
+    listed = sorted({*committed, *owners})
+    ends = await _ends(cluster, sorted({topic for topic, _ in listed}))
     partitions = []
-    for topic, partition in wanted:
+    for topic, partition in listed:
         offset, end = committed.get((topic, partition)), ends.get((topic, partition))
         owner = owners.get((topic, partition))
         partitions.append(
@@ -122,22 +122,27 @@ async def _ends(cluster: Cluster, topics: list[str]) -> dict[tuple[str, int], in
             if error.code != ErrorCode.unknown_topic_or_partition:
                 raise
             continue
-        ends.update({(topic, partition): found.offset for partition, found in listed.items()})
+        ends.update({(topic, partition): end.offset for partition, end in listed.items()})
     return ends
 
 
 async def _reset(cluster: Cluster, group: str, topic: str, to: str) -> Mapping[int, int]:
     groups, topics = Groups(cluster), Topics(cluster)
-    _refuse_active(await groups.describe(group))
+    members = (await groups.describe(group)).members
+    if members:
+        raise CliError(
+            f"group {group} is in use by {len(members)} consumer{'s' if len(members) > 1 else ''}: "
+            "stop them, then reset its offsets"
+        )
     ends = {partition: listed.offset for partition, listed in (await topics.offsets(topic, LATEST)).items()}
     if to == "latest":
         moved = ends
     elif to == "earliest":
         moved = {partition: listed.offset for partition, listed in (await topics.offsets(topic, EARLIEST)).items()}
     elif (time_ms := parse_time_ms(to)) is not None:
-        found = await topics.offsets(topic, time_ms)
+        at_time = await topics.offsets(topic, time_ms)
         moved = {
-            partition: ends[partition] if listed.offset < 0 else listed.offset for partition, listed in found.items()
+            partition: ends[partition] if listed.offset < 0 else listed.offset for partition, listed in at_time.items()
         }
     elif to.isascii() and to.isdigit():
         starts = await topics.offsets(topic, EARLIEST)
@@ -148,15 +153,6 @@ async def _reset(cluster: Cluster, group: str, topic: str, to: str) -> Mapping[i
         await groups.commit(group, {(topic, partition): offset for partition, offset in moved.items()})
     except KafkaError as error:
         if error.code in (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress):
-            raise CliError(f"a consumer of group {group} has just come back: stop it, then reset again") from None
+            raise CliError(f"a consumer of group {group} has just joined again: stop it, then reset again") from None
         raise
     return moved
-
-
-def _refuse_active(description: GroupDescription) -> None:
-    if description.members:
-        count = len(description.members)
-        raise CliError(
-            f"group {description.group} is in use by {count} consumer{'s' if count > 1 else ''}: "
-            "stop them, then reset its offsets"
-        )

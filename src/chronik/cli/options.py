@@ -11,7 +11,7 @@ import typer
 
 from chronik.cli.errors import CliError
 from chronik.client.cluster import Cluster
-from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.client.endpoint import parse_bootstrap
 
 _T = TypeVar("_T")
 
@@ -19,20 +19,11 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 EPOCH_MS_FROM = 10**12
 
 Bootstrap = Annotated[
-    str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,...]", help="Brokers to ask first, any of the cluster.")
+    str, typer.Option("--bootstrap", "-b", metavar="HOST:PORT[,...]", help="One or more brokers of the cluster.")
 ]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Whose word a record's delivery waits for.")]
-
-
-def parse_bootstrap(text: str) -> list[Endpoint]:
-    try:
-        endpoints = [Endpoint.parse(part) for part in text.split(",") if part.strip()]
-    except EndpointError as error:
-        raise CliError(f"--bootstrap: {error}") from None
-    if not endpoints:
-        raise CliError("--bootstrap is empty: name a broker, as in 127.0.0.1:9092")
-    return endpoints
+Acks = Annotated[str, typer.Option("--acks", metavar="all|1|0", help="Which acknowledgement a record waits for.")]
 
 
 def parse_acks(text: str) -> str:
@@ -42,12 +33,13 @@ def parse_acks(text: str) -> str:
     return acks
 
 
-def parse_configs(texts: Sequence[str]) -> dict[str, str]:
+def parse_configs(flag: str, texts: Sequence[str] | None, example: str) -> dict[str, str]:
+    """Parse the values of a flag that may be repeated, each NAME=VALUE."""
     configs: dict[str, str] = {}
-    for text in texts:
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise CliError(f"--config {text} is not NAME=VALUE: write it as in retention.ms=3600000")
+            raise CliError(f"{flag} {text} is not NAME=VALUE: write it as in {example}")
         configs[name.strip()] = value.strip()
     return configs
 
@@ -60,6 +52,15 @@ def parse_time_ms(text: str) -> int | None:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         return None
+
+
+def parse_time_option(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    time_ms = parse_time_ms(text)
+    if time_ms is None:
+        raise CliError(f"{flag} {text} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since 1970")
+    return time_ms
 
 
 def with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[_T]], timeout_s: float = 30.0) -> _T:

@@ -8,16 +8,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, parse_time_ms
-from chronik.cli.pipeline_connector import with_connector
-from chronik.cli.pipeline_spark import Conf, Master, jvm_pid, parse_conf, spark_for
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_configs, parse_time_ms
+from chronik.cli.output import table_of
+from chronik.cli.pipeline_spark import CONF_EXAMPLE, Conf, Master, jvm_pid, spark_for, with_connector
+from chronik.client.endpoint import parse_bootstrap
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from chronik.pipeline.land import LandSettings, TopicLanding
 
 CHECKPOINTS = ".checkpoints"
@@ -29,14 +32,15 @@ def land(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
     to: Annotated[str, typer.Option(metavar="DIR", help="Folder or object-store address of the tables.")],
     once: Annotated[bool, typer.Option("--once", help="Stop when caught up.")] = False,
-    group: Annotated[str, typer.Option(metavar="G", help="Commit what has landed to this group.")] = "",
+    group: Annotated[str, typer.Option(metavar="G", help="Commit landed offsets to this group.")] = "",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False)
+        str | None,
+        typer.Option(metavar="DIR", help=f"Default: {CHECKPOINTS} in --to.", show_default=False),
     ] = None,
     starting: Annotated[
-        str, typer.Option(metavar="earliest|latest|TIME", help="Where there is no checkpoint yet.")
+        str, typer.Option(metavar="earliest|latest|TIME", help="Where to start without a checkpoint.")
     ] = "earliest",
-    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="From one micro-batch to the next.")] = 1.0,
+    trigger: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Interval between micro-batches.")] = 1.0,
     schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Land JSON values as columns: id BIGINT NOT NULL, name STRING.")
     ] = None,
@@ -48,7 +52,7 @@ def land(
     """Land topics in Delta tables DIR/TOPIC, exactly once."""
     parse_bootstrap(bootstrap)
     names = list(dict.fromkeys(topics))
-    settings_of_spark = parse_conf(conf or [])
+    settings_of_spark = parse_configs("--conf", conf, CONF_EXAMPLE)
     if source not in SOURCES:
         raise CliError(f"--source {source} is unknown: use {' or '.join(SOURCES)}")
     try:
@@ -138,29 +142,24 @@ def _display() -> Iterator[Callable[[list[TopicLanding]], None]]:
         yield lambda landings: live.update(_progress_table(landings), refresh=True)
 
 
-def _progress_table(landings: list[TopicLanding]) -> Any:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE)
-    for column in ("topic", "rows", "rows/s", "lag", "caught up in"):
-        table.add_column(column, justify="left" if column == "topic" else "right")
-    table.add_column("lag by partition", overflow="fold")
+def _progress_table(landings: list[TopicLanding]) -> Table:
+    rows = []
     for landing in landings:
-        figures = landing.figures
+        figures, landed = landing.figures, f"{landing.rows:,}"
         if figures is None:
-            table.add_row(landing.topic, f"{landing.rows:,}", "-", "-", "-", "")
+            rows.append((landing.topic, landed, "-", "-", "-", ""))
             continue
+        lag = f"{sum(figures.lag.values()):,}"
         by_partition = ", ".join(f"{partition}: {lag:,}" for partition, lag in figures.lag.items())
-        lag = sum(figures.lag.values())
-        pace = f"{figures.rows_per_s:,.0f}"
-        table.add_row(landing.topic, f"{landing.rows:,}", pace, f"{lag:,}", _duration(figures.catch_up_s), by_partition)
-    return table
+        rate, left = f"{figures.rows_per_s:,.0f}", _duration(figures.catch_up_s)
+        rows.append((landing.topic, landed, rate, lag, left, by_partition))
+    columns = ("topic", "rows", "rows/s", "lag", "caught up in", "lag by partition")
+    return table_of("", columns, rows, columns[1:5])
 
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
-        return "never, at this pace"
+        return "never, at this rate"
     whole = round(seconds)
     return f"{whole} s" if whole < 120 else f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
 
@@ -174,7 +173,7 @@ def _checkpoint(to: str, given: str | None) -> str:
     if given is not None:
         return _folder(given)
     if "://" in to:
-        raise CliError(f"--to {to} is no folder: name one for the checkpoints with --checkpoint, as Spark writes it")
+        raise CliError(f"--to {to} is not a folder: pass --checkpoint with a folder that Spark can write to")
     return os.path.join(_folder(to), CHECKPOINTS)
 
 
@@ -193,7 +192,7 @@ def _check_names(topics: list[str], with_dead_letters: bool) -> None:
     taken = {CHECKPOINTS}
     for name in [*topics, *(dead_letters_name(topic) for topic in topics if with_dead_letters)]:
         if name in taken or "/" in name or name in (".", ".."):
-            raise CliError(f"{name} cannot be a table beside the others of this job: land it into another --to")
+            raise CliError(f"{name} cannot be a table next to the other tables of this job: land it with another --to")
         taken.add(name)
 
 
@@ -204,5 +203,5 @@ def _read(schema: str | None) -> str | None:
         with open(schema, encoding="utf-8") as opened:
             return opened.read()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise CliError(f"cannot read --schema {schema}: {reason}") from None

@@ -1,36 +1,68 @@
-"""A Spark session for a command: the JVM's output goes to a file, and errors become one line."""
+"""Spark for a command: its session, its own Kafka connector, and errors as one line.
+
+The JVM's output goes to a file, which is kept if the command fails.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chronik.cli.errors import CliError
-from chronik.cli.pipeline_connector import connector_fault
+from chronik.cli.options import parse_configs
+from chronik.cli.output import note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CONF_EXAMPLE = "spark.executor.memory=2g"
+NEEDED = ("pyspark", "pyarrow", "deltalake")
 PY4J_MODULES = ("clientserver", "java_gateway")
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+CONNECTOR_NEWEST = "4.2.0"
+"""The newest version when this was written (4.3.0 was unpublished). A test checks that it works with Spark 4.3."""
+JAR_SETTINGS = ("spark.jars", "spark.jars.packages")
+_UNRESOLVED = re.compile(r"unresolved dependency: (\S+?)#(\S+?);([^:\s]+)")
 
 Master = Annotated[
     str | None,
     typer.Option(
         "--master",
         metavar="M",
-        help="Spark's master; default: this machine, or what spark-submit says.",
+        help="Spark's master; default: this machine, or that of spark-submit.",
         show_default=False,
     ),
 ]
-Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A setting of Spark; repeat it.")]
+Report = Annotated[str | None, typer.Option("--report", metavar="FILE.html", help="Write a report with charts.")]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Report as one line a missing Spark or Java before Spark starts, or a PipelineError from the block."""
+    missing = next((name for name in NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise CliError(f"{missing} is not installed: pip install 'chronik[spark]'")
+    from chronik.pipeline.errors import PipelineError
+    from chronik.pipeline.session import java_fault
+
+    fault = java_fault()
+    if fault is not None:
+        raise CliError(fault)
+    try:
+        yield
+    except PipelineError as error:
+        raise CliError(str(error)) from None
 
 
 @contextmanager
@@ -40,33 +72,46 @@ def spark_for(name: str, master: str | None, conf: Mapping[str, str]) -> Iterato
     from chronik.pipeline.session import spark_session
 
     descriptor, log_path = tempfile.mkstemp(prefix="chronik-spark-", suffix=".log")
+    is_log_kept = False
     try:
         with _stderr_into(descriptor):
             session = spark_session(name, master, conf)
-        _take_interrupts_back()
+        _restore_interrupts()
         try:
             yield session
         finally:
             session.stop()
     except PipelineError as error:
-        fault = _package_fault(log_path)
-        if fault is not None:
-            os.unlink(log_path)
-            raise CliError(fault) from None
-        if os.path.getsize(log_path):
-            raise CliError(f"{error} (Spark's log: {log_path})") from None
-        os.unlink(log_path)
-        raise CliError(str(error)) from None
-    except BaseException:
-        os.unlink(log_path)
-        raise
-    else:
-        os.unlink(log_path)
+        with open(log_path, encoding="utf-8", errors="replace") as log:
+            fault = connector_fault(log.read())
+        is_log_kept = fault is None and os.path.getsize(log_path) > 0
+        where = f" (Spark's log: {log_path})" if is_log_kept else ""
+        raise CliError(fault or f"{error}{where}") from None
     finally:
         os.close(descriptor)
+        if not is_log_kept:
+            os.unlink(log_path)
 
 
-def _take_interrupts_back() -> None:
+@contextmanager
+def spark_job(name: str, master: str | None, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+    """Run a Spark session for the block; report a failed job without the page of frames that Spark adds."""
+    from chronik.pipeline.errors import PipelineError, failure_line
+
+    settings = parse_configs("--conf", conf, CONF_EXAMPLE)
+    note(f"starting Spark at {master}" if master else "starting Spark")
+    with spark_for(name, master, settings) as spark:
+        try:
+            yield spark
+        except Exception as error:
+            line = failure_line(error)
+            if line is not None:
+                raise CliError(line) from None
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise PipelineError(f"the Spark job failed: {first}") from error
+
+
+def _restore_interrupts() -> None:
     """Make Ctrl-C raise KeyboardInterrupt again: Spark's own handler calls the JVM in the middle of another call to it.
 
     Ctrl-C also interrupts such a call. py4j then logs pages of frames to the root logger and raises, so hide its log.
@@ -75,14 +120,9 @@ def _take_interrupts_back() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     root = logging.getLogger()
     if not root.handlers:
-        shown = logging.StreamHandler()
-        shown.addFilter(lambda record: record.module not in PY4J_MODULES)
-        root.addHandler(shown)
-
-
-def _package_fault(log_path: str) -> str | None:
-    with open(log_path, encoding="utf-8", errors="replace") as log:
-        return connector_fault(log.read())
+        handler = logging.StreamHandler()
+        handler.addFilter(lambda record: record.module not in PY4J_MODULES)
+        root.addHandler(handler)
 
 
 @contextmanager
@@ -103,11 +143,25 @@ def jvm_pid(spark: SparkSession) -> int:
     return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
-def parse_conf(texts: Sequence[str]) -> dict[str, str]:
-    conf: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise CliError(f"--conf {text} is not NAME=VALUE: write it as in spark.executor.memory=2g")
-        conf[name.strip()] = value.strip()
-    return conf
+def with_connector(conf: Mapping[str, str], spark_version: str) -> dict[str, str]:
+    """Return settings that make Spark get its connector from Maven, unless the jars are given."""
+    if any(name in conf for name in JAR_SETTINGS):
+        return dict(conf)
+    version = min(spark_version, CONNECTOR_NEWEST, key=_version_key)
+    return {**conf, "spark.jars.packages": f"{CONNECTOR}:{version}"}
+
+
+def connector_fault(log: str) -> str | None:
+    """Return an error for packages that Maven did not supply according to Spark's log; None if it supplied all."""
+    missing = dict.fromkeys(":".join(names) for names in _UNRESOLVED.findall(log))
+    if not missing:
+        return None
+    return (
+        f"Spark cannot get {', '.join(missing)} from Maven: pass --conf spark.jars=FILE.jar,... with the connector, "
+        "its token provider, kafka-clients and commons-pool2, or another version with --conf spark.jars.packages="
+        f"{CONNECTOR}:VERSION"
+    )
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

@@ -12,9 +12,8 @@ import typer
 
 from chronik.cli.confluent import client_settings, partitions_of
 from chronik.cli.errors import CHECK_FAILED, CliError, say
-from chronik.cli.ledger import open_ledger
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, parse_acks
-from chronik.cli.output import progress
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Acks, Bootstrap, Topic, parse_acks
+from chronik.cli.output import open_ledger, progress
 from chronik.client.ledger import Ledger
 
 POLL_EVERY_RECORDS = 1000
@@ -24,20 +23,20 @@ FULL_QUEUE_WAIT_S = 0.1
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Topic,
     acks: Acks = "all",
     key_separator: Annotated[
-        str | None, typer.Option(metavar="S", help="Splits each line into key and value.", show_default=False)
+        str | None, typer.Option(metavar="S", help="The separator of key and value in each line.", show_default=False)
     ] = None,
     count: Annotated[int | None, typer.Option(min=0, help="Generate this many records instead.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Bytes of each generated value.")] = 100,
+    size: Annotated[int, typer.Option(min=1, help="Size of each generated value in bytes.")] = 100,
     ledger: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write what was acknowledged, as JSON lines.")
+        str | None, typer.Option(metavar="FILE", help="Write acknowledged records to FILE as JSON lines.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a record may wait for its acknowledgement.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until a record's delivery fails.")] = 60.0,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Produce lines of standard input, or N generated records."""
+    """Produce the lines of standard input, or generated records."""
     from confluent_kafka import Producer
 
     acks = parse_acks(acks)
@@ -52,11 +51,11 @@ def produce(
         )
     )
     partitions_of(producer, topic, bootstrap)
-    account = DeliveryAccount(open_ledger(ledger, "--ledger") if ledger else None)
+    account = DeliveryAccount(open_ledger(ledger, "--ledger"))
     sent = 0
     started = polled_s = time.monotonic()
     try:
-        with progress(f"produce {topic}", count) as bar:
+        with progress(f"produce {topic}", count) as show:
             for key, value in records:
                 send(producer, topic, key, value, account)
                 sent += 1
@@ -64,7 +63,7 @@ def produce(
                     producer.poll(0)
                     polled_s = time.monotonic()
                     account.batch_done()
-                    bar.update(sent, f"{sent} records")
+                    show(sent, f"{sent} records")
             while producer.flush(1.0):
                 account.batch_done()
     except KeyboardInterrupt:

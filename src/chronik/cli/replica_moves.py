@@ -21,10 +21,10 @@ def moves_to(new: int, replicas: Mapping[Partition, Replicas], brokers: Sequence
     leader_share = len(current) // len(brokers)
     while load[new] < share:
         wants_to_lead = leads[new] < leader_share
-        found = _move_from_fullest(new, current, load, leads, wants_to_lead)
-        if found is None:
+        move = _move_from_fullest(new, current, load, leads, wants_to_lead)
+        if move is None:
             break
-        partition, position = found
+        partition, position = move
         old = current[partition][position]
         current[partition] = _replaced(current[partition], position, new)
         load[old] -= 1

@@ -1,9 +1,9 @@
 """`chronik start`: one node in the foreground.
 
-Assembles the node, its HTTP server and the process around them: settings, allocator, loop, signals. Logs are JSON lines
-on standard error; one line on standard output reports that the node is ready. The first SIGTERM or SIGINT stops the
-node cleanly; a second one ends it at once. A disk that does not answer cannot keep the process alive: threads that hang
-on it are abandoned.
+Assembles the node, its HTTP server and the process around them: settings, allocator, event loop, log, signals. Logs are
+JSON lines on standard error; one line on standard output reports that the node is ready. The first SIGTERM or SIGINT
+stops the node cleanly; a second one ends it at once. A disk that does not answer cannot keep the process alive: threads
+that hang on it are abandoned.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from chronik.cli import unused_modules
 from chronik.cli.errors import CANNOT, CliError, say
-from chronik.cli.imports import unused_modules
-from chronik.cli.log_lines import LogLines
-from chronik.cli.loops import new_event_loop
 
 if TYPE_CHECKING:
     import socket
@@ -86,7 +84,8 @@ def _main(arguments: list[str]) -> int:
                 "log_levels": parse_levels(flags.log_level) or None,
             },
         )
-        return run_loop(config)
+        with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
+            return runner.run(run_node(config))
     except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
         say(str(error))
     except CliError as error:
@@ -123,10 +122,53 @@ def settle_garbage_collector() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def run_loop(config: NodeConfig) -> int:
-    """Run the node on a new event loop of the configured kind."""
-    with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
-        return runner.run(run_node(config))
+def new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
+    """Return a loop of the configured kind, whose clock includes suspended time if the system has such a clock (Linux).
+
+    A node compares its lease, and the controller its brokers' sessions, with `loop.time()`. Event loops use
+    CLOCK_MONOTONIC, which stops while a machine sleeps: a laptop or a virtual machine that wakes up after minutes would
+    find its lease valid while another node leads. CLOCK_BOOTTIME does not stop, and costs the same to read.
+
+    Timers still use the system's own clock, so a timer that was set before a suspension may fire late. No safety
+    property depends on timers: the node compares its lease with the clock when it sends the answer. uvloop keeps its
+    own clock for timers, set from differences of `time()`, so the same holds there.
+    """
+    make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    base: Any = asyncio.SelectorEventLoop
+    if kind == "uvloop":
+        try:
+            import uvloop
+        except ImportError:
+            raise CliError('uvloop is not installed: install it, or set loop = "asyncio"') from None
+        make, base = uvloop.new_event_loop, uvloop.Loop
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        # Avoid a Python function in between: the clock is read several times per request.
+        clock = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+        make = cast(Any, type(base.__name__, (base,), {"time": clock}))
+    return make()
+
+
+class LogLines:
+    """Passes lines to `write`, which may accept only part of a line. A truncated line is ended before the next one.
+
+    A closed reader or a full disk must not stop a node, so lines that cannot be written are dropped.
+    """
+
+    def __init__(self, write: Callable[[bytes], int]) -> None:
+        self._write = write
+        self._is_torn = False
+
+    def __call__(self, line: str) -> None:
+        data = line.encode(errors="backslashreplace")
+        if self._is_torn:
+            data = b"\n" + data
+        try:
+            while data:
+                data = data[self._write(data) :]
+            self._is_torn = False
+        except (OSError, ValueError):
+            # How much was written is not always known; an extra empty line does no harm.
+            self._is_torn = True
 
 
 async def run_node(config: NodeConfig) -> int:
@@ -177,7 +219,7 @@ async def run_node(config: NodeConfig) -> int:
         try:
             broker = await Broker.open(runtime, http=str(http))
             node.broker = broker
-            if not await _unless(stop, broker.start()):
+            if not await _run_unless_stopped(stop, broker.start()):
                 await web.stop()
                 log.info("stopped", detail="before it was ready")
                 return 0
@@ -192,7 +234,7 @@ async def run_node(config: NodeConfig) -> int:
             log.warning("exposed", detail=warning)
         settle_garbage_collector()
         _announce(config, broker, http_socket)
-        failure = await _until(stop, broker)
+        failure = await _wait_for_stop(stop, broker)
         log.info("stopping")
         try:
             await broker.stop()
@@ -207,11 +249,11 @@ async def run_node(config: NodeConfig) -> int:
             executor, STUCK_THREADS_END_S if node.broker and node.broker.disk_watch.is_stuck else THREADS_END_S
         )
     if failure is not None:
-        raise CliError(f"the node stopped, since it cannot go on safely: {failure}", FAILED)
+        raise CliError(f"the node stopped because it cannot continue safely: {failure}", FAILED)
     return 0
 
 
-async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
+async def _run_unless_stopped(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool:
     """Run `start`, which may wait for other nodes. Return False if a stop signal came first and cancelled it."""
     starting = asyncio.create_task(start)
     stopping = asyncio.create_task(stop.wait())
@@ -225,7 +267,7 @@ async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, None]) -> bool
     return False
 
 
-async def _until(stop: asyncio.Event, broker: Broker) -> Exception | None:
+async def _wait_for_stop(stop: asyncio.Event, broker: Broker) -> Exception | None:
     """Wait for a stop signal, or for a failure from which the node cannot continue."""
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(broker.failed())
@@ -287,9 +329,9 @@ def _port_line(error: OSError, address: str, flag: str, host: str) -> str:
         other = min(int(port) + 100, 65_535)
         return f"port {port} is taken (by another node?): stop it, or pass {flag} {host}:{other}"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has: pass {flag} {host}:PORT with a port above 1023"
+        return f"this user may not listen on port {port}: pass {flag} {host}:PORT with a port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{address} is no address of this machine: pass {flag} HOST:PORT with one that is"
+        return f"{address} is not an address of this machine: pass {flag} HOST:PORT with one that is"
     return f"cannot listen on {address}: {error.strerror or error}: pass {flag} HOST:PORT"
 
 
@@ -309,7 +351,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="chronik start",
-        description="Run one node in the foreground. Flags win over CHRONIK_* variables, those over the file.",
+        description="Run one node in the foreground. Flags override CHRONIK_* variables, which override the file.",
         allow_abbrev=False,
     )
 
@@ -317,13 +359,17 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(name, metavar=metavar, help=text, **more)
 
     add("--config", "FILE", "settings in TOML (node.toml)")
-    add("--node-id", "N", "this node's number in its cluster (default 1)", type=int)
-    add("--data-dir", "DIR", "where logs and metadata live (default chronik-data/node-N)")
-    add("--listen", "HOST:PORT", "where Kafka clients connect (default 127.0.0.1:9092)")
-    add("--advertise", "HOST:PORT", "the address clients are told (default: as --listen)")
-    add("--http", "HOST:PORT", "health and metrics (default: 3000 below Kafka's port)")
-    add("--internal", "HOST:PORT", "node to node (default: 4000 below Kafka's port; on loopback without peers)")
+    add("--node-id", "N", "this node's id in its cluster (default 1)", type=int)
+    add("--data-dir", "DIR", "folder for logs and metadata (default chronik-data/node-N)")
+    add("--listen", "HOST:PORT", "address for Kafka clients (default 127.0.0.1:9092)")
+    add("--advertise", "HOST:PORT", "address that clients receive in metadata (default: that of --listen)")
+    add("--http", "HOST:PORT", "address for health, metrics and the web page (default: Kafka's port minus 3000)")
+    add("--internal", "HOST:PORT", "address for other nodes (default: Kafka's port minus 4000; loopback without peers)")
     add("--log-level", "[COMPONENT=]LEVEL", "debug, info, warning or error; repeatable", action="append", default=[])
-    add("--durability", "synced|replicated", "what counts as written (default synced)")
+    add(
+        "--durability",
+        "synced|replicated",
+        "when a record is durable (default synced)",
+    )
     add("--loop", "asyncio|uvloop", "the event loop (default asyncio)")
     return parser

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, parse_configs, with_cluster
+from chronik.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Topic, parse_configs, with_cluster
 from chronik.cli.output import print_json, print_table
 from chronik.client.cluster import Cluster
 from chronik.client.layout import TopicLayout
@@ -17,7 +17,8 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, del
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Configs = Annotated[
-    list[str] | None, typer.Option("--config", metavar="K=V", help="A topic setting; repeatable. K= takes it back.")
+    list[str] | None,
+    typer.Option("--config", metavar="K=V", help="A topic setting; repeatable. K= resets it."),
 ]
 
 
@@ -30,7 +31,7 @@ def create(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Create a topic."""
-    configs = parse_configs(config or [])
+    configs = parse_configs("--config", config, "retention.ms=3600000")
     with_cluster(bootstrap, lambda cluster: Topics(cluster).create(name, partitions, replication_factor, configs))
     say(f"created topic {name} with {partitions} partitions")
 
@@ -54,20 +55,12 @@ def describe(name: Name, as_json: AsJson = False, bootstrap: Bootstrap = DEFAULT
     if as_json:
         print_json(topic)
         return
-    columns = (
-        "partition",
-        "leader",
-        "epoch",
-        "replicas",
-        "isr",
-        "log_start_offset",
-        "log_end_offset",
-        "high_watermark",
-    )
+    offsets = ("log_start_offset", "log_end_offset", "high_watermark")
+    columns = ("partition", "leader", "epoch", "replicas", "isr", *offsets)
     rows = [[partition[column] for column in columns] for partition in topic["partitions"]]
     print_table(f"topic {name}, id {topic['id']}", columns, rows, columns)
-    set_here = ", ".join(f"{name}={value}" for name, value in topic["configs"].items())
-    print(f"configs: {set_here or 'all default'}")
+    configs = ", ".join(f"{key}={value}" for key, value in topic["configs"].items())
+    print(f"configs: {configs or 'all default'}")
 
 
 @app.command()
@@ -78,7 +71,7 @@ def alter(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Change a topic's settings, or add partitions."""
-    configs = {key: value or None for key, value in parse_configs(config or []).items()}
+    configs = {key: value or None for key, value in parse_configs("--config", config, "retention.ms=3600000").items()}
     if not configs and partitions is None:
         raise CliError("nothing to alter: pass --config K=V or --partitions N")
 
@@ -103,16 +96,16 @@ def delete(name: Name, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
 
 @app.command()
 def recover(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Topic,
     partition: Annotated[int, typer.Option("--partition", metavar="P", min=0)],
-    node: Annotated[int, typer.Option("--from", metavar="NODE", help="The replica that leads from now on.")],
+    node: Annotated[int, typer.Option("--from", metavar="NODE", help="The node whose replica becomes the leader.")],
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Continue, though records that NODE lacks are lost for good.")
+        bool, typer.Option("--accept-loss", help="Continue although records that NODE lacks are lost forever.")
     ] = False,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Bring a partition without a leader back from one replica. Shows first what is lost."""
+    """Recover a partition without a leader from one replica. Shows first which records are lost."""
     from chronik.cli.topic_recover import recover_partition
 
     recover_partition(topic, partition, node, accept_loss=accept_loss, as_json=as_json, bootstrap=bootstrap)

@@ -30,7 +30,15 @@ def recover_partition(
     """Show what each replica has, and make `node_id` the leader if the loss is accepted."""
     name = f"{topic}-{partition}"
     layout, logs = with_cluster(bootstrap, lambda cluster: _survey(cluster, topic, partition))
-    view = _view(topic, partition, node_id, layout, logs)
+    view = {
+        "topic": topic,
+        "partition": partition,
+        "from": node_id,
+        "leader": layout.leader,
+        "epoch": layout.leader_epoch,
+        "recovered": False,
+        "replicas": [_replica(log, logs) for log in logs],
+    }
     if not as_json:
         _print(name, node_id, logs)
     try:
@@ -43,7 +51,7 @@ def recover_partition(
                 CHECK_FAILED,
             )
         if sys.stdin.isatty() and not typer.confirm(
-            f"Have node {node_id} lead {name}, and lose {loss} records that other replicas have?", err=True
+            f"Make node {node_id} the leader of {name}, and lose {loss} records that other replicas have?", err=True
         ):
             raise CliError("nothing was changed", CHECK_FAILED)
         elected = with_cluster(bootstrap, lambda cluster: _lead(cluster, topic, layout, node_id))
@@ -74,10 +82,10 @@ def _check(name: str, node_id: int, layout: PartitionLayout, logs: Sequence[Repl
         known = ", ".join(map(str, layout.replicas))
         raise CliError(f"node {node_id} has no replica of {name}: choose one of {known}")
     if layout.leader == node_id:
-        raise CliError(f"{name} is led by node {node_id} already, so there is nothing to recover")
+        raise CliError(f"node {node_id} already leads {name}, so there is nothing to recover")
     if layout.leader != NO_LEADER:
         raise CliError(
-            f"{name} is led by node {layout.leader}, so there is nothing to recover; if node {node_id} has records "
+            f"node {layout.leader} leads {name}, so there is nothing to recover; if node {node_id} has records "
             f"that node {layout.leader} lacks, stop node {layout.leader} first"
         )
     chosen = next(log for log in logs if log.node_id == node_id)
@@ -101,7 +109,7 @@ async def _lead(cluster: Cluster, topic: str, layout: PartitionLayout, node_id: 
         if current.leader != node_id:
             raise CliError(
                 f"node {current.leader} leads {topic}-{partition}, not node {node_id}: it was in sync, or returned "
-                "in time; see chronik topic describe",
+                "in time: see chronik topic describe",
                 CHECK_FAILED,
             )
         return current
@@ -129,29 +137,14 @@ def _print(name: str, node_id: int, logs: Sequence[ReplicaLog]) -> None:
     print_table(f"replicas of {name}", columns, rows, columns[2:])
 
 
-def _view(
-    topic: str, partition: int, node_id: int, layout: PartitionLayout, logs: Sequence[ReplicaLog]
-) -> dict[str, Any]:
-    replicas = []
-    for log in logs:
-        loss = loss_if_leading(log, logs) if log.state == ANSWERS else None
-        replicas.append(
-            {
-                "node": log.node_id,
-                "state": log.state,
-                "log_start_offset": log.log_start_offset,
-                "log_end_offset": log.log_end_offset,
-                "last_epoch": log.last_epoch if log.offsets else None,
-                "lost": None if loss is None else loss.records,
-                "lost_is_exact": None if loss is None else loss.is_exact,
-            }
-        )
+def _replica(log: ReplicaLog, logs: Sequence[ReplicaLog]) -> dict[str, Any]:
+    loss = loss_if_leading(log, logs) if log.state == ANSWERS else None
     return {
-        "topic": topic,
-        "partition": partition,
-        "from": node_id,
-        "leader": layout.leader,
-        "epoch": layout.leader_epoch,
-        "recovered": False,
-        "replicas": replicas,
+        "node": log.node_id,
+        "state": log.state,
+        "log_start_offset": log.log_start_offset,
+        "log_end_offset": log.log_end_offset,
+        "last_epoch": log.last_epoch if log.offsets else None,
+        "lost": None if loss is None else loss.records,
+        "lost_is_exact": None if loss is None else loss.is_exact,
     }

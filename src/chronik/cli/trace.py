@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_bootstrap, with_cluster
+from chronik.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Topic, with_cluster
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.topics import Topics
 from chronik.doctor.brokers import FIRST_TIMEOUT_S, Brokers
 from chronik.doctor.chronik_nodes import TracePages, all_http_addresses
@@ -37,25 +38,23 @@ app = typer.Typer(no_args_is_help=True, help="Fetch, produce and watermark trace
 
 TRACE = "chronik.trace"
 INTERVAL_S = 0.3
-NODES_ASKED_EVERY_S = 5.0
+NODES_LISTED_EVERY_S = 5.0
 EVENTS_SHOWN_BEFORE = 10
 """How many past events are shown for each node."""
-
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 
 
 @app.command()
 def on(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
-    """Trace a topic from now on; costs a few per cent while it is on."""
+    """Start tracing a topic. Tracing costs a few per cent of throughput."""
     with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "true"}))
-    say(f"{topic} is traced: see chronik trace tail {topic}")
+    say(f"tracing {topic}: see chronik trace tail {topic}")
 
 
 @app.command()
 def off(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
-    """Trace a topic no more; what was traced stays in the rings and in __chronik_traces."""
+    """Stop tracing a topic. Earlier traces stay in the nodes' rings and in __chronik_traces."""
     with_cluster(bootstrap, lambda cluster: Topics(cluster).alter_configs(topic, {TRACE: "false"}))
-    say(f"{topic} is not traced any more")
+    say(f"stopped tracing {topic}")
 
 
 @app.command()
@@ -65,10 +64,13 @@ def tail(
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Show a topic's traces as they happen, from all nodes; Ctrl-C ends it."""
+    """Show a topic's traces from all nodes as they happen, until Ctrl-C."""
     if with_cluster(bootstrap, lambda cluster: _is_off(cluster, topic)):
-        say(f"{topic} is not traced now: chronik trace on {topic} begins it")
-    show = _print_json if as_json else _print_line
+        say(f"{topic} is not traced: start with chronik trace on {topic}")
+
+    def show(event: Trace) -> None:
+        print(encode_trace(event).decode() if as_json else line_of(event))
+
     try:
         asyncio.run(follow(bootstrap, topic, partition, show))
     except KeyboardInterrupt:
@@ -78,7 +80,7 @@ def tail(
 async def _is_off(cluster: Cluster, topic: str) -> bool:
     configs = {entry.name: entry.value for entry in await Topics(cluster).configs(topic)}
     if TRACE not in configs:
-        raise CliError("this cluster is none of Chronik's: its brokers keep no traces")
+        raise CliError("this is not a Chronik cluster: its brokers keep no traces")
     return configs[TRACE] != "true"
 
 
@@ -92,55 +94,44 @@ async def follow(
     """Show events sorted by time within each poll; a node that is down is polled again later."""
     addresses = await _addresses(bootstrap, topic)
     if not addresses:
-        raise CliError("no node told its HTTP address: is this a Chronik cluster, and its HTTP within reach?")
+        raise CliError("no node reports its HTTP address: is this a Chronik cluster, and is its HTTP port reachable?")
     pages = {node: TracePages(address, topic, partition) for node, address in addresses.items()}
-    asked_s = 0.0
-    found = await asyncio.gather(*(page.latest(EVENTS_SHOWN_BEFORE) for page in pages.values()))
+    listed_s = 0.0
+    batches = await asyncio.gather(*(page.latest(EVENTS_SHOWN_BEFORE) for page in pages.values()))
     while True:
-        for event in sorted((event for events in found for event in events), key=lambda event: event.time_ms):
+        for event in sorted((event for batch in batches for event in batch), key=lambda event: event.time_ms):
             show(event)
         sys.stdout.flush()
         for node, page in pages.items():
             if page.has_changed:
                 say(f"node {node} {'answers again' if page.answers else 'does not answer: ' + page.reason}")
         await pause(INTERVAL_S)
-        asked_s += INTERVAL_S
-        if asked_s >= NODES_ASKED_EVERY_S:
-            asked_s = 0.0
-            for node, address in (await _more_addresses(pages)).items():
+        listed_s += INTERVAL_S
+        if listed_s >= NODES_LISTED_EVERY_S:
+            listed_s = 0.0
+            # A node may have joined since.
+            answering = {node: page.address for node, page in pages.items() if page.answers}
+            for node, address in (await all_http_addresses(answering)).items():
                 pages.setdefault(node, TracePages(address, topic, partition))
-        found = await asyncio.gather(*(page.next() for page in pages.values()))
+        batches = await asyncio.gather(*(page.next() for page in pages.values()))
 
 
 async def _addresses(bootstrap: str, topic: str) -> dict[int, str]:
     brokers = Brokers(parse_bootstrap(bootstrap))
     try:
         layout = await brokers.layout(topic, FIRST_TIMEOUT_S)
-        found = layout.topics.get(topic)
-        if found is None or found.error is ErrorCode.unknown_topic_or_partition:
+        known = layout.topics.get(topic)
+        if known is None or known.error is ErrorCode.unknown_topic_or_partition:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {topic} does not exist")
         return await all_http_addresses(await brokers.http_addresses())
     finally:
         brokers.close()
 
 
-async def _more_addresses(pages: dict[int, TracePages]) -> dict[int, str]:
-    """Return the addresses of all nodes, including nodes that joined since."""
-    return await all_http_addresses({node: page.address for node, page in pages.items() if page.answers})
-
-
-def _print_json(event: Trace) -> None:
-    print(encode_trace(event).decode())
-
-
-def _print_line(event: Trace) -> None:
-    print(line_of(event))
-
-
 def line_of(event: Trace) -> str:
     """Return `12:00:01.250 node 1 orders-0 fetch-served ...`: common columns first, then the details of the kind."""
-    at = datetime.fromtimestamp(event.time_ms / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    return f"{at} node {event.node} {event.topic}-{event.partition} {event.kind:<20} {_about(event)}".rstrip()
+    time = datetime.fromtimestamp(event.time_ms / 1000, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    return f"{time} node {event.node} {event.topic}-{event.partition} {event.kind:<20} {_about(event)}".rstrip()
 
 
 def _about(event: Trace) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +17,13 @@ from chronik.cli.verify_report import matrix_figures, print_matrix, print_run
 from chronik.cli.verify_run import Experiment, run
 
 BOOTSTRAP_FROM = ("one", "all")
-MATRIX_ACKS = ("0", "1", "all")
-MATRIX_TIMEOUTS_S = (60.0, 120.0)
-MATRIX_POLL_RECORDS = (500, 5000)
-MATRIX_PARTITIONS = (1, 3)
+MATRIX: dict[str, tuple[Any, ...]] = {
+    "acks": ("0", "1", "all"),
+    "bootstrap_from": BOOTSTRAP_FROM,
+    "timeout_s": (60.0, 120.0),
+    "max_poll_records": (500, 5000),
+    "partitions": (1, 3),
+}
 
 
 def verify(
@@ -27,25 +31,27 @@ def verify(
     partitions: Annotated[int, typer.Option(min=1, help="Record i goes to partition i modulo this.")] = 3,
     acks: Acks = "1",
     bootstrap_from: Annotated[
-        str, typer.Option(metavar="one|all", help="Tell the clients one broker's address, or all.")
+        str, typer.Option(metavar="one|all", help="Give the clients one broker's address, or all.")
     ] = "one",
-    client: Annotated[str, typer.Option(metavar="|".join(CLIENTS), help="Which client to use.")] = "kafka-python",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Give up after S seconds without a record.")] = 60.0,
-    max_poll_records: Annotated[int, typer.Option(min=1, help="At most so many records from one poll.")] = 500,
+    client: Annotated[str, typer.Option(metavar="|".join(CLIENTS), help="The client to use.")] = "kafka-python",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Stop after this many seconds without a record.")] = 60.0,
+    max_poll_records: Annotated[int, typer.Option(min=1, help="The most records that one poll returns.")] = 500,
     ledger: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write what was acknowledged, as JSON lines; keeps the topic.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write acknowledged records as JSON lines; keeps the topic."),
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Use this topic, and keep it (default: one of its own).")
+        str | None,
+        typer.Option(metavar="NAME", help="Use this topic and keep it (default: a temporary one)."),
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Run all combinations, and compare.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Run all combinations and compare them.")] = False,
     as_json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Produce, consume, and account for every record, partition by partition.
 
     PASS (exit 0) means that every record was acknowledged, and read once and in order; otherwise the exit code is 1.
-    Works on any Kafka cluster. The topic is its own, and is deleted afterwards.
+    Works on any Kafka cluster.
     """
     experiment = Experiment(
         messages=messages,
@@ -58,18 +64,18 @@ def verify(
     )
     if matrix:
         if ledger is not None or topic is not None:
-            raise CliError("--matrix makes a topic for each of its runs: pass --ledger and --topic for a single run")
+            raise CliError("--matrix creates a topic for each run: pass --ledger and --topic only for a single run")
         _verify_matrix(experiment, bootstrap, as_json)
         return
     if ledger is not None and experiment.acks == "0":
-        raise CliError("--ledger holds what was acknowledged, and acks=0 has no acknowledgement: pass --acks 1 or all")
-    found = run(experiment, bootstrap, topic=topic, ledger=ledger)
+        raise CliError("--ledger needs acknowledgements, and acks=0 has none: pass --acks 1 or all")
+    result = run(experiment, bootstrap, topic=topic, ledger=ledger)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print_run(found)
-    if found["verdict"] != PASS:
-        raise CliError(f"{found['verdict']}: {found['complaint']}", CHECK_FAILED)
+        print_run(result)
+    if result["verdict"] != PASS:
+        raise CliError(f"{result['verdict']}: {result['complaint']}", CHECK_FAILED)
 
 
 def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
@@ -83,11 +89,11 @@ def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
             f"{experiment.max_poll_records} per poll, {experiment.partitions} partitions"
         )
         runs.append(run(experiment, bootstrap))
-    found = matrix_figures(runs)
+    matrix = matrix_figures(runs)
     if as_json:
-        print_json(found)
+        print_json(matrix)
     else:
-        print_matrix(found)
+        print_matrix(matrix)
     failed = [one for one in runs if one["verdict"] != PASS]
     if failed:
         raise CliError(f"{len(failed)} of {len(runs)} runs failed; the first {failed[0]['complaint']}", CHECK_FAILED)
@@ -95,19 +101,8 @@ def _verify_matrix(base: Experiment, bootstrap: str, as_json: bool) -> None:
 
 def combinations(base: Experiment) -> list[Experiment]:
     return [
-        dataclasses.replace(
-            base,
-            acks=acks,
-            bootstrap_from=bootstrap_from,
-            timeout_s=timeout_s,
-            max_poll_records=poll_records,
-            partitions=partitions,
-        )
-        for acks in MATRIX_ACKS
-        for bootstrap_from in BOOTSTRAP_FROM
-        for timeout_s in MATRIX_TIMEOUTS_S
-        for poll_records in MATRIX_POLL_RECORDS
-        for partitions in MATRIX_PARTITIONS
+        dataclasses.replace(base, **dict(zip(MATRIX, values, strict=True)))
+        for values in itertools.product(*MATRIX.values())
     ]
 
 

@@ -88,7 +88,7 @@ class Account:
         silent = self.produced - self.acked - self.failed
         if silent > 0:
             self.failed += silent
-            self.first_error = self.first_error or "the client gave no report in time"
+            self.first_error = self.first_error or "the client did not report in time"
 
     def delivered(self, partition: int, offset: int, number: int | None) -> None:
         """Account for one record that was read; `number` is None for a record that the experiment did not produce."""
@@ -152,9 +152,9 @@ class Account:
             "out of order": self.out_of_order,
             "unexpected": self.unexpected,
         }
-        found = [f"{count} {name}" for name, count in wrong.items() if count]
+        faults = [f"{count} {name}" for name, count in wrong.items() if count]
         reason = f" (the first error: {self.first_error})" if self.first_error else ""
-        return f"of {self.messages} records: {', '.join(found)}{reason}" if found else None
+        return f"of {self.messages} records: {', '.join(faults)}{reason}" if faults else None
 
     def partition_figures(self, leaders: Mapping[int, int]) -> list[dict[str, Any]]:
         count_of_partitions = len(self._partitions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from chronik.cli.confluent import client_settings
 from chronik.cli.errors import CliError
@@ -36,34 +36,6 @@ class Read(NamedTuple):
     partition: int
     offset: int
     key: bytes | None
-
-
-class Sender(Protocol):
-    """A producer for one topic. The client may deliver reports on its own thread."""
-
-    def send(self, number: int, partition: int, key: bytes, value: bytes) -> None: ...
-
-    def serve_reports(self) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Reader(Protocol):
-    """A consumer of all partitions of one topic, without a group."""
-
-    def poll(self, timeout_s: float) -> Sequence[Read]: ...
-
-    def close(self) -> None: ...
-
-
-def open_sender(client: str, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> Sender:
-    return (KafkaPythonSender if client == "kafka-python" else ConfluentSender)(bootstrap, topic, acks, report)
-
-
-def open_reader(client: str, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> Reader:
-    return (KafkaPythonReader if client == "kafka-python" else ConfluentReader)(bootstrap, topic, starts, max_records)
 
 
 class KafkaPythonSender:
@@ -204,6 +176,20 @@ class ConfluentReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+Sender = KafkaPythonSender | ConfluentSender
+"""A producer for one topic. The client may deliver reports on its own thread."""
+Reader = KafkaPythonReader | ConfluentReader
+"""A consumer of all partitions of one topic, without a group."""
+
+
+def open_sender(client: str, bootstrap: str, topic: str, acks: str, report: Callable[[Report], None]) -> Sender:
+    return (KafkaPythonSender if client == "kafka-python" else ConfluentSender)(bootstrap, topic, acks, report)
+
+
+def open_reader(client: str, bootstrap: str, topic: str, starts: dict[int, int], max_records: int) -> Reader:
+    return (KafkaPythonReader if client == "kafka-python" else ConfluentReader)(bootstrap, topic, starts, max_records)
 
 
 def _reach_confluent(client: Any, topic: str, bootstrap: str) -> None:

@@ -51,7 +51,7 @@ def comparison(success_rate: float) -> list[dict[str, Any]]:
 def matrix_figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return all runs, their totals, and a comparison of the earlier runs with the runs that use the same setup."""
     verdicts = {run["verdict"] for run in runs}
-    like_the_earlier = [run for run in runs if all(_setting(run, name) == value for name, value in BASELINE.items())]
+    like_earlier = [run for run in runs if all(_setting(run, name) == value for name, value in BASELINE.items())]
     lowest = min(run["success_rate"] for run in runs)
     return {
         "verdict": FAIL if FAIL in verdicts else PARTIAL if PARTIAL in verdicts else PASS,
@@ -66,7 +66,7 @@ def matrix_figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "partitions": [],
         "passed": sum(run["verdict"] == PASS for run in runs),
         "runs": list(runs),
-        "comparison": comparison(min((run["success_rate"] for run in like_the_earlier), default=lowest)),
+        "comparison": comparison(min((run["success_rate"] for run in like_earlier), default=lowest)),
     }
 
 
@@ -94,46 +94,33 @@ def print_run(run: dict[str, Any]) -> None:
     print(f"{run['verdict']}: {run['success_rate']:g} % (the earlier system: {earlier} %)")
 
 
-def print_matrix(found: dict[str, Any]) -> None:
-    columns = (
-        "acks",
-        "bootstrap",
-        "timeout",
-        "per poll",
-        "partitions",
-        "consumed",
-        "missing",
-        "duplicates",
-        "out of order",
-        "stalls",
-        "success %",
-        "verdict",
-    )
+def print_matrix(matrix: dict[str, Any]) -> None:
     rows = [
-        (
-            run["acks"],
-            run["bootstrap_from"],
-            f"{run['timeout_s']:g}",
-            run["max_poll_records"],
-            len(run["partitions"]),
-            f"{run['consumed']}/{run['messages']}",
-            run["missing"],
-            run["duplicates"],
-            run["out_of_order"],
-            len(run["stalls"]),
-            run["success_rate"],
-            run["verdict"],
-        )
-        for run in found["runs"]
+        {
+            "acks": run["acks"],
+            "bootstrap": run["bootstrap_from"],
+            "timeout": f"{run['timeout_s']:g}",
+            "per poll": run["max_poll_records"],
+            "partitions": len(run["partitions"]),
+            "consumed": f"{run['consumed']}/{run['messages']}",
+            "missing": run["missing"],
+            "duplicates": run["duplicates"],
+            "out of order": run["out_of_order"],
+            "stalls": len(run["stalls"]),
+            "success %": run["success_rate"],
+            "verdict": run["verdict"],
+        }
+        for run in matrix["runs"]
     ]
-    print_table("All combinations", columns, rows, columns[2:11])
+    columns = tuple(rows[0])
+    print_table("All combinations", columns, [tuple(row.values()) for row in rows], columns[2:11])
     compared = [
         (row["name"], f"{row['consumed']}/{row['messages']}", row["success_rate"], f"{row['difference']:+.1f}")
-        for row in found["comparison"]
+        for row in matrix["comparison"]
     ]
-    first = found["comparison"][0]
+    first = matrix["comparison"][0]
     compared.append(("this cluster", "", round(first["success_rate"] + first["difference"], 1), ""))
     title = "acks=1, one bootstrap address, 60 s, 500 per poll, 3 partitions: the earlier system, and this cluster"
     names = ("system", "consumed", "success %", "this cluster is ahead by")
     print_table(title, names, compared, names[1:])
-    print(f"{found['verdict']}: {found['passed']} of {len(found['runs'])} runs complete, {found['missing']:,} missing")
+    print(f"{matrix['verdict']}: {matrix['passed']} of {len(rows)} runs complete, {matrix['missing']:,} missing")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chronik.cli.errors import CliError, say
-from chronik.cli.ledger import open_ledger
-from chronik.cli.options import parse_bootstrap, with_cluster
-from chronik.cli.output import progress
+from chronik.cli.options import with_cluster
+from chronik.cli.output import open_ledger, progress
 from chronik.cli.verify_account import Account
 from chronik.cli.verify_clients import Read, Reader, Report, Sender, open_reader, open_sender
 from chronik.cli.verify_timeline import Timeline
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import parse_bootstrap
 from chronik.client.errors import ClientError
 from chronik.client.topics import LATEST, Topics
 from chronik.wire.errors import KafkaError
@@ -23,7 +24,7 @@ POLL_S = 0.5
 END_OFFSETS_TIMEOUT_S = 10.0
 SERVE_EVERY_RECORDS = 500
 ACKED_MEANS = {
-    "0": "sent: with acks=0 no broker confirms a record, so this is what the client handed to the network",
+    "0": "sent: with acks=0 no broker confirms a record, so this counts what the client handed to the network",
     "1": "written by the partition's leader",
     "all": "written by all in-sync replicas",
 }
@@ -61,24 +62,24 @@ def run(
 ) -> dict[str, Any]:
     """Run the experiment once and return its figures. Delete the run's own topic, unless a ledger refers to it."""
     name = topic or f"verify-{time.time_ns():x}-{os.getpid()}"
-    with_cluster(bootstrap, lambda cluster: _make(cluster, name, experiment.partitions))
+    with_cluster(bootstrap, lambda cluster: _create_topic(cluster, name, experiment.partitions))
     try:
-        prepared = with_cluster(bootstrap, lambda cluster: _look(cluster, name, experiment, bootstrap))
+        prepared = with_cluster(bootstrap, lambda cluster: _prepare(cluster, name, experiment, bootstrap))
         return _run_on(experiment, prepared, ledger)
     finally:
         if topic is None and ledger is None:
             _delete(bootstrap, name)
 
 
-async def _make(cluster: Cluster, topic: str, partitions: int) -> None:
+async def _create_topic(cluster: Cluster, topic: str, partitions: int) -> None:
     known = (await cluster.layout([topic])).topics.get(topic)
     if known is None or known.error:
         await Topics(cluster).create(topic, partitions, None, {})
     elif len(known.partitions) != partitions:
-        raise CliError(f"topic {topic} has {len(known.partitions)} partitions: pass --partitions for as many")
+        raise CliError(f"topic {topic} has {len(known.partitions)} partitions: pass --partitions with this number")
 
 
-async def _look(cluster: Cluster, topic: str, experiment: Experiment, bootstrap: str) -> Prepared:
+async def _prepare(cluster: Cluster, topic: str, experiment: Experiment, bootstrap: str) -> Prepared:
     leaders = await cluster.leaders(topic)
     ends = await Topics(cluster).offsets(topic, LATEST)
     brokers = (await cluster.layout([topic])).brokers
@@ -89,7 +90,7 @@ async def _look(cluster: Cluster, topic: str, experiment: Experiment, bootstrap:
         one if experiment.bootstrap_from == "one" else addresses,
         addresses,
         leaders,
-        {partition: found.offset for partition, found in ends.items()},
+        {partition: end.offset for partition, end in ends.items()},
     )
 
 
@@ -97,12 +98,12 @@ def _delete(bootstrap: str, topic: str) -> None:
     try:
         with_cluster(bootstrap, lambda cluster: Topics(cluster).delete(topic))
     except (KafkaError, ClientError) as error:
-        say(f"the topic {topic} could not be deleted ({error}): chronik topic delete {topic} when the cluster is well")
+        say(f"topic {topic} could not be deleted ({error}): chronik topic delete {topic} once the cluster is healthy")
 
 
 def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> dict[str, Any]:
     account = Account(experiment.messages, experiment.partitions)
-    record_file = open_ledger(ledger, "--ledger") if ledger else None
+    record_file = open_ledger(ledger, "--ledger")
 
     def reported(report: Report) -> None:
         if report.error is not None:
@@ -116,23 +117,19 @@ def _run_on(experiment: Experiment, prepared: Prepared, ledger: str | None) -> d
 
     started_s = time.monotonic()
     try:
-        sender = open_sender(experiment.client, prepared.bootstrap, prepared.topic, experiment.acks, reported)
-        try:
+        with closing(
+            open_sender(experiment.client, prepared.bootstrap, prepared.topic, experiment.acks, reported)
+        ) as sender:
             _produce(sender, experiment, account)
-        finally:
-            sender.close()
     finally:
         if record_file is not None:
             record_file.close()
     account.give_up_waiting()
     produce_s = time.monotonic() - started_s
-    reader = open_reader(
-        experiment.client, prepared.bootstrap, prepared.topic, prepared.starts, experiment.max_poll_records
-    )
-    try:
+    with closing(
+        open_reader(experiment.client, prepared.bootstrap, prepared.topic, prepared.starts, experiment.max_poll_records)
+    ) as reader:
         timeline = _consume(reader, experiment, account, prepared)
-    finally:
-        reader.close()
     return figures(experiment, prepared, account, timeline, produce_s)
 
 
@@ -142,16 +139,16 @@ def record(number: int) -> tuple[bytes, bytes]:
 
 
 def _produce(sender: Sender, experiment: Experiment, account: Account) -> None:
-    with progress("produce", experiment.messages) as bar:
+    with progress("produce", experiment.messages) as show:
         for number in range(experiment.messages):
             key, value = record(number)
             account.sent()
             sender.send(number, number % experiment.partitions, key, value)
             if number % SERVE_EVERY_RECORDS == 0:
                 sender.serve_reports()
-                bar.update(account.acked, f"{account.acked:,} of {experiment.messages:,} acknowledged")
+                show(account.acked, f"{account.acked:,} of {experiment.messages:,} acknowledged")
         sender.flush()
-        bar.update(account.acked, f"{account.acked:,} of {experiment.messages:,} acknowledged")
+        show(account.acked, f"{account.acked:,} of {experiment.messages:,} acknowledged")
 
 
 def _consume(reader: Reader, experiment: Experiment, account: Account, prepared: Prepared) -> Timeline:
@@ -159,7 +156,7 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
     started_s = last_s = time.monotonic()
     timeline = Timeline(experiment.partitions, started_s)
     now_s = started_s
-    with progress("consume", experiment.messages) as bar:
+    with progress("consume", experiment.messages) as show:
         while now_s - last_s < experiment.timeout_s:
             began_s = time.monotonic()
             batch = reader.poll(POLL_S)
@@ -169,14 +166,14 @@ def _consume(reader: Reader, experiment: Experiment, account: Account, prepared:
             timeline.polled(began_s, now_s, {read.partition for read in batch}, len(batch))
             if batch:
                 last_s = now_s
-                bar.update(account.consumed, f"{account.consumed:,} of {account.acked:,} read")
-            if account.missing == 0 and _at_the_end(account, prepared):
+                show(account.consumed, f"{account.consumed:,} of {account.acked:,} read")
+            if account.missing == 0 and _is_read_to_end(account, prepared):
                 break
     timeline.end(now_s, account.incomplete())
     return timeline
 
 
-def _at_the_end(account: Account, prepared: Prepared) -> bool:
+def _is_read_to_end(account: Account, prepared: Prepared) -> bool:
     """Return whether every partition was read to its end: a duplicate would come after the last expected record."""
     ends = end_offsets(prepared.brokers, prepared.topic)
     if ends is None:
@@ -195,7 +192,7 @@ def end_offsets(brokers: str, topic: str) -> dict[int, int] | None:
         ends = with_cluster(brokers, lambda cluster: Topics(cluster).offsets(topic, LATEST), END_OFFSETS_TIMEOUT_S)
     except (KafkaError, ClientError):
         return None
-    return {partition: found.offset for partition, found in ends.items()}
+    return {partition: end.offset for partition, end in ends.items()}
 
 
 def number_of(read: Read) -> int | None:
@@ -208,6 +205,7 @@ def figures(
 ) -> dict[str, Any]:
     """Return what `--json` prints for one run."""
     return {
+        **asdict(experiment),
         "verdict": account.verdict,
         "produced": account.produced,
         "acked": account.acked,
@@ -230,10 +228,4 @@ def figures(
         "complaint": account.complaint(),
         "topic": prepared.topic,
         "bootstrap": prepared.bootstrap,
-        "messages": experiment.messages,
-        "acks": experiment.acks,
-        "bootstrap_from": experiment.bootstrap_from,
-        "client": experiment.client,
-        "timeout_s": experiment.timeout_s,
-        "max_poll_records": experiment.max_poll_records,
     }

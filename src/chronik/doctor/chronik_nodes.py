@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chronik.doctor.node_http import TIMEOUT_S, HttpError, get, get_json
+from chronik.client.node_http import TIMEOUT_S, HttpError, get, get_json
 from chronik.doctor.observations import DamageSeen, Observations, RejectionSample
 from chronik.observe.traces import Trace, decode_page
 

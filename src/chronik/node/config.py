@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.observe.logging import LogLevelError, LogLevels, parse_levels
 
 HTTP_PORT_BELOW_KAFKA = 3000

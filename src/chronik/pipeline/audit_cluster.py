@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 from typing import Any
 
 from chronik.client.cluster import Deadline
 from chronik.client.errors import ClientError
 from chronik.client.groups import Groups
+from chronik.client.node_http import HttpError, get_json
 from chronik.client.topics import Topics
-from chronik.pipeline.audit_log import get_json
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.options import EARLIEST, LATEST
@@ -68,8 +67,8 @@ def http_nodes(cluster: BlockingCluster) -> tuple[str, ...]:
         return ()
     for address in filter(None, told):
         try:
-            view = get_json(address, "/api/cluster", ASK_TIMEOUT_S)
-        except (OSError, http.client.HTTPException, ValueError):
+            view = cluster.run(get_json(address, "/api/cluster", ASK_TIMEOUT_S))
+        except HttpError:
             continue
         # Nodes listen on 127.0.0.1 by default. Seen from another machine, a different cluster may listen there.
         if view.get("cluster_id") == layout.cluster_id:

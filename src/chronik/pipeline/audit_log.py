@@ -9,18 +9,16 @@ There are three methods, all without a copy of the records:
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from chronik.client.node_http import HttpError, get_blocking
 from chronik.pipeline.audit_blocks import CONTROL, NO_TIME, READABLE
 from chronik.pipeline.audit_checksum import checksums
 from chronik.pipeline.audit_rows import KEYED_SCHEMA, rows_table
@@ -132,41 +130,19 @@ def _thinned(task: LogRange, start: int, stop: int) -> Iterator[Any]:
 
 def _page(task: LogRange, offset: int) -> _Page:
     wanted = task.wanted
-    query = urlencode({"partition": wanted.partition, "from": offset, "to": wanted.stop, "limit": PAGE_BATCHES})
-    path = f"/api/topics/{quote(wanted.topic)}/batches?{query}"
+    path = f"/api/topics/{wanted.topic}/batches"
+    query = {"partition": wanted.partition, "from": offset, "to": wanted.stop, "limit": PAGE_BATCHES}
     failure = "none of its nodes has an HTTP address"
     for node in task.nodes:
         try:
-            return _decode_page(get_body(node, path))
-        except (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError) as error:
+            return _decode_page(get_blocking(node, path, HTTP_TIMEOUT_S, **query))
+        except HttpError as error:
+            failure = str(error)
+        except msgspec.MsgspecError as error:
             failure = f"http://{node}: {error}"
     raise PipelineError(
         f"no node lists the batches of {wanted.topic}-{wanted.partition} ({failure}): pass --log records"
     )
-
-
-def get_json(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
-    """Return a node's response. Raises ValueError if it is not a JSON object."""
-    told = json.loads(get_body(address, path, timeout_s))
-    if not isinstance(told, dict):
-        raise ValueError(f"no object but {told!r:.80}")
-    return told
-
-
-def get_body(address: str, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> bytes:
-    """Return the response body. Raises ValueError with the node's error message if it refuses."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != http.client.OK:
-            told = json.loads(body)
-            raise ValueError(told.get("error", answer.status) if isinstance(told, dict) else answer.status)
-        return body
-    finally:
-        connection.close()
 
 
 def _ranges(

@@ -6,11 +6,11 @@ Each cluster has its own loop, which runs only during a call. Failures become Pi
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from chronik.client.cluster import Cluster
+from chronik.client.endpoint import EndpointError, parse_bootstrap
 from chronik.client.errors import ClientError
 from chronik.client.groups import Groups
 from chronik.client.layout import TopicLayout
@@ -19,22 +19,9 @@ from chronik.pipeline.errors import PipelineError
 from chronik.pipeline.positions import Partition
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["BlockingCluster", "parse_bootstrap"]
-
 _T = TypeVar("_T")
 
 CLIENT_ID = "chronik-pipeline"
-_ADDRESS = re.compile(r"^(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d{1,5})$")
-
-
-def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    addresses: list[tuple[str, int]] = []
-    for part in text.split(","):
-        found = _ADDRESS.match(part.strip())
-        if found is None or not 0 < int(found["port"]) < 65536:
-            raise PipelineError(f"{part.strip() or 'an empty name'} is no broker's address: write HOST:PORT[,...]")
-        addresses.append((found["v6"] or found["host"], int(found["port"])))
-    return addresses
 
 
 class BlockingCluster:
@@ -42,7 +29,10 @@ class BlockingCluster:
 
     def __init__(self, bootstrap: str, *, timeout_s: float = 30.0) -> None:
         self.bootstrap = bootstrap
-        addresses = parse_bootstrap(bootstrap)
+        try:
+            addresses = parse_bootstrap(bootstrap)
+        except EndpointError as error:
+            raise PipelineError(f"the brokers' addresses: {error}") from None
         self.loop = asyncio.new_event_loop()
         self.cluster = Cluster(addresses, client_id=CLIENT_ID, timeout_s=timeout_s)
 

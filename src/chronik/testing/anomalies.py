@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple
 
-LOST_WRITE: Final = "lost-write"
-UNSEEN: Final = "unseen"
-DUPLICATE: Final = "duplicate"
-INCONSISTENT_OFFSETS: Final = "inconsistent-offsets"
-NONMONOTONIC_SEND: Final = "nonmonotonic-send"
-INT_POLL_SKIP: Final = "int-poll-skip"
-EXTERNAL_POLL_SKIP: Final = "external-poll-skip"
-INT_NONMONOTONIC_POLL: Final = "int-nonmonotonic-poll"
-EXTERNAL_NONMONOTONIC_POLL: Final = "external-nonmonotonic-poll"
-UNKNOWN_VALUE: Final = "unknown-value"
-ABORTED_READ: Final = "aborted-read"
-OWNERSHIP_OVERLAP: Final = "ownership-overlap"
-VANISHED: Final = "vanished"
-LAG_AT_END: Final = "lag-at-end"
 
-KINDS: Final = (
-    LOST_WRITE,
-    UNSEEN,
-    DUPLICATE,
-    INCONSISTENT_OFFSETS,
-    NONMONOTONIC_SEND,
-    INT_POLL_SKIP,
-    EXTERNAL_POLL_SKIP,
-    INT_NONMONOTONIC_POLL,
-    EXTERNAL_NONMONOTONIC_POLL,
-    UNKNOWN_VALUE,
-    ABORTED_READ,
-    OWNERSHIP_OVERLAP,
-    VANISHED,
-    LAG_AT_END,
-)
+class AnomalyKind(StrEnum):
+    LOST_WRITE = "lost-write"
+    UNSEEN = "unseen"
+    DUPLICATE = "duplicate"
+    INCONSISTENT_OFFSETS = "inconsistent-offsets"
+    NONMONOTONIC_SEND = "nonmonotonic-send"
+    INT_POLL_SKIP = "int-poll-skip"
+    EXTERNAL_POLL_SKIP = "external-poll-skip"
+    INT_NONMONOTONIC_POLL = "int-nonmonotonic-poll"
+    EXTERNAL_NONMONOTONIC_POLL = "external-nonmonotonic-poll"
+    UNKNOWN_VALUE = "unknown-value"
+    ABORTED_READ = "aborted-read"
+    OWNERSHIP_OVERLAP = "ownership-overlap"
+    VANISHED = "vanished"
+    LAG_AT_END = "lag-at-end"
+
+
+KINDS: Final = tuple(kind.value for kind in AnomalyKind)
 
 
 class Place(NamedTuple):
@@ -52,7 +41,7 @@ class Place(NamedTuple):
 class Anomaly:
     """One violation, in words, with the operations (numbers in the history) that show it."""
 
-    kind: str
-    partition: str | None
+    kind: AnomalyKind
+    partition: str
     evidence: str
     operations: tuple[int, ...]

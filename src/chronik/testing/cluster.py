@@ -2,125 +2,63 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TypeVar
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import clean_environment
-from chronik.cli.local_node import LocalNode
 from chronik.cli.options import with_cluster
-from chronik.cli.temporary_cluster import TemporaryCluster
 from chronik.client.cluster import Cluster
 from chronik.client.groups import Groups
 from chronik.client.topics import Topics
-from chronik.testing.tied_node import TIED_TO
+from chronik.local.errors import LocalClusterError
+from chronik.local.temporary_cluster import TemporaryCluster
+from chronik.testing.tied_node import TIED_NODE, tied_environment
 from chronik.wire.errors import ErrorCode, KafkaError
 
 _T = TypeVar("_T")
 
 HEALED_TIMEOUT_S = 60.0
 TIDY_TIMEOUT_S = 30.0
-POLL_INTERVAL_S = 0.05
 
 
-class TestCluster:
-    """A running cluster. `bootstrap` lists all nodes; nodes are numbered from 1.
+class TestCluster(TemporaryCluster):
+    """A running cluster. `bootstrap` lists all nodes; `kill`, `stop`, `start`, `pause` and `resume` take a node's id.
 
-    `heal` and `tidy` undo what a test does to the nodes and creates in the cluster.
+    Nodes are numbered from 1; each of `nodes` has `id`, `bootstrap`, `http` and `log_path`. `heal` and `tidy` undo what
+    a test does to the nodes and creates in the cluster.
     """
 
     __test__ = False  # pytest: this is not a test
 
     def __init__(self, nodes: int = 3) -> None:
-        self._cluster = TemporaryCluster(
-            nodes,
-            command=(sys.executable, "-m", "chronik.testing.tied_node", "start"),
-            environment={**clean_environment(os.environ), TIED_TO: str(os.getpid())},
-        )
+        super().__init__(nodes, command=TIED_NODE, environment=tied_environment())
         self._topics = 0
-
-    def __enter__(self) -> TestCluster:
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._cluster.remove()
-
-    # -- queries -------------------------------------------------------------------------------------------------------
-
-    @property
-    def bootstrap(self) -> str:
-        """All nodes' addresses in the format for clients: `HOST:PORT,HOST:PORT,...`."""
-        return self._cluster.bootstrap
-
-    @property
-    def nodes(self) -> list[LocalNode]:
-        """The nodes ordered by number; each has `id`, `bootstrap`, `http` and `log_path`."""
-        return self._cluster.nodes
 
     def topic(self, partitions: int = 3, replication_factor: int | None = None, **configs: str) -> str:
         """Create a topic with an unused name, and return the name; configs use `_` for each dot."""
         self._topics += 1
         name = f"topic-{self._topics}"
         settings = {key.replace("_", "."): value for key, value in configs.items()}
-        self._ask(lambda cluster: Topics(cluster).create(name, partitions, replication_factor, settings))
+        self._run(lambda cluster: Topics(cluster).create(name, partitions, replication_factor, settings))
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the number of the node that leads a partition now; wait until there is a leader."""
-
-        async def ask(cluster: Cluster) -> int:
-            return (await cluster.leaders(topic, frozenset({partition})))[partition]
-
-        return self._ask(ask)
+        """Return the id of the node that leads a partition now; wait until there is a leader."""
+        return self._run(lambda cluster: cluster.leaders(topic, frozenset({partition})))[partition]
 
     @property
     def controller(self) -> int | None:
-        """The number of the controller, according to the node with the newest metadata."""
-        view = self._cluster.view()
+        """The id of the controller, according to the node with the newest metadata."""
+        view = self.view()
         return None if view is None else view["controller"]
-
-    # -- faults --------------------------------------------------------------------------------------------------------
-
-    def kill(self, node: int) -> None:
-        """Send SIGKILL."""
-        self._cluster.kill(node)
-
-    def stop(self, node: int) -> None:
-        """Stop a node cleanly."""
-        self._cluster.stop(node)
-
-    def start(self, node: int) -> None:
-        """Start a node that was killed or stopped; wait until it serves, if enough nodes run for that."""
-        self._cluster.start(node)
-
-    def pause(self, node: int) -> None:
-        """Send SIGSTOP."""
-        self._cluster.pause(node)
-
-    def resume(self, node: int) -> None:
-        """Send SIGCONT."""
-        self._cluster.resume(node)
-
-    # -- between tests -------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Bring back every node, and wait until every partition has all its replicas in sync."""
-        for node in self._cluster.nodes:
+        for node in self.nodes:
             if node.process.state == "paused":
-                self._cluster.resume(node.id)
-        self._cluster.start_all(HEALED_TIMEOUT_S)
-        deadline_s = time.monotonic() + HEALED_TIMEOUT_S
-        while not self._is_in_sync():
-            if time.monotonic() >= deadline_s:
-                raise CliError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self._cluster.folder}")
-            time.sleep(POLL_INTERVAL_S)
+                self.resume(node.id)
+        self.start_all(HEALED_TIMEOUT_S)
+        if not self.wait_until_in_sync(HEALED_TIMEOUT_S):
+            raise LocalClusterError(f"replicas were not in sync within {HEALED_TIMEOUT_S:g} s: see {self.folder}")
 
     def tidy(self) -> None:
         """Delete all topics and groups, so that the next test starts with none."""
@@ -132,13 +70,9 @@ class TestCluster:
             for group in await Groups(cluster).list():
                 await _unless_gone(Groups(cluster).delete(group.group))
 
-        self._ask(delete)
+        self._run(delete)
 
-    def _is_in_sync(self) -> bool:
-        view = self._cluster.view()
-        return view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0
-
-    def _ask(self, work: Callable[[Cluster], Awaitable[_T]]) -> _T:
+    def _run(self, work: Callable[[Cluster], Awaitable[_T]]) -> _T:
         return with_cluster(self.bootstrap, work, TIDY_TIMEOUT_S)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from chronik.testing.anomalies import LAG_AT_END, VANISHED, Anomaly, Place
+from chronik.testing.anomalies import Anomaly, AnomalyKind, Place
 from chronik.testing.operations import Assigned, Committed, HistoryError, Operation, Polled
 
 
-class FinalRead:
+class FinalReadCheck:
     """Takes the operations in order; `final` is the name of the consumer that reads everything at the end."""
 
     def __init__(self, final: str, rereaders: Container[str] = ()) -> None:
@@ -55,14 +55,14 @@ class FinalRead:
     def anomalies(self, ends: Mapping[str, int]) -> Iterator[Anomaly]:
         """Yield the anomalies; `ends` are the known end offsets of the partitions."""
         if not self._starts:
-            raise HistoryError(f"{self._final} was never assigned anything: nobody read everything at the end")
+            raise HistoryError(f"{self._final} was assigned no partition, so no consumer read everything at the end")
         for (place, value), number in self._polled.items():
             start = self._starts.get(place.partition)
             if start is not None and place.offset >= start and (place, value) not in self._read:
-                told = f"{value!r} was read at {place}, and {self._final} did not find it there in the end"
-                yield Anomaly(VANISHED, place.partition, told, (number,))
+                evidence = f"{value!r} was read at {place}, and {self._final} did not find it there in the end"
+                yield Anomaly(AnomalyKind.VANISHED, place.partition, evidence, (number,))
         for (reader, partition), (offset, number) in self._next.items():
             end = ends.get(partition, 0)
             if offset < end:
-                told = f"{reader} is at {Place(partition, offset)} in the end, and records reach up to {end}"
-                yield Anomaly(LAG_AT_END, partition, told, (number,))
+                evidence = f"{reader} is at {Place(partition, offset)} in the end, but the log ends at {end}"
+                yield Anomaly(AnomalyKind.LAG_AT_END, partition, evidence, (number,))

@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from chronik.testing.anomalies import KINDS, Anomaly
-from chronik.testing.final_read import FinalRead
+from chronik.testing.final_read import FinalReadCheck
 from chronik.testing.operations import Operation
-from chronik.testing.ownership import OwnershipWalk
-from chronik.testing.places import Facts
-from chronik.testing.polls import Lag, PollWalk
+from chronik.testing.ownership import OwnershipCheck
+from chronik.testing.partition_history import PartitionHistory
+from chronik.testing.polls import Lag, PollCheck
 
 SHOWN_PER_KIND_MAX: Final = 5
 
@@ -67,11 +67,9 @@ class Report:
             f"{self.operations} operations: {self.sent} sent, {self.acknowledged} acknowledged, "
             f"{self.unknown} unknown, {self.polled} polled: {'clean' if self.is_clean else 'NOT clean'}"
         ]
-        for kind, found in self.anomalies.items():
-            lines.append(f"{kind}: {len(found)}")
-            lines += [
-                f"  {anomaly.evidence} (operations {anomaly.operations})" for anomaly in found[:SHOWN_PER_KIND_MAX]
-            ]
+        for kind, anomalies in self.anomalies.items():
+            lines.append(f"{kind}: {len(anomalies)}")
+            lines += [f"  {each.evidence} (operations {each.operations})" for each in anomalies[:SHOWN_PER_KIND_MAX]]
         return "\n".join(lines)
 
 
@@ -90,32 +88,32 @@ def check(
     purpose: their lag is not measured, but all other checks apply. `session_s` is the time, with some slack, after
     which a group member gives up without an answer. `final` reads everything at the end.
     """
-    facts = Facts()
+    partitions = PartitionHistory()
     for number, operation in enumerate(operations):
-        facts.take(number, operation)
-    walk = PollWalk(facts.known_offsets(), facts.timelines, dense, rereaders)
-    ownership = OwnershipWalk(session_s)
-    final_read = None if final is None else FinalRead(final, rereaders)
+        partitions.take(number, operation)
+    polls = PollCheck(partitions.known_offsets(), partitions.timelines, dense, rereaders)
+    ownership = OwnershipCheck(session_s)
+    final_read = None if final is None else FinalReadCheck(final, rereaders)
     for number, operation in enumerate(operations):
-        walk.take(number, operation)
+        polls.take(number, operation)
         ownership.take(number, operation)
         if final_read is not None:
             final_read.take(number, operation)
-    found = [*facts.anomalies(), *walk.anomalies, *ownership.anomalies]
+    found = [*partitions.anomalies(), *polls.anomalies, *ownership.anomalies]
     if final_read is not None:
-        found += final_read.anomalies({name: timeline.ends[-1] for name, timeline in facts.timelines.items()})
+        found += final_read.anomalies({name: timeline.ends[-1] for name, timeline in partitions.timelines.items()})
     anomalies: dict[str, list[Anomaly]] = {}
     for anomaly in found:
         anomalies.setdefault(anomaly.kind, []).append(anomaly)
-    outcomes = Counter(send.outcome for send in facts.sends.values())
+    outcomes = Counter(send.outcome for send in partitions.sends.values())
     return Report(
         anomalies={kind: anomalies[kind] for kind in KINDS if kind in anomalies},
-        worst_lag=walk.worst_lag,
+        worst_lag=polls.worst_lag,
         operations=len(operations),
-        sent=len(facts.sends),
+        sent=len(partitions.sends),
         acknowledged=outcomes["ok"],
         unknown=outcomes["info"] + outcomes[None],
-        polled=facts.polled_records,
+        polled=partitions.polled_records,
     )
 
 

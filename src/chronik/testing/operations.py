@@ -21,69 +21,66 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class SendInvoked(msgspec.Struct, frozen=True, tag_field="op", tag="send", omit_defaults=True):
+class _Operation(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True):
+    at_s: float
+
+
+class SendInvoked(_Operation, frozen=True, tag="send"):
     """A producer was given a value to send. `partition` is None if the client chooses it."""
 
-    at_s: float
     producer: str
     value: str
     partition: str | None = None
 
 
-class SendAcknowledged(msgspec.Struct, frozen=True, tag_field="op", tag="send-ok", omit_defaults=True):
+class SendAcknowledged(_Operation, frozen=True, tag="send-ok"):
     """The producer received an acknowledgement for the value. `offset` is None if it carries none (acks=0)."""
 
-    at_s: float
     producer: str
     value: str
     partition: str
     offset: int | None = None
 
 
-class SendFailed(msgspec.Struct, frozen=True, tag_field="op", tag="send-fail", omit_defaults=True):
+class SendFailed(_Operation, frozen=True, tag="send-fail"):
     """The value was certainly not stored."""
 
-    at_s: float
     producer: str
     value: str
     reason: str = ""
 
 
-class SendUnknown(msgspec.Struct, frozen=True, tag_field="op", tag="send-info", omit_defaults=True):
+class SendUnknown(_Operation, frozen=True, tag="send-info"):
     """The producer gave up; the value may or may not be stored."""
 
-    at_s: float
     producer: str
     value: str
     reason: str = ""
 
 
-class Assigned(msgspec.Struct, frozen=True, tag_field="op", tag="assign", omit_defaults=True):
+class Assigned(_Operation, frozen=True, tag="assign"):
     """From here on the consumer reads only these partitions, by its own choice or by its group's.
 
     A position is the offset that it must read next. None means to continue from the previous position, or anywhere for
     a newly assigned partition. `group` is None if the consumer assigned the partitions itself.
     """
 
-    at_s: float
     consumer: str
     positions: dict[str, int | None]
     group: str | None = None
 
 
-class Polled(msgspec.Struct, frozen=True, tag_field="op", tag="poll"):
+class Polled(_Operation, frozen=True, tag="poll"):
     """One poll, invoked at `invoked_s` and answered at `at_s`, with its records: (partition, offset, value)."""
 
-    at_s: float
     invoked_s: float
     consumer: str
     records: tuple[tuple[str, int, str], ...]
 
 
-class Committed(msgspec.Struct, frozen=True, tag_field="op", tag="commit-ok"):
+class Committed(_Operation, frozen=True, tag="commit-ok"):
     """The group's coordinator acknowledged a member's commit, requested at `invoked_s`: the offsets to read next."""
 
-    at_s: float
     invoked_s: float
     consumer: str
     group: str

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chronik.testing.anomalies import OWNERSHIP_OVERLAP, Anomaly
+from chronik.testing.anomalies import Anomaly, AnomalyKind
 from chronik.testing.operations import Assigned, Committed, Operation, Polled
 
 
@@ -29,7 +29,7 @@ class Term:
     is_reported: bool = False
 
 
-class OwnershipWalk:
+class OwnershipCheck:
     """Takes the operations in order. `session_s` is how long a member may continue without a response, plus slack."""
 
     def __init__(self, session_s: float | None) -> None:
@@ -54,7 +54,7 @@ class OwnershipWalk:
                     self._supersede(number, operation, partition)
             case Polled(invoked_s=invoked_s, consumer=consumer, records=records) if self._session_s is not None:
                 group = self._groups.get(consumer, "")
-                how = f"was given records of it at {invoked_s:.1f} s"
+                how = f"received records of it at {invoked_s:.1f} s"
                 for partition in dict.fromkeys(partition for partition, _, _ in records):
                     self._claim(number, group, partition, consumer, invoked_s - self._session_s, how)
 
@@ -64,11 +64,12 @@ class OwnershipWalk:
         if term is None or term.ended_s is None or term.is_reported or at_s <= term.ended_s:
             return
         term.is_reported = True
-        told = (
+        evidence = (
             f"{consumer} owned {partition} in group {group} since {term.since_s:.1f} s and {how}, "
             f"after {term.ended_by} had committed it at {term.ended_s:.1f} s"
         )
-        self.anomalies.append(Anomaly(OWNERSHIP_OVERLAP, partition, told, (term.assigned, term.ended, number)))
+        operations = (term.assigned, term.ended, number)
+        self.anomalies.append(Anomaly(AnomalyKind.OWNERSHIP_OVERLAP, partition, evidence, operations))
 
     def _supersede(self, number: int, commit: Committed, partition: str) -> None:
         """End, at this commit's response, the terms of other members that were assigned before its request."""

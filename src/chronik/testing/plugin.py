@@ -32,15 +32,15 @@ def _chronik_processes(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     # Imported on first use: pytest loads the plugin in every run in which chronik is installed.
     from chronik.testing.cluster import TestCluster
 
-    with TestCluster(_wanted_nodes(request.config.getini("chronik_nodes"))) as cluster:
+    with TestCluster(_node_count(request.config.getini("chronik_nodes"))) as cluster:
         yield cluster
 
 
-def _wanted_nodes(setting: str) -> int:
+def _node_count(setting: str) -> int:
     if not setting:
         return DEFAULT_NODES
     if not setting.isdecimal() or int(setting) == 0:
-        raise pytest.UsageError(f"chronik_nodes = {setting}: how many nodes the cluster has, as a number from 1")
+        raise pytest.UsageError(f"chronik_nodes = {setting} is not a number of nodes: use 1 or more")
     return int(setting)
 
 

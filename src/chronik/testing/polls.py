@@ -7,14 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chronik.testing.anomalies import (
-    EXTERNAL_NONMONOTONIC_POLL,
-    EXTERNAL_POLL_SKIP,
-    INT_NONMONOTONIC_POLL,
-    INT_POLL_SKIP,
-    Anomaly,
-    Place,
-)
+from chronik.testing.anomalies import Anomaly, AnomalyKind, Place
 from chronik.testing.operations import Assigned, Operation, Polled
 
 
@@ -54,7 +47,7 @@ class Position(NamedTuple):
     operation: int
 
 
-class PollWalk:
+class PollCheck:
     """Follows each consumer through its polls. `known` are the offsets at which any client saw a record.
 
     `rereaders` lag on purpose, so their lag is ignored.
@@ -84,10 +77,10 @@ class PollWalk:
                     for partition, offset in positions.items()
                 }
             case Polled(consumer=consumer):
-                stands = self._positions.setdefault(consumer, {})
-                self._follow(number, operation, stands)
+                current = self._positions.setdefault(consumer, {})
+                self._follow(number, operation, current)
                 if consumer not in self._rereaders:
-                    self._measure(number, operation, stands)
+                    self._measure(number, operation, current)
 
     def _follow(self, number: int, polled: Polled, positions: dict[str, Position | None]) -> None:
         for partition, offset, value in polled.records:
@@ -97,17 +90,17 @@ class PollWalk:
                 continue
             inside = before.operation == number
             operations = (number,) if inside else (before.operation, number)
-            now = f"{polled.consumer} was given {value!r} at {Place(partition, offset)}"
+            evidence = f"{polled.consumer} received {value!r} at {Place(partition, offset)}"
             if offset <= before.offset:
-                kind = INT_NONMONOTONIC_POLL if inside else EXTERNAL_NONMONOTONIC_POLL
-                told = f"{now} when {Place(partition, before.offset)} was behind it"
+                kind = AnomalyKind.INT_NONMONOTONIC_POLL if inside else AnomalyKind.EXTERNAL_NONMONOTONIC_POLL
+                evidence += f" although it had passed {Place(partition, before.offset)}"
             else:
-                left_out = self._between(partition, before.offset, offset)
-                if not left_out:
+                skipped = self._between(partition, before.offset, offset)
+                if not skipped:
                     continue
-                kind = INT_POLL_SKIP if inside else EXTERNAL_POLL_SKIP
-                told = f"{now} after {Place(partition, before.offset)}: {left_out} records left out"
-            self.anomalies.append(Anomaly(kind, partition, told, operations))
+                kind = AnomalyKind.INT_POLL_SKIP if inside else AnomalyKind.EXTERNAL_POLL_SKIP
+                evidence += f" after {Place(partition, before.offset)}: {skipped} records skipped"
+            self.anomalies.append(Anomaly(kind, partition, evidence, operations))
 
     def _between(self, partition: str, after: int, before: int) -> int:
         """Return how many records are known to exist between two offsets."""

@@ -15,6 +15,14 @@ import sys
 PR_SET_PDEATHSIG = 1
 TIED_TO = "CHRONIK_TIED_TO"
 """The variable that holds the parent's process id."""
+TIED_NODE = (sys.executable, "-m", "chronik.testing.tied_node", "start")
+
+
+def tied_environment() -> dict[str, str]:
+    """Return the environment of nodes that end with this process."""
+    from chronik.local.cluster import clean_environment
+
+    return {**clean_environment(), TIED_TO: str(os.getpid())}
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from chronik.doctor.node_http import HttpError, get
+from chronik.client.node_http import HttpError, get
 from chronik.metadata.image import BrokerImage
 from chronik.web.answers import Parameters
 

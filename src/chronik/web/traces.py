@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from chronik.doctor.node_http import HttpError, get_json
+from chronik.client.node_http import HttpError, get_json
 from chronik.observe.traces import Trace, TraceRing
 from chronik.web.answers import Parameters, Refusal
 from chronik.web.feeds import Feed

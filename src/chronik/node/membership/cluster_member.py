@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from chronik.client.endpoint import Endpoint
 from chronik.metadata.calls import (
     AlterIsrCall,
     IsrMember,
@@ -25,7 +26,6 @@ from chronik.metadata.image import ClusterImage
 from chronik.metadata.registration import REPLICATED
 from chronik.node.config import ConfigError, NodeConfig
 from chronik.node.disk_watch import DiskWatch
-from chronik.node.endpoint import Endpoint
 from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_secret import ClusterSecret
 from chronik.node.membership.controller_client import ControllerClient

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from chronik.node.endpoint import Endpoint, EndpointError
+from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.node.membership.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.membership.handshake import NONCE_BYTES, Answerer
 from chronik.node.membership.identity import Identity

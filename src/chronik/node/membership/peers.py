@@ -15,8 +15,8 @@ from random import Random
 from typing import NamedTuple
 
 from chronik.client.connection import Connection
+from chronik.client.endpoint import Endpoint
 from chronik.client.errors import ClientError, ConnectionLost, Refused, Unreachable
-from chronik.node.endpoint import Endpoint
 from chronik.node.membership.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
 from chronik.node.membership.handshake import NONCE_BYTES, Caller
 from chronik.node.membership.identity import Identity

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch
-from chronik.node.endpoint import Endpoint, EndpointError
 from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
+from chronik.client.node_http import HttpError, get, get_json
 from chronik.doctor.chronik_nodes import TracePages
-from chronik.doctor.node_http import HttpError, get, get_json
 
 T = TypeVar("T")
 DATE = "Date: Thu, 01 Jan 1970 00:01:00 GMT\r\n"
@@ -50,7 +50,7 @@ def test_a_response_includes_the_nodes_clock() -> None:
         f"HTTP/1.1 200 OK\r\n{DATE}\r\n".encode() + body, lambda a: get(a, "/api/x y", after=3, topic=None, limit=5)
     )
     assert not isinstance(answer, HttpError)
-    assert answer == (body, 60_000.0)
+    assert answer == (200, body, 60_000.0)
     assert requests[0].startswith("GET /api/x%20y?after=3&limit=5 HTTP/1.0\r\n")
 
 
@@ -58,7 +58,8 @@ def test_a_response_includes_the_nodes_clock() -> None:
     ("answer", "reason"),
     [
         (b"HTTP/1.1 503 no\r\n\r\nsorry", "answered 503"),
-        (b"nonsense\r\n\r\n", "answered nothing"),
+        (b'HTTP/1.1 404 no\r\n\r\n{"error": "no such topic"}', "answered 404: no such topic"),
+        (b"nonsense\r\n\r\n", "did not answer with HTTP"),
         (b"HTTP/1.1 200 OK\r\n", "bytes"),
         (b"HTTP/1.1 200 OK\r\n\r\n[1]", "did not answer with an object"),
         (b"HTTP/1.1 200 OK\r\n\r\n{", "did not answer with an object"),

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from chronik.cli import loops
+from chronik.cli.start import new_event_loop
 from chronik.metadata.calls import HeartbeatResult, RegisterBrokerCall
 from chronik.node.membership.broker_session import BrokerSession
 
@@ -33,7 +33,7 @@ def test_the_event_loop_uses_a_clock_that_includes_suspended_time(kind: str) -> 
     async def run() -> tuple[float, float, float]:
         return boot_time(), asyncio.get_running_loop().time(), boot_time()
 
-    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+    with asyncio.Runner(loop_factory=lambda: new_event_loop(kind)) as runner:
         before, measured, after = runner.run(run())
     assert before <= measured <= after
 
@@ -50,7 +50,7 @@ def test_timers_and_timeouts_use_the_clock_of_the_event_loop(kind: str) -> None:
                 await asyncio.sleep(60)
         assert order == ["first", "second"]
 
-    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+    with asyncio.Runner(loop_factory=lambda: new_event_loop(kind)) as runner:
         runner.run(run())
 
 
@@ -79,7 +79,7 @@ def test_a_lease_expires_while_the_machine_is_suspended(kind: str, monkeypatch: 
         suspension.slept_s = LEASE_MS / 1000
         assert not session.lease_is_valid
 
-    with asyncio.Runner(loop_factory=lambda: loops.new_event_loop(kind)) as runner:
+    with asyncio.Runner(loop_factory=lambda: new_event_loop(kind)) as runner:
         runner.run(run())
 
 

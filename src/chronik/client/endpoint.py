@@ -1,4 +1,4 @@
-"""HOST:PORT addresses, as written in flags and files."""
+"""HOST:PORT addresses, as written in flags and files, and lists of them."""
 
 from __future__ import annotations
 
@@ -50,3 +50,11 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_bootstrap(text: str) -> list[Endpoint]:
+    """Return the addresses in HOST:PORT[,...]."""
+    endpoints = [Endpoint.parse(part) for part in text.split(",") if part.strip()]
+    if not endpoints:
+        raise EndpointError("the list of brokers is empty: name one, as in 127.0.0.1:9092")
+    return endpoints

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.support.eventually import eventually
 
-from chronik.cli.errors import CliError
-from chronik.cli.node_process import NodeProcess
+from chronik.local.errors import LocalClusterError
+from chronik.local.node_process import NodeProcess
 
 
 def test_a_node_process_does_not_stay_running_if_its_pid_file_cannot_be_written(tmp_path: Path) -> None:
     """As on a full disk; here, the folder does not exist."""
     config = tmp_path / "node.toml"
     process = NodeProcess(str(config), str(tmp_path / "missing" / "node.pid"), str(tmp_path / "node.log"))
-    with pytest.raises(CliError, match=r"cannot write .*node\.pid"):
+    with pytest.raises(LocalClusterError, match=r"cannot write .*node\.pid"):
         process.launch([sys.executable, "-c", "import signal; signal.pause()"], {})
     assert process.state is None
     assert not any(str(config).encode() in command_of(path) for path in Path("/proc").glob("[0-9]*/cmdline"))

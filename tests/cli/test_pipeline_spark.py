@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronik.cli.pipeline_connector import PACKAGE, connector_fault, with_connector
+from chronik.cli.pipeline_spark import CONNECTOR, connector_fault, with_connector
 
 LOG = """
 :: problems summary ::
@@ -21,7 +21,7 @@ org.apache.kafka#kafka-clients;3.9.1: not found]
     ("spark", "asked"), [("4.3.0", "4.2.0"), ("4.2.0", "4.2.0"), ("4.0.1", "4.0.1"), ("4.10.0.dev1", "4.2.0")]
 )
 def test_the_connector_is_the_newest_published_version_up_to_that_of_spark(spark: str, asked: str) -> None:
-    assert with_connector({"a": "b"}, spark) == {"a": "b", "spark.jars.packages": f"{PACKAGE}:{asked}"}
+    assert with_connector({"a": "b"}, spark) == {"a": "b", "spark.jars.packages": f"{CONNECTOR}:{asked}"}
 
 
 @pytest.mark.parametrize("name", ["spark.jars", "spark.jars.packages"])
@@ -32,6 +32,6 @@ def test_configured_jars_replace_the_default_connector(name: str) -> None:
 def test_the_error_names_packages_that_maven_lacks_and_the_option_to_pass() -> None:
     told = connector_fault(LOG) or ""
     assert told.startswith(
-        f"Spark cannot get {PACKAGE}:4.3.0, org.apache.kafka:kafka-clients:3.9.1 from Maven: pass --conf spark.jars="
+        f"Spark cannot get {CONNECTOR}:4.3.0, org.apache.kafka:kafka-clients:3.9.1 from Maven: pass --conf spark.jars="
     )
     assert connector_fault("something else") is None

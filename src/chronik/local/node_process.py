@@ -15,17 +15,38 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from chronik.cli.errors import CliError
+from chronik.local.errors import LocalClusterError
 
 ProcessState = Literal["running", "paused"]
-_Condition = Callable[[], bool]
 
 POLL_INTERVAL_S = 0.02
+KILL_TIMEOUT_S = 45.0
 STOPPED_LETTERS = ("T", "t")
 GONE_LETTERS = ("Z", "X", "x")
 REASON_BYTES_MAX = 64 * 1024
-SAID_BY_NODE = "chronik: "
+MESSAGE_PREFIX = "chronik: "
 CONFIG_FLAG = "--config"
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Defer Ctrl-C until the end of the block: no command could find a process without a pid file."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts only the main thread
+        return
+    is_interrupted = False
+
+    def remember(number: int, frame: object) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 class NodeProcess:
@@ -48,10 +69,10 @@ class NodeProcess:
         """None if the node is not running, whatever the pid file contains."""
         self._reap()
         pid = self._read_pid()
-        found = None if pid is None else inspect(pid)
-        if found is None:
+        inspected = None if pid is None else inspect(pid)
+        if inspected is None:
             return None
-        letter, threads, command = found
+        letter, threads, command = inspected
         if letter in GONE_LETTERS:
             # The first thread of a killed process ends at once; one inside fsync still holds the data folder's lock.
             return "running" if threads > 1 else None
@@ -60,12 +81,9 @@ class NodeProcess:
             return None
         return "paused" if letter in STOPPED_LETTERS else "running"
 
+    @_uninterrupted()
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the process in its own session, so that it outlives this process and its terminal."""
-        with _uninterrupted():
-            self._launch(command, environment)
-
-    def _launch(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.forget()
         with open(self._log_path, "ab") as log:
             self._log_bytes_before = log.tell()
@@ -85,7 +103,9 @@ class NodeProcess:
             child.kill()
             child.wait()
             self.forget()
-            raise CliError(f"cannot write {self._pid_path}: {error.strerror}; make room, then try again") from None
+            raise LocalClusterError(
+                f"cannot write {self._pid_path}: {error.strerror}; free some space, then try again"
+            ) from None
         # Popen expects its caller to wait for the child; this child may outlive us, so mark it as already waited for.
         child.returncode = 0
         self._child_pid = child.pid
@@ -100,8 +120,16 @@ class NodeProcess:
         except ProcessLookupError:
             return False
         except PermissionError:
-            raise CliError(f"process {pid} belongs to another user: run this as the user who started it") from None
+            raise LocalClusterError(
+                f"process {pid} belongs to another user: run this command as the user who started it"
+            ) from None
         return True
+
+    def kill(self) -> None:
+        """Send SIGKILL, and remove the pid file when the process has ended."""
+        self.send(signal.SIGKILL)
+        self.wait_until_gone(KILL_TIMEOUT_S)
+        self.forget()
 
     def wait_until_gone(self, timeout_s: float) -> bool:
         return self._wait(lambda: self.state is None, timeout_s)
@@ -123,10 +151,10 @@ class NodeProcess:
                 lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         except OSError:
             lines = []
-        said = [line.removeprefix(SAID_BY_NODE) for line in lines if line.startswith(SAID_BY_NODE)]
-        if said:
-            return said[-1]
-        return f"its log ends with: {lines[-1]}" if lines else f"nothing in {self._log_path} says why"
+        messages = [line.removeprefix(MESSAGE_PREFIX) for line in lines if line.startswith(MESSAGE_PREFIX)]
+        if messages:
+            return messages[-1]
+        return f"its log ends with: {lines[-1]}" if lines else f"{self._log_path} gives no reason"
 
     def _reap(self) -> None:
         """Reap a child that has ended, which would otherwise stay a zombie as long as this process runs."""
@@ -145,34 +173,13 @@ class NodeProcess:
         except (OSError, ValueError):
             return None
 
-    def _wait(self, condition: _Condition, timeout_s: float) -> bool:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() >= deadline_s:
                 return False
             time.sleep(POLL_INTERVAL_S)
         return True
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Defer Ctrl-C until the end of the block: no command could find a process without a pid file."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python interrupts only the main thread
-        return
-    came = False
-
-    def remember(number: int, frame: object) -> None:
-        nonlocal came
-        came = True
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def inspect(pid: int) -> tuple[str, int, str] | None:

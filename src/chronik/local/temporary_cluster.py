@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Self
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_cluster import LocalCluster, clean_environment, free_port
+from chronik.local.cluster import START_NODE, LocalCluster, clean_environment, free_port
+from chronik.local.errors import LocalClusterError
 
 PORT_TRIES = 5
 
@@ -21,19 +18,17 @@ class TemporaryCluster(LocalCluster):
 
     def __init__(
         self,
-        nodes: int = 3,
+        nodes: int,
         *,
-        settings: Mapping[str, Any] | None = None,
-        command: Sequence[str] = (sys.executable, "-m", "chronik.cli", "start"),
+        command: Sequence[str] = START_NODE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         folder = tempfile.mkdtemp(prefix="chronik-")
-        own = clean_environment(os.environ) if environment is None else environment
+        own = clean_environment() if environment is None else environment
         super().__init__(folder, command=command, environment=own)
         self._count = nodes
-        self._settings = dict(settings or {})
 
-    def __enter__(self) -> TemporaryCluster:
+    def __enter__(self) -> Self:
         try:
             self._start_on_free_ports()
         except BaseException:
@@ -41,9 +36,7 @@ class TemporaryCluster(LocalCluster):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.remove()
 
     def remove(self) -> None:
@@ -61,9 +54,9 @@ class TemporaryCluster(LocalCluster):
                 if attempt:
                     self.move_to(port)
                 else:
-                    self.create(self._count, port, self._settings)
+                    self.create(self._count, port)
                 self.start_all()
                 return
-            except CliError as error:
+            except LocalClusterError as error:
                 if "is taken" not in str(error) or attempt == PORT_TRIES - 1:
                     raise

@@ -9,8 +9,7 @@ DIR/node-N/...           the node's data folder
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import asyncio
 import json
 import os
 import re
@@ -18,12 +17,12 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from chronik.cli.errors import CliError
-from chronik.cli.node_process import NodeProcess
-from chronik.node.config import ConfigError, NodeConfig, load
-from chronik.node.endpoint import Endpoint
+from chronik.client.endpoint import Endpoint
+from chronik.client.node_http import HttpError, get_json, request
+from chronik.local.errors import LocalClusterError
+from chronik.local.node_process import NodeProcess
+from chronik.node.config import ConfigError, load
 
-HTTP_TIMEOUT_S = 2.0
 FOLDER_NAME = re.compile(r"node-(\d+)")
 
 
@@ -35,11 +34,14 @@ class LocalNode:
         self.config_path = os.path.join(self.folder, "node.toml")
         self.log_path = os.path.join(self.folder, "node.log")
         self.process = NodeProcess(self.config_path, os.path.join(self.folder, "node.pid"), self.log_path)
-        self.config = self._load()
+        self.reload()
 
     def reload(self) -> None:
-        """Load the settings again: another process may have changed them."""
-        self.config = self._load()
+        """Load the settings: another process may have changed them."""
+        try:
+            self.config = load(self.config_path)
+        except ConfigError as error:
+            raise LocalClusterError(str(error)) from None
 
     @property
     def id(self) -> int:
@@ -67,39 +69,24 @@ class LocalNode:
 
     def cluster_view(self) -> dict[str, Any] | None:
         """Return this node's view of its cluster (`/api/cluster`), or None if it does not answer."""
-        status, body = self.get("/api/cluster")
-        if status != 200:
-            return None
         try:
-            view = json.loads(body)
-        except ValueError:
+            return asyncio.run(get_json(str(self.http), "/api/cluster"))
+        except HttpError:
             return None
-        return view if isinstance(view, dict) else None
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of one GET request; status 0 if the node does not answer."""
-        connection = http.client.HTTPConnection(*self.http, timeout=HTTP_TIMEOUT_S)
-        with contextlib.closing(connection):
-            try:
-                connection.request("GET", path)
-                answer = connection.getresponse()
-                return answer.status, answer.read()
-            except (OSError, http.client.HTTPException):
-                return 0, b""
+        try:
+            status, body, _ = asyncio.run(request(str(self.http), path))
+        except HttpError:
+            return 0, b""
+        return status, body
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Change some settings and keep all others; None removes a setting. The node reads them at its next start."""
         with open(self.config_path, "rb") as opened:
-            now = tomllib.load(opened)
-        now.update(settings)
-        write_settings(self.folder, {name: value for name, value in now.items() if value is not None})
+            write_settings(self.folder, {**tomllib.load(opened), **settings})
         self.reload()
-
-    def _load(self) -> NodeConfig:
-        try:
-            return load(self.config_path)
-        except ConfigError as error:
-            raise CliError(str(error)) from None
 
 
 def nodes_in(folder: str) -> list[LocalNode]:
@@ -109,7 +96,7 @@ def nodes_in(folder: str) -> list[LocalNode]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CliError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
+        raise LocalClusterError(f"cannot read {folder}: {error.strerror}; pass another --dir") from None
     paths = [os.path.join(folder, name) for name in names if FOLDER_NAME.fullmatch(name)]
     return sorted(
         (LocalNode(path) for path in paths if os.path.exists(os.path.join(path, "node.toml"))),
@@ -118,15 +105,17 @@ def nodes_in(folder: str) -> list[LocalNode]:
 
 
 def write_settings(folder: str, settings: Mapping[str, Any]) -> None:
-    """Write `folder`/node.toml atomically."""
+    """Write `folder`/node.toml atomically, without the settings that are None."""
     path = os.path.join(folder, "node.toml")
     try:
         os.makedirs(folder, exist_ok=True)
         with open(path + ".new", "w", encoding="utf-8") as opened:
-            opened.write(to_toml(settings))
+            opened.write(to_toml({name: value for name, value in settings.items() if value is not None}))
         os.replace(path + ".new", path)
     except OSError as error:
-        raise CliError(f"cannot write {path}: {error.strerror}; make it writable, or pass another --dir") from None
+        raise LocalClusterError(
+            f"cannot write {path}: {error.strerror}; make it writable, or pass another --dir"
+        ) from None
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:

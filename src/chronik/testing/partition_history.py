@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chronik.testing.anomalies import (
-    ABORTED_READ,
-    DUPLICATE,
-    INCONSISTENT_OFFSETS,
-    LOST_WRITE,
-    NONMONOTONIC_SEND,
-    UNKNOWN_VALUE,
-    UNSEEN,
-    Anomaly,
-    Place,
-)
+from chronik.testing.anomalies import Anomaly, AnomalyKind, Place
 from chronik.testing.operations import (
     HistoryError,
     Operation,
@@ -30,17 +20,17 @@ from chronik.testing.polls import Timeline
 
 @dataclass(slots=True)
 class Sent:
-    """One value that was sent; `outcome` is None while it is unknown."""
+    """One value that was sent. `outcome` is None while it is unknown; the fields after it are set with it."""
 
     producer: str
     invoked: int
     outcome: str | None = None
-    ended: int | None = None
-    partition: str | None = None
+    ended: int = -1
+    partition: str = ""
     offset: int | None = None
 
 
-class Facts:
+class PartitionHistory:
     """All facts in the operations about sends and offsets, regardless of which consumer read what in which order."""
 
     def __init__(self) -> None:
@@ -79,15 +69,13 @@ class Facts:
     def known_offsets(self) -> dict[str, list[int]]:
         """Return the sorted offsets of each partition at which any client saw a record."""
         known: dict[str, list[int]] = {}
-        for partition, offset in self._values_at:
+        for partition, offset in sorted(self._values_at):
             known.setdefault(partition, []).append(offset)
-        for offsets in known.values():
-            offsets.sort()
         return known
 
     def anomalies(self) -> Iterator[Anomaly]:
         yield from self._unread()
-        yield from self._out_of_place()
+        yield from self._contradictions()
         yield from self._out_of_order()
         yield from self._never_sent()
 
@@ -109,25 +97,27 @@ class Facts:
         for value, sent in self.sends.items():
             if sent.outcome != "ok" or value in self._polled:
                 continue
-            ended = _number(sent.ended)
-            where = sent.partition if sent.offset is None else str(Place(str(sent.partition), sent.offset))
-            told = f"{value!r} was acknowledged at {where} and never polled"
-            highest = self._highest_polled.get(str(sent.partition))
+            where = sent.partition if sent.offset is None else str(Place(sent.partition, sent.offset))
+            evidence = f"{value!r} was acknowledged at {where} and never polled"
+            highest = self._highest_polled.get(sent.partition)
             if sent.offset is None or highest is None or highest[0] < sent.offset:
-                yield Anomaly(UNSEEN, sent.partition, told, (sent.invoked, ended))
+                yield Anomaly(AnomalyKind.UNSEEN, sent.partition, evidence, (sent.invoked, sent.ended))
             else:
-                beyond = f"{told}; {Place(str(sent.partition), highest[0])} was"
-                yield Anomaly(LOST_WRITE, sent.partition, beyond, (sent.invoked, ended, highest[1]))
+                evidence += f"; {Place(sent.partition, highest[0])} was"
+                operations = (sent.invoked, sent.ended, highest[1])
+                yield Anomaly(AnomalyKind.LOST_WRITE, sent.partition, evidence, operations)
 
-    def _out_of_place(self) -> Iterator[Anomaly]:
+    def _contradictions(self) -> Iterator[Anomaly]:
         for value, places in self._places_of.items():
             if len(places) > 1:
-                told = f"{value!r} stands at {', '.join(map(str, sorted(places)))}"
-                yield Anomaly(DUPLICATE, min(places).partition, told, tuple(sorted(places.values())))
+                evidence = f"{value!r} is at {', '.join(map(str, sorted(places)))}"
+                operations = tuple(sorted(places.values()))
+                yield Anomaly(AnomalyKind.DUPLICATE, min(places).partition, evidence, operations)
         for place, values in self._values_at.items():
             if len(values) > 1:
-                told = f"{place} holds {', '.join(map(repr, values))}"
-                yield Anomaly(INCONSISTENT_OFFSETS, place.partition, told, tuple(sorted(values.values())))
+                evidence = f"{place} holds {', '.join(map(repr, values))}"
+                operations = tuple(sorted(values.values()))
+                yield Anomaly(AnomalyKind.INCONSISTENT_OFFSETS, place.partition, evidence, operations)
 
     def _out_of_order(self) -> Iterator[Anomaly]:
         """Check in the order of invocation: a producer that preserves order also preserves it across retries."""
@@ -136,34 +126,27 @@ class Facts:
             places = self._places_of.get(value)
             if not places:
                 continue
-            partition, offset = min(places) if sent.offset is None else Place(str(sent.partition), sent.offset)
-            key = (sent.producer, partition)
-            before = furthest.get(key)
-            if before is not None and offset <= before[0]:
-                earlier = self.sends[before[1]]
-                told = (
-                    f"{sent.producer} sent {before[1]!r} before {value!r}, "
-                    f"which stands at {Place(partition, offset)}, not behind {Place(partition, before[0])}"
-                )
-                yield Anomaly(NONMONOTONIC_SEND, partition, told, (earlier.invoked, sent.invoked))
-            else:
-                furthest[key] = (offset, value)
+            partition, offset = min(places) if sent.offset is None else Place(sent.partition, sent.offset)
+            before = furthest.get((sent.producer, partition))
+            if before is None or offset > before[0]:
+                furthest[sent.producer, partition] = (offset, value)
+                continue
+            evidence = (
+                f"{sent.producer} sent {before[1]!r} before {value!r}, "
+                f"which is at {Place(partition, offset)}, not after {Place(partition, before[0])}"
+            )
+            operations = (self.sends[before[1]].invoked, sent.invoked)
+            yield Anomaly(AnomalyKind.NONMONOTONIC_SEND, partition, evidence, operations)
 
     def _never_sent(self) -> Iterator[Anomaly]:
-        for value in self._places_of:
+        for value, places in self._places_of.items():
             if value not in self._polled:
                 continue
-            (place, number), *_ = self._places_of[value].items()
+            (place, number), *_ = places.items()
             sent = self.sends.get(value)
             if sent is None:
-                told = f"{place} holds {value!r}, which nobody sent"
-                yield Anomaly(UNKNOWN_VALUE, place.partition, told, (number,))
+                evidence = f"{place} holds {value!r}, which no producer sent"
+                yield Anomaly(AnomalyKind.UNKNOWN_VALUE, place.partition, evidence, (number,))
             elif sent.outcome == "fail":
-                told = f"{place} holds {value!r}, whose send had failed"
-                yield Anomaly(ABORTED_READ, place.partition, told, (_number(sent.ended), number))
-
-
-def _number(operation: int | None) -> int:
-    if operation is None:
-        raise HistoryError("a send has an outcome and no operation that says so")
-    return operation
+                evidence = f"{place} holds {value!r}, whose send had failed"
+                yield Anomaly(AnomalyKind.ABORTED_READ, place.partition, evidence, (sent.ended, number))

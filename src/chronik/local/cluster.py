@@ -19,12 +19,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronik.cli.errors import CliError
-from chronik.cli.local_node import LocalNode, nodes_in, write_settings
+from chronik.local.errors import LocalClusterError, UncleanStop
+from chronik.local.node import LocalNode, nodes_in, write_settings
 from chronik.node.config import HTTP_PORT_BELOW_KAFKA, INTERNAL_PORT_BELOW_KAFKA
 from chronik.node.membership.cluster_secret import SECRET_NAME, make_secret
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
 
+START_NODE = (sys.executable, "-m", "chronik.cli", "start")
 HOST = "127.0.0.1"
 NODES_MAX = 99
 REPLICAS_MAX = 3
@@ -40,8 +41,6 @@ FREE_PORT_TRIES = 100
 # the node folders because a later command may run in a shell without the variable.
 PER_NODE_VARIABLES = ("NODE_ID", "CLUSTER_ID", "CLUSTER_SECRET", "DATA_DIR", "PEERS", "LISTEN_", "ADVERTISE_", "RACK")
 
-Told = Callable[[str], None]
-
 
 class LocalCluster:
     """The nodes of one folder. `command` starts one node; its `--data-dir` and `--config` are appended.
@@ -53,14 +52,14 @@ class LocalCluster:
         self,
         folder: str,
         *,
-        command: Sequence[str] = (sys.executable, "-m", "chronik.cli", "start"),
+        command: Sequence[str] = START_NODE,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = os.path.abspath(folder)
         self.nodes: list[LocalNode] = []
         self.refresh()
         self._command = tuple(command)
-        self._environment = shared_environment(os.environ) if environment is None else dict(environment)
+        self._environment = shared_environment() if environment is None else dict(environment)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -85,9 +84,9 @@ class LocalCluster:
             if node.id == node_id:
                 return node
         if not self.nodes:
-            raise CliError(f"there is no cluster in {self.folder}: start one with chronik cluster up")
+            raise LocalClusterError(f"there is no cluster in {self.folder}: start one with chronik cluster up")
         known = ", ".join(str(node.id) for node in self.nodes)
-        raise CliError(f"there is no node {node_id} in {self.folder}: it has {known}")
+        raise LocalClusterError(f"there is no node {node_id} in {self.folder}: it has {known}")
 
     def view(self) -> dict[str, Any] | None:
         """Return the newest cluster view that a running node reports, or None if no node answers."""
@@ -107,17 +106,15 @@ class LocalCluster:
     def create(self, nodes: int, port: int, settings: Mapping[str, Any] | None = None) -> None:
         """Write the settings of a new cluster; node i gets `port` + i - 1, and the derived ports below it."""
         check_ports([port + index for index in range(nodes)])
-        cluster_id = new_cluster_id()
+        # A random id in the format of Kafka's cluster ids.
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        shared = {
+            "cluster_id": cluster_id,
+            "default_replication_factor": min(REPLICAS_MAX, nodes),
+            **(settings or {}),
+        }
         for index in range(nodes):
-            own = {
-                "node_id": index + 1,
-                "cluster_id": cluster_id,
-                "data_dir": self._path(index + 1),
-                "default_replication_factor": min(REPLICAS_MAX, nodes),
-                **(settings or {}),
-                "listen": self._listen(index + 1, port + index),
-            }
-            write_settings(self._path(index + 1), own)
+            self._write_node(index + 1, port + index, shared)
         self.refresh()
         self.introduce()
 
@@ -127,15 +124,12 @@ class LocalCluster:
         node_id = max(node.id for node in self.nodes) + 1
         check_ports([port])
         first = self.nodes[0].config
-        own: dict[str, Any] = {
-            "node_id": node_id,
+        shared = {
             "cluster_id": first.cluster_id,
-            "data_dir": self._path(node_id),
             "default_replication_factor": max(first.default_replication_factor, min(REPLICAS_MAX, len(self.nodes) + 1)),
             "durability": first.durability,
-            "listen": self._listen(node_id, port),
         }
-        write_settings(self._path(node_id), {name: value for name, value in own.items() if value is not None})
+        self._write_node(node_id, port, shared)
         self.refresh()
         self.introduce()
         return self.node(node_id)
@@ -167,15 +161,13 @@ class LocalCluster:
             self.wait_until_ready(timeout_s)
         except BaseException:
             for node in started:
-                node.process.send(signal.SIGKILL)
-                node.process.wait_until_gone(STOP_TIMEOUT_S)
-                node.process.forget()
+                node.process.kill()
             raise
 
     def start(self, node_id: int, timeout_s: float = READY_TIMEOUT_S) -> bool:
         """Start one node. Return True when it serves, or False if too few nodes run for any node to serve."""
         node = self.launch(node_id)
-        if not self.has_majority:
+        if 2 * len(self.running) <= len(self.nodes):
             self._wait(lambda: node.get("/healthz")[0] == 200, [node], timeout_s, "answer")
             return False
         self._wait(lambda: self._serves(node), [node], timeout_s, "become ready")
@@ -186,32 +178,30 @@ class LocalCluster:
         node = self.node(node_id)
         if node.process.state is not None:
             if node.process.state == "paused":
-                raise CliError(f"node {node_id} is paused: chronik cluster resume {node_id}")
-            raise CliError(f"node {node_id} is already running (process {node.process.pid})")
+                raise LocalClusterError(f"node {node_id} is paused: chronik cluster resume {node_id}")
+            raise LocalClusterError(f"node {node_id} is already running (process {node.process.pid})")
         self._launch(node)
         return node
 
     def stop(self, node_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop a node cleanly: it transfers its leadership, syncs its logs and marks them clean."""
-        node = self._running_node(node_id)
-        self._stop([node], timeout_s)
+        self._stop([self._running_node(node_id)], timeout_s)
 
     def stop_all(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         self._stop(self.running, timeout_s)
 
     def kill(self, node_id: int) -> None:
         """Send SIGKILL: the node flushes nothing and closes no connection cleanly."""
-        node = self._running_node(node_id)
-        node.process.send(signal.SIGKILL)
-        node.process.wait_until_gone(STOP_TIMEOUT_S)
-        node.process.forget()
+        self._running_node(node_id).process.kill()
 
     def pause(self, node_id: int) -> None:
         """Send SIGSTOP: connections stay open, and the node answers nothing."""
         node = self._running_node(node_id)
         node.process.send(signal.SIGSTOP)
         if not node.process.wait_until_paused(PAUSE_TIMEOUT_S):
-            raise CliError(f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}")
+            raise LocalClusterError(
+                f"node {node_id} was sent SIGSTOP and still runs: look at process {node.process.pid}"
+            )
 
     def resume(self, node_id: int) -> bool:
         """Send SIGCONT; return False if the node was not paused."""
@@ -222,17 +212,19 @@ class LocalCluster:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_majority(self) -> bool:
-        return 2 * len(self.running) > len(self.nodes)
-
     def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until every node serves, knows the controller, and is alive in every other node's view."""
+        self._wait(lambda: all(map(self._serves, self.nodes)), self.nodes, timeout_s, "become ready")
 
-        def ready() -> bool:
-            return all(self._serves(node) for node in self.nodes)
-
-        self._wait(ready, self.nodes, timeout_s, "become ready")
+    def wait_until_in_sync(self, timeout_s: float) -> bool:
+        """Wait until every partition has a leader and all its replicas in sync. Return False if the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            view = self.view()
+            if view is not None and view["under_replicated"] == 0 and view["leaderless"] == 0:
+                return True
+            time.sleep(POLL_INTERVAL_S)
+        return False
 
     def _serves(self, node: LocalNode) -> bool:
         """Return whether the node is ready and its view has a controller and lists every running node as alive."""
@@ -251,10 +243,10 @@ class LocalCluster:
                 if node.process.state is None:
                     reason = node.process.reason()
                     node.process.forget()
-                    raise CliError(f"node {node.id} did not start: {reason}")
+                    raise LocalClusterError(f"node {node.id} did not start: {reason}")
             if time.monotonic() >= deadline_s:
                 late = next((node for node in nodes if not node.is_ready), nodes[0])
-                raise CliError(
+                raise LocalClusterError(
                     f"node {late.id} did not {what} within {timeout_s:g} s: see {late.log_path}, or try once more"
                 )
             time.sleep(POLL_INTERVAL_S)
@@ -278,7 +270,7 @@ class LocalCluster:
                 else:
                     write_file_atomic(disk, path, read_file(disk, source, private=True) or b"", private=True)
             except OSError as error:
-                raise CliError(
+                raise LocalClusterError(
                     f"cannot copy the cluster secret from {source or self.folder} to {path}: {error.strerror}; "
                     "make both usable for this user alone"
                 ) from None
@@ -291,7 +283,7 @@ class LocalCluster:
     def _running_node(self, node_id: int) -> LocalNode:
         node = self.node(node_id)
         if node.process.state is None:
-            raise CliError(f"node {node_id} is not running: chronik cluster start {node_id}")
+            raise LocalClusterError(f"node {node_id} is not running: chronik cluster start {node_id}")
         return node
 
     def _stop(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
@@ -302,15 +294,21 @@ class LocalCluster:
         unclean: list[int] = []
         for node in nodes:
             if not node.process.wait_until_gone(max(0.0, deadline_s - time.monotonic())):
-                node.process.send(signal.SIGKILL)
-                node.process.wait_until_gone(STOP_TIMEOUT_S)
+                node.process.kill()
                 unclean.append(node.id)
             node.process.forget()
         if unclean:
             names = ", ".join(map(str, unclean))
-            raise CliError(
-                f"node {names} did not stop within {timeout_s:g} s and was killed: the next start recovers its logs", 1
+            raise UncleanStop(
+                f"node {names} did not stop within {timeout_s:g} s and was killed: the next start recovers its logs"
             )
+
+    def _write_node(self, node_id: int, port: int, shared: Mapping[str, Any]) -> None:
+        """Write the settings of a new node; `shared` are those that all nodes have in common."""
+        folder = self._path(node_id)
+        write_settings(
+            folder, {"node_id": node_id, "data_dir": folder, **shared, "listen": self._listen(node_id, port)}
+        )
 
     def _listen(self, node_id: int, port: int) -> dict[str, str]:
         host = self.host_of(node_id)
@@ -324,13 +322,13 @@ class LocalCluster:
         return os.path.join(self.folder, f"node-{node_id}")
 
     @contextlib.contextmanager
-    def locked(self, on_wait: Told | None = None) -> Iterator[None]:
+    def locked(self, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the folder's lock so that no other shell changes the cluster, and load earlier changes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             lock = open(os.path.join(self.folder, "cluster.lock"), "w", encoding="ascii")  # noqa: SIM115 - closed below
         except OSError as error:
-            raise CliError(
+            raise LocalClusterError(
                 f"cannot use {self.folder}: {error.strerror}; make it writable, or pass another --dir"
             ) from None
         with lock:
@@ -344,20 +342,15 @@ class LocalCluster:
             yield
 
 
-def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def shared_environment() -> dict[str, str]:
     """Return the environment for all nodes of a cluster, without the settings that differ between nodes."""
     own = tuple(f"CHRONIK_{name}" for name in PER_NODE_VARIABLES)
-    return {name: value for name, value in environment.items() if not name.startswith(own)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Return the environment for a private cluster: CHRONIK_* variables are meant for another cluster."""
-    return {name: value for name, value in environment.items() if not name.startswith("CHRONIK_")}
-
-
-def new_cluster_id() -> str:
-    """Return a random id in the format of Kafka's cluster ids."""
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return {name: value for name, value in os.environ.items() if not name.startswith("CHRONIK_")}
 
 
 def free_port(nodes: int) -> int:
@@ -368,20 +361,20 @@ def free_port(nodes: int) -> int:
         if all(_is_free(taken) for index in range(nodes) for taken in _ports(port + index)):
             return port
     lowest = FREE_PORT_FROM - INTERNAL_PORT_BELOW_KAFKA
-    raise CliError(f"no {3 * nodes} free ports between {lowest} and {FREE_PORT_UPTO}: stop what listens there")
+    raise LocalClusterError(f"no {3 * nodes} free ports between {lowest} and {FREE_PORT_UPTO}: stop what listens there")
 
 
 def check_ports(ports: Sequence[int]) -> None:
     """Raise if a node cannot use one of the ports, before anything is written."""
     for port in ports:
         if not INTERNAL_PORT_BELOW_KAFKA < port <= PORT_MAX:
-            raise CliError(
+            raise LocalClusterError(
                 f"port {port} cannot be used: nodes also listen {HTTP_PORT_BELOW_KAFKA} and "
                 f"{INTERNAL_PORT_BELOW_KAFKA} below it, so pass --port with one above {INTERNAL_PORT_BELOW_KAFKA}"
             )
         for taken in _ports(port):
             if not _is_free(taken):
-                raise CliError(
+                raise LocalClusterError(
                     f"port {taken} is taken (by another cluster?): stop what listens there, or pass --port for others"
                 )
 
