@@ -21,11 +21,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from chronik.cli.errors import CANNOT, CliError, say
 from chronik.cli.imports import unused_modules
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
 
     from chronik.node.broker import Broker
     from chronik.node.config import NodeConfig
+    from chronik.node.environment import Environment
+
+Adapt: TypeAlias = "Callable[[NodeConfig, Environment], Environment]"
+"""Replaces parts of the node's environment, such as its disk."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 HEAP_KEPT_BYTES = 64 * 1024 * 1024
@@ -51,9 +54,9 @@ THREADS_END_S, STUCK_THREADS_END_S = 20.0, 1.0
 """How long running jobs may take to finish after the node has stopped; the second limit is for a stuck disk."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], adapt: Adapt | None = None) -> int:
     """Run a node until it receives a signal to stop."""
-    exit_code = _main(arguments)
+    exit_code = _main(arguments, adapt)
     if _threads():
         # These threads hang in the kernel. The interpreter would wait for them before it exits.
         sys.stdout.flush()
@@ -62,7 +65,7 @@ def main(arguments: list[str]) -> int:
     return exit_code
 
 
-def _main(arguments: list[str]) -> int:
+def _main(arguments: list[str], adapt: Adapt | None) -> int:
     flags = _parser().parse_args(arguments)
     tune_process()
     with unused_modules("rich", "hypothesis"):
@@ -86,7 +89,7 @@ def _main(arguments: list[str]) -> int:
                 "log_levels": parse_levels(flags.log_level) or None,
             },
         )
-        return run_loop(config)
+        return run_loop(config, adapt)
     except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
         say(str(error))
     except CliError as error:
@@ -123,13 +126,13 @@ def settle_garbage_collector() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def run_loop(config: NodeConfig) -> int:
+def run_loop(config: NodeConfig, adapt: Adapt | None = None) -> int:
     """Run the node on a new event loop of the configured kind."""
     with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
-        return runner.run(run_node(config))
+        return runner.run(run_node(config, adapt))
 
 
-async def run_node(config: NodeConfig) -> int:
+async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     """Start everything, wait for a signal, stop everything."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -140,7 +143,6 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
-        from chronik.node.membership.slow_store import SlowRaftStore
         from chronik.node.runtime import Runtime
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
@@ -148,7 +150,6 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.raft.store import StoreError
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
-        from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
         from chronik.web.node_view import LocalNode
         from chronik.web.server import WebServer
@@ -165,9 +166,8 @@ async def run_node(config: NodeConfig) -> int:
         boot_id=machine_boot_id(),
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
-    if config.debug_slow_reads or config.debug_slow_syncs:
-        slow = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs)
-        environment = replace(environment, disk=slow, open_raft_store=partial(SlowRaftStore, slow))
+    if adapt is not None:
+        environment = adapt(config, environment)
     http = config.advertised_http(http_socket.getsockname()[1])
     runtime = Runtime.make(config, environment, Metrics(), log)
     node = LocalNode(runtime)

@@ -17,12 +17,17 @@ TIED_TO = "CHRONIK_TIED_TO"
 """The variable that holds the parent's process id."""
 
 
-def main() -> int:
+def tie_to_parent() -> bool:
+    """End this process with its parent; return False if the parent has died already."""
     parent = int(os.environ.pop(TIED_TO, "0"))
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        return 1  # the parent died before the prctl call
+    return not parent or os.getppid() == parent
+
+
+def main() -> int:
+    if not tie_to_parent():
+        return 1
     from chronik.cli import main as chronik
 
     return chronik()
