@@ -19,7 +19,7 @@ from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import silent_logger
 from chronik.raft.node import RaftNode
-from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftSettings
 from chronik.raft.store import RaftStore
 
 DEADLINE_S = 10.0

@@ -23,9 +23,9 @@ from chronik.node.environment import Environment
 from chronik.node.membership import metadata_log
 from chronik.node.membership.metadata_log import NotController, RaftMetadataLog
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.ready import Persist, RoleChanged, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import StoreError
+from chronik.raft.ready import RoleChanged, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Persist, StoreError
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
 

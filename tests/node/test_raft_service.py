@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from tests.raft.harness import founded, store_id, stored_log
+from tests.raft.memory_store import MemoryRaftStore
 
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
@@ -20,7 +21,6 @@ from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import silent_logger
-from chronik.raft.entries import Entry, EntryKind, Snapshot, StoredState
 from chronik.raft.messages import (
     AppendReply,
     Heartbeat,
@@ -33,9 +33,9 @@ from chronik.raft.messages import (
     encode_message,
 )
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Persist, ProposalId, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore, StoreError
+from chronik.raft.ready import ProposalId, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, EntryKind, Persist, Snapshot, StoredState, StoreError
 from chronik.storage.disk import RealDisk
 
 DISK_TIMEOUT_MS = 500

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.raft.memory_store import MemoryRaftStore
 
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot
 from chronik.raft.membership import Member, Membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import MemoryRaftStore, StoreError
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoreError
 
 MEMBERSHIP = Membership((Member(1, UUID(int=1), True, "host:1"), Member(2, UUID(int=2), False)), (UUID(int=3),))
 

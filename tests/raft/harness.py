@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
+from tests.raft.memory_store import MemoryRaftStore
 from tests.raft.oracle import Oracle, Promise, Violation
 
-from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.membership import Member, Membership, MembershipChange, encode_membership
 from chronik.raft.messages import Heartbeat, HeartbeatReply, Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event, ProposalId, Ready, Refused, RoleChanged, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, EntryKind, HardState, StoredState
 
 SETTINGS = RaftSettings(
     heartbeat_interval_ms=50,

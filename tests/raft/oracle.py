@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from chronik.raft.entries import Entry, EntryKind, StoredState
 from chronik.raft.messages import AppendReply, Hello, HelloReply, Message, VoteReply, VoteRequest
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Persist, ProposalId
+from chronik.raft.ready import ProposalId
+from chronik.raft.store import Entry, EntryKind, Persist, StoredState
 
 Disks: TypeAlias = Mapping[int, StoredState]
 """The current content of each host's store."""

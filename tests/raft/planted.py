@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from pytest import MonkeyPatch
 from tests.raft.harness import Cluster
+from tests.raft.memory_store import MemoryRaftStore
 
-from chronik.raft.entries import Entry, StoredState
 from chronik.raft.follower import Follower
 from chronik.raft.leader import Leader
 from chronik.raft.log import RaftLog
-from chronik.raft.ready import Persist, ReadAnswer, Refused
+from chronik.raft.ready import ReadAnswer, Refused
 from chronik.raft.state import RaftState, ToCandidate, Transition
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.store import Entry, Persist, StoredState
 
 Maker = Callable[..., Cluster]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 from tests.raft.harness import SETTINGS, founded, store_id, stored_log
+from tests.raft.memory_store import MemoryRaftStore
 
-from chronik.raft.entries import Entry, Snapshot, StoredState
 from chronik.raft.messages import Append, AppendReply, Body, Heartbeat, HeartbeatReply, Message, VoteReply
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Event, Persist, ProposalId, Ready, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.ready import Event, ProposalId, Ready, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, Persist, Snapshot, StoredState
 
 THREE = founded((1, 2, 3))
 

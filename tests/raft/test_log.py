@@ -9,10 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.raft.harness import store_id
 from tests.raft.solo import THREE
 
-from chronik.raft.entries import Entry, EntryKind, HardState, RaftError, Snapshot, StoredState
 from chronik.raft.log import RaftLog, Unpersisted
-from chronik.raft.ready import Persist
-from chronik.raft.store import stored_after
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, RaftError, Snapshot, StoredState, stored_after
 
 
 def entries(first: int, *terms: int) -> tuple[Entry, ...]:

@@ -6,7 +6,6 @@ import pytest
 from tests.raft.harness import SETTINGS, Cluster, founded, store_id, stored_log
 from tests.raft.solo import THREE, Solo, bodies
 
-from chronik.raft.entries import Entry, EntryKind, StoredState
 from chronik.raft.membership import (
     REMOVED_MAX,
     AddLearner,
@@ -23,6 +22,7 @@ from chronik.raft.membership import (
 )
 from chronik.raft.messages import AppendReply, Heartbeat, Hello, HelloReply, VoteReply, VoteRequest
 from chronik.raft.ready import MembershipChanged, NodeIdTaken, ProposalId, Reason, Refused, RoleKind
+from chronik.raft.store import Entry, EntryKind, StoredState
 
 TIMEOUT_MS = SETTINGS.election_timeout_ms
 

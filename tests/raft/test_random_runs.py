@@ -15,7 +15,7 @@ from tests.raft.harness import Cluster
 from tests.raft.nemesis import CHANGING, FAULTY, HANDED_OVER, LOSING, RESTLESS, SICK, Plan, flapping_run, random_run
 from tests.raft.oracle import Violation
 
-from chronik.raft.entries import RaftError
+from chronik.raft.store import RaftError
 
 PLANS = {
     "faulty": FAULTY,

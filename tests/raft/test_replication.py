@@ -8,8 +8,8 @@ import pytest
 from tests.raft.harness import SETTINGS, Cluster, founded, log_of, log_terms, store_id, stored_log
 from tests.raft.solo import THREE, Solo, bodies
 
-from chronik.raft.entries import RaftError, Snapshot, StoredState
 from chronik.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, SnapshotChunk, SnapshotReply
+from chronik.raft.store import RaftError, Snapshot, StoredState
 
 TIMEOUT_MS = SETTINGS.election_timeout_ms
 

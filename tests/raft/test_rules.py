@@ -8,9 +8,9 @@ import pytest
 from tests.raft.harness import SETTINGS, founded, log_of, log_terms, store_id, stored_log
 from tests.raft.solo import THREE, Solo, bodies
 
-from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, Message, VoteReply, VoteRequest
 from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind
+from chronik.raft.store import Entry, EntryKind, HardState, StoredState
 
 TIMEOUT_MS = SETTINGS.election_timeout_ms
 

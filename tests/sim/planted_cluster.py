@@ -15,9 +15,7 @@ from chronik.node.membership.cluster_member import ClusterMember
 from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
 from chronik.node.replicas import partition as partition_module
 from chronik.node.replicas.partition import Partition
-from chronik.raft.entries import StoredState
-from chronik.raft.ready import Persist
-from chronik.raft.store import stored_after
+from chronik.raft.store import Persist, StoredState, stored_after
 from chronik.replication.follower import PartitionFollower, Truncate
 from chronik.replication.isr import InSyncReplicas
 from chronik.replication.leader import PartitionLeader

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.ready import Persist
+from chronik.raft.store import Persist
 from chronik.storage.disk import Buffer, RealDisk, RealFile
 
 SEGMENT_SUFFIX = ".log"

@@ -16,10 +16,8 @@ from chronik.node.coordinators.group_service import OFFSETS_TOPIC_CONFIGS
 from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
 from chronik.node.membership.metadata_mark import MARK_NAME
 from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
-from chronik.raft.entries import HardState, Snapshot
 from chronik.raft.membership import Member, Membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError
+from chronik.raft.store import HardState, Persist, Snapshot, StoreError
 from chronik.storage.folder import LOGS_NAME, DataFolder
 from chronik.storage.survey import LogSurvey, survey_log
 

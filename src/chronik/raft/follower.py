@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from chronik.raft.entries import Snapshot
 from chronik.raft.messages import (
     Append,
     AppendReply,
@@ -18,6 +17,7 @@ from chronik.raft.messages import (
 )
 from chronik.raft.ready import RoleKind
 from chronik.raft.state import RaftState, ToCandidate, Transition
+from chronik.raft.store import Snapshot
 
 
 class IncomingSnapshot:
@@ -56,7 +56,7 @@ class Follower:
             return None
         return ToCandidate(is_pre_vote=True)
 
-    def wait_on(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the election timeout: a leader was heard from, or a vote given."""
         self._waiting_since_ms = self._state.now_ms
 
@@ -66,7 +66,7 @@ class Follower:
         body = message.body
         if isinstance(body, TimeoutNow):
             return ToCandidate(is_pre_vote=False, is_transfer=True) if self._may_campaign else None
-        self.wait_on()
+        self.restart_timeout()
         state.heard_ms = state.now_ms
         if isinstance(body, Append):
             self._append(message, body)

@@ -1,4 +1,7 @@
-"""The nodes that request to join this leader, and the membership change that it should propose next.
+"""How a node without a cluster joins or founds one, and which membership change its leader should propose next.
+
+The package docstring explains the protocol. `Introduction` is the side of the node without a cluster, `Joiners` that of
+the leader:
 
     change = node.suggested_change(voters_max=3)
     if change is not None:
@@ -10,14 +13,19 @@ until then; a learner that has caught up gets a vote while there are too few vot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from chronik.raft.leader import Leader
-from chronik.raft.membership import AddLearner, MembershipChange, Promote
-from chronik.raft.messages import Hello
+from chronik.raft.membership import AddLearner, Member, Membership, MembershipChange, Promote, encode_membership
+from chronik.raft.messages import Hello, HelloReply, Message
 from chronik.raft.ready import NodeIdTaken
 from chronik.raft.state import RaftState
+from chronik.raft.store import Entry, EntryKind
+
+GENESIS_TERM = 1
+"""The term of a cluster's first entry. No node leads in it."""
 
 JOINERS_MAX = 100
 """The maximum number of joining nodes that a leader remembers."""
@@ -87,3 +95,78 @@ class Joiners:
         horizon_ms = self._state.now_ms - JOINER_HELLOS * self._state.settings.hello_interval_ms
         for node_id in [each for each, joiner in self._joiners.items() if joiner.heard_ms < horizon_ms]:
             del self._joiners[node_id]
+
+
+class Introduction:
+    """Sends hellos while this node has no cluster; the founder writes the first entry once all founders are empty.
+
+    Invariant: `_blank` holds peers that reported to *this* store that theirs was empty.
+    """
+
+    def __init__(self, state: RaftState, seeds: Sequence[int], founders: tuple[int, ...]) -> None:
+        self._state = state
+        self._seeds = seeds
+        self._founders = founders
+        self._blank: dict[int, Member] = {}
+        self._met: dict[int, UUID] = {}
+        self._next_hello_ms = state.now_ms
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the next hello is due.
+
+        A learner that hears from no leader also sends hellos: the change that added it may have been reverted.
+        """
+        state = self._state
+        if state.is_blank:
+            return self._next_hello_ms
+        if state.may_campaign:
+            return None
+        return max(self._next_hello_ms, state.heard_ms + state.settings.election_timeout_ms)
+
+    def tick(self) -> bool:
+        """Send hellos if they are due; return whether this node has just founded the cluster."""
+        state = self._state
+        deadline_ms = self.deadline_ms
+        if deadline_ms is None or state.now_ms < deadline_ms:
+            return False
+        self._next_hello_ms = state.now_ms + state.settings.hello_interval_ms
+        known = [member.node_id for member in state.membership.members]
+        for target in sorted({*self._seeds, *known} - {state.node_id}):
+            state.send(target, None, Hello(state.node_id, state.store_id, state.address))
+        return self._found()
+
+    def is_ghost(self, message: Message) -> bool:
+        """Return whether the message comes from a store that its node has lost: never join what it founded."""
+        met = self._met.get(message.source)
+        return self._state.is_blank and met is not None and met != message.source_store
+
+    def hello(self, hello: Hello) -> None:
+        """Answer a node with an empty store: this store is empty too. Only that store receives the reply.
+
+        A node that may only join does not reply: a cluster must not be founded with it.
+        """
+        if hello.is_relayed:
+            return
+        self._met[hello.node_id] = hello.store
+        if self._founders:
+            self._state.send(hello.node_id, hello.store, HelloReply(self._state.address))
+
+    def reply(self, message: Message, reply: HelloReply) -> bool:
+        """Note a founder's reply; return whether this node has just founded the cluster."""
+        self._blank[message.source] = Member(message.source, message.source_store, True, reply.address)
+        return self._found()
+
+    def _found(self) -> bool:
+        """Found the cluster. Only the founder with the lowest id may, so that there is exactly one first entry."""
+        state = self._state
+        if not state.is_blank or not self._founders or state.node_id != min(self._founders):
+            return False
+        own = Member(state.node_id, state.store_id, True, state.address)
+        known = {**self._blank, state.node_id: own}
+        if any(node_id not in known for node_id in self._founders):
+            return False
+        members = tuple(known[node_id] for node_id in sorted(self._founders))
+        state.enter_term(max(state.term, GENESIS_TERM), state.vote)
+        state.append([Entry(1, GENESIS_TERM, EntryKind.MEMBERSHIP, encode_membership(Membership(members)))])
+        return True

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import AddLearner, MembershipChange, MembershipError, Promote, encode_membership
 from chronik.raft.messages import (
+    Append,
     AppendReply,
     Heartbeat,
     HeartbeatReply,
     Message,
+    SnapshotChunk,
     SnapshotReply,
     TimeoutNow,
 )
 from chronik.raft.progress import Mode, Progress
 from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind, TransferAborted
-from chronik.raft.replication import send_due
 from chronik.raft.rounds import Rounds
 from chronik.raft.state import RaftState, ToFollower, Transition
+from chronik.raft.store import Entry, EntryKind
 
 
 class Leader:
@@ -295,13 +296,56 @@ class Leader:
     def _acked_round(self, node_id: int) -> int:
         return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round
 
+    # Replication
+
     def send_due(self) -> None:
         """Send each peer what it may receive now. Called once per Ready, so that proposals are sent in batches."""
         state = self._state
         for node_id, progress in self.progress.items():
-            send_due(state, node_id, progress)
+            if progress.mode is not Mode.SNAPSHOT:
+                self._send_appends(node_id, progress)
+            if progress.mode is Mode.SNAPSHOT:
+                self._send_chunk(node_id, progress)
         if self._transfer is not None and not self._has_handed_over:
             target = self.progress.get(self._transfer[0])
             if target is not None and target.match_index == state.log.last_index:
                 self._has_handed_over = True
                 state.send(self._transfer[0], target.store, TimeoutNow())
+
+    def _send_appends(self, node_id: int, progress: Progress) -> None:
+        state, log, settings = self._state, self._state.log, self._state.settings
+        while True:
+            prev_index = progress.next_index - 1
+            prev_term = log.term_at(prev_index)
+            if prev_term is None:
+                self._start_snapshot(progress)
+                return
+            entries = (
+                log.entries(progress.next_index, log.last_index, settings.append_bytes_max, settings.append_entries_max)
+                if progress.may_append(settings)
+                else ()
+            )
+            last_index = prev_index + len(entries)
+            commit = min(state.commit_index, last_index)
+            tells_commit = progress.mode is Mode.REPLICATE and commit > progress.sent_commit
+            if not entries and not progress.must_probe and not tells_commit:
+                return
+            state.send(node_id, progress.store, Append(prev_index, prev_term, entries, commit))
+            progress.appended(last_index, sum(entry.size_bytes for entry in entries), commit)
+
+    def _start_snapshot(self, progress: Progress) -> None:
+        """Start a snapshot only if the peer responds; until then heartbeats are enough."""
+        snapshot = self._state.log.snapshot
+        if snapshot is not None and self._is_active(progress):
+            progress.start(Mode.SNAPSHOT, snapshot)
+
+    def _send_chunk(self, node_id: int, progress: Progress) -> None:
+        """Send one chunk at a time: the next one after a reply, the same one again if the reply is overdue."""
+        state, snapshot = self._state, progress.snapshot
+        if snapshot is None or progress.chunk_sent_ms is not None:
+            return
+        start = progress.chunk_offset
+        data = snapshot.data[start : start + state.settings.snapshot_chunk_bytes]
+        chunk = SnapshotChunk(snapshot.index, snapshot.term, snapshot.membership, len(snapshot.data), start, data)
+        state.send(node_id, progress.store, chunk)
+        progress.chunk_sent_ms = state.now_ms

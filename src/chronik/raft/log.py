@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from chronik.raft.entries import Entry, RaftError, Snapshot
+from chronik.raft.store import Entry, RaftError, Snapshot
 
 
 class Unpersisted(NamedTuple):

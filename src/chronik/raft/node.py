@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from random import Random
 
 from chronik.raft.candidate import Candidate
-from chronik.raft.entries import EntryKind, RaftError, StoredState
 from chronik.raft.follower import Follower
-from chronik.raft.introduction import Introduction
-from chronik.raft.joining import Joiners
+from chronik.raft.joining import Introduction, Joiners
 from chronik.raft.leader import Leader
 from chronik.raft.membership import Membership, MembershipChange
 from chronik.raft.messages import (
@@ -34,18 +32,9 @@ from chronik.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from chronik.raft.ready import (
-    LeaderEstablished,
-    ProposalId,
-    Ready,
-    Reason,
-    Refused,
-    RoleChanged,
-    RoleKind,
-)
-from chronik.raft.settings import RaftSettings
-from chronik.raft.state import RaftState, ToCandidate, ToFollower, Transition
-from chronik.raft.votes import answer_vote_request
+from chronik.raft.ready import LeaderEstablished, ProposalId, Ready, Reason, Refused, RoleChanged, RoleKind
+from chronik.raft.state import RaftSettings, RaftState, ToCandidate, ToFollower, Transition
+from chronik.raft.store import EntryKind, RaftError, StoredState
 
 
 class RaftNode:
@@ -72,7 +61,7 @@ class RaftNode:
         self._introduction = Introduction(state, seeds, tuple(founders))
         self._joiners = Joiners(state)
         self._role: Follower | Candidate | Leader = Follower(state)
-        self._told = RoleChanged(RoleKind.FOLLOWER, state.term, None)
+        self._reported = RoleChanged(RoleKind.FOLLOWER, state.term, None)
         self._persisting: Ready | None = None
 
     # Queries
@@ -203,7 +192,7 @@ class RaftNode:
         self._set_time(now_ms)
         self._state.is_storage_failed = False
         if isinstance(self._role, Follower):
-            self._role.wait_on()
+            self._role.restart_timeout()
 
     def propose(self, data: bytes, now_ms: int) -> ProposalId | Refused:
         """Append a command to the log. Later Readys report its outcome by index and term."""
@@ -248,14 +237,31 @@ class RaftNode:
     # Messages
 
     def _vote(self, message: Message, request: VoteRequest) -> None:
+        """Answer a vote request, also of a node outside the membership: a lagging log does not know all members."""
         state = self._state
         # A leader that lost its majority steps down by itself; until then no election is needed.
         if not request.is_transfer and (self.is_leader or state.hears_leader):
             return
         if message.term > state.term and not request.is_pre_vote:
             self._go(ToFollower(message.term))
-        if answer_vote_request(state, message, request) and isinstance(self._role, Follower):
-            self._role.wait_on()
+        is_granted = self._may_grant(message, request)
+        reply = VoteReply(is_granted, request.is_pre_vote)
+        if is_granted and request.is_pre_vote:
+            # A pre-vote binds nobody, so there is nothing to wait for.
+            state.send(message.source, message.source_store, reply, term=message.term)
+            return
+        if is_granted:
+            state.vote = message.source
+            if isinstance(self._role, Follower):
+                self._role.restart_timeout()
+        state.send_after(message.source, message.source_store, reply)
+
+    def _may_grant(self, message: Message, request: VoteRequest) -> bool:
+        state = self._state
+        is_newer = message.term > state.term
+        is_free = state.vote in (None, message.source) and state.leader is None
+        may_vote = (request.is_pre_vote and is_newer) or (message.term == state.term and is_free)
+        return may_vote and state.log.is_up_to_date(request.last_index, request.last_term)
 
     def _follow(self, message: Message) -> None:
         """Handle a message that only a leader sends."""
@@ -278,7 +284,7 @@ class RaftNode:
         if isinstance(role, Leader):
             self._joiners.hello(hello, role)
         elif state.is_blank:
-            self._introduction.hello(message, hello)
+            self._introduction.hello(hello)
         elif state.leader is not None and not hello.is_relayed:
             leader = state.membership.member(state.leader)
             relayed = Hello(hello.node_id, hello.store, hello.address, is_relayed=True)
@@ -307,8 +313,8 @@ class RaftNode:
                 self._role = Leader(state)
                 transition = None
         now = RoleChanged(self._role.kind, state.term, state.leader)
-        if now != self._told:
-            self._told = now
+        if now != self._reported:
+            self._reported = now
             state.events.append(now)
 
     # Output

@@ -11,8 +11,8 @@ from collections import deque
 from enum import Enum
 from uuid import UUID
 
-from chronik.raft.entries import Snapshot
-from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Snapshot
 
 
 class Mode(Enum):

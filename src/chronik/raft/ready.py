@@ -14,9 +14,9 @@ from enum import Enum
 from typing import TypeAlias
 from uuid import UUID
 
-from chronik.raft.entries import Entry, HardState, Snapshot
 from chronik.raft.membership import Membership
 from chronik.raft.messages import Message
+from chronik.raft.store import Entry, Persist, Snapshot
 
 
 class RoleKind(Enum):
@@ -105,17 +105,6 @@ class NodeIdTaken:
 
 
 Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | TransferAborted | NodeIdTaken
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """One atomic write: store the snapshot, drop entries below `drop_before`, cut those from `cut_from` on, append."""
-
-    hard_state: HardState
-    snapshot: Snapshot | None = None
-    drop_before: int | None = None
-    cut_from: int | None = None
-    entries: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

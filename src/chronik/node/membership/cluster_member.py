@@ -38,13 +38,12 @@ from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime
-from chronik.raft.entries import StoredState
 from chronik.raft.membership import Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import StoreError
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import StoredState, StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError

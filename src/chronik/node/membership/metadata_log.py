@@ -23,9 +23,9 @@ from chronik.metadata.reassignment import Plan
 from chronik.node.environment import Environment
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import Logger
-from chronik.raft.entries import Entry, EntryKind, RaftError, Snapshot
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, ProposalId, Reason, Refused, RoleChanged, RoleKind
+from chronik.raft.store import Entry, EntryKind, RaftError, Snapshot
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SNAPSHOT_COMMANDS = 1000

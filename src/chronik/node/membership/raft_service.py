@@ -17,7 +17,6 @@ from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_store import is_full
 from chronik.observe.logging import Logger
-from chronik.raft.entries import Entry, RaftError, Snapshot
 from chronik.raft.membership import MembershipChange
 from chronik.raft.messages import Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
@@ -31,7 +30,7 @@ from chronik.raft.ready import (
     Refused,
     RoleChanged,
 )
-from chronik.raft.store import RaftStore, StoreError
+from chronik.raft.store import Entry, RaftError, RaftStore, Snapshot, StoreError
 
 WRITE_RETRY_S = 1.0
 NO_LEADER = -1

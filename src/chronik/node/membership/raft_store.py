@@ -21,10 +21,8 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
 from chronik.raft.membership import decode_membership, encode_membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError
 
 FORMAT = 1
 NO_VOTE = -1

@@ -29,8 +29,8 @@ from chronik.node.membership.internal_api import (
     encode,
 )
 from chronik.raft import messages as raft
-from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import Member, Membership
+from chronik.raft.store import Entry, EntryKind
 from chronik.testing.sim.clock import EPOCH_MS
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions
