@@ -42,9 +42,7 @@ class Solo:
         self.committed: list[Entry] = []
         self.restored: Snapshot | None = None
         self.events: list[Event] = []
-        self.reads: dict[int, int | None] = {}
         self.dropped: list[ProposalId] = []
-        self.in_doubt: list[ProposalId] = []
         self.writing: Ready | None = None
         self.settle()
 
@@ -139,9 +137,6 @@ class Solo:
         self.committed += ready.committed
         self.events += ready.events
         self.dropped += ready.proposals_dropped
-        self.in_doubt += ready.proposals_in_doubt
-        self.reads |= {answer.token: answer.index for answer in ready.reads}
-        self.reads |= dict.fromkeys(ready.reads_refused)
         if ready.persist is not None:
             assert self.writing is None
             self.writing = ready

@@ -9,7 +9,6 @@ from tests.raft.solo import THREE, Solo, bodies
 from chronik.raft.membership import (
     REMOVED_MAX,
     AddLearner,
-    Demote,
     Member,
     Membership,
     MembershipChange,
@@ -40,7 +39,7 @@ def test_a_majority_is_more_than_half_of_the_voters() -> None:
 
 def test_each_membership_change_affects_at_most_one_vote() -> None:
     added: list[MembershipChange] = [AddLearner(4, store_id(4)), AddLearner(2, store_id(22))]
-    for change in (*added, Demote(3), Remove(1), Remove(3)):
+    for change in (*added, Remove(1), Remove(3)):
         after = THREE.after(change)
         assert abs(len(after.voters) - len(THREE.voters)) <= 1
         assert sum(voter not in THREE.voters for voter in after.voters) == 0
@@ -61,9 +60,7 @@ def test_a_member_with_a_new_store_becomes_a_learner() -> None:
         (THREE, Promote(2)),
         (THREE, Promote(9)),
         (THREE, Remove(9)),
-        (founded((1,), learners=(2,)), Demote(2)),
         (founded((1,), learners=(2,)), Remove(1)),
-        (founded((1,), learners=(2,)), Demote(1)),
     ],
 )
 def test_invalid_membership_changes_are_refused(membership: Membership, change: Promote) -> None:

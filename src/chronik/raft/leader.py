@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from uuid import UUID
 
 from chronik.raft.membership import AddLearner, MembershipChange, MembershipError, Promote, encode_membership
@@ -17,9 +18,39 @@ from chronik.raft.messages import (
 )
 from chronik.raft.progress import Mode, Progress
 from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind, TransferAborted
-from chronik.raft.rounds import Rounds
 from chronik.raft.state import RaftState, ToFollower, Transition
 from chronik.raft.store import Entry, EntryKind
+
+
+class Rounds:
+    """Heartbeat rounds: how a leader knows that it still led at some moment. Its lease depends on them.
+
+    Each broadcast of heartbeats is a numbered round. When a majority has answered a round, no other node was leader
+    when the round started. The lease starts at that moment, not with the replies: from then on a majority refuses votes
+    for an election timeout. Invariant: `contact_ms` is the start of the latest round that a majority has answered.
+    """
+
+    __slots__ = ("_begun", "_state", "contact_ms", "lease_from_ms", "number")
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+        self.number = 0
+        self.contact_ms = state.now_ms
+        self.lease_from_ms: int | None = None
+        """None until a majority has answered this leader; being elected alone does not make voters refuse votes."""
+        self._begun: deque[tuple[int, int]] = deque()
+
+    def begin(self) -> int:
+        """Start a new round now and return its number."""
+        self.number += 1
+        self._begun.append((self.number, self._state.now_ms))
+        return self.number
+
+    def answered(self, number: int) -> None:
+        """Note that a majority has answered round `number`, and so all rounds before it."""
+        while self._begun and self._begun[0][0] <= number:
+            _, self.contact_ms = self._begun.popleft()
+            self.lease_from_ms = self.contact_ms
 
 
 class Leader:
@@ -155,13 +186,6 @@ class Leader:
         progress = self.progress.get(node_id)
         return progress is not None and progress.store != store and self._is_active(progress)
 
-    def read_index(self, token: int) -> Refused | None:
-        state = self._state
-        refused = self._rounds.add_read(token, state.commit_index)
-        if refused is None and self._rounds.wants_round:
-            self._beat()
-        return refused
-
     def transfer(self, target: int | None) -> Refused | None:
         """Transfer leadership to `target`, or to the most up-to-date voter."""
         state = self._state
@@ -201,9 +225,7 @@ class Leader:
         return ToFollower(state.term)
 
     def resign(self) -> None:
-        """Mark open proposals as in doubt, refuse waiting reads and stop refusing votes: this node no longer leads."""
-        self._state.proposals.doubt(self._state.term)
-        self._rounds.refuse_reads()
+        """Stop refusing votes: this node no longer leads."""
         self._state.stop_hearing()
 
     # The log
@@ -246,6 +268,7 @@ class Leader:
         committed = state.uncommitted(index)
         self._uncommitted_bytes -= sum(entry.size_bytes for entry in committed)
         state.commit_to(index)
+        # A membership with fewer voters may have a majority for a later round.
         self._count_rounds()
         is_member = state.membership.is_voter(state.node_id, state.store_id)
         if not is_member and state.members.index <= state.commit_index:
@@ -286,12 +309,7 @@ class Leader:
         return None
 
     def _count_rounds(self) -> None:
-        state = self._state
-        number = state.membership.majority_value(self._acked_round)
-        self._rounds.answered(number)
-        self._rounds.confirm_reads(number, self._established_index)
-        if self._rounds.wants_round:
-            self._beat()
+        self._rounds.answered(self._state.membership.majority_value(self._acked_round))
 
     def _acked_round(self, node_id: int) -> int:
         return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round

@@ -41,17 +41,11 @@ class Promote(msgspec.Struct, frozen=True):
     node_id: int
 
 
-class Demote(msgspec.Struct, frozen=True):
-    """Make a voter a learner."""
-
-    node_id: int
-
-
 class Remove(msgspec.Struct, frozen=True):
     node_id: int
 
 
-MembershipChange: TypeAlias = AddLearner | Promote | Demote | Remove
+MembershipChange: TypeAlias = AddLearner | Promote | Remove
 
 
 REMOVED_MAX = 100
@@ -98,10 +92,6 @@ class Membership(msgspec.Struct, frozen=True):
             if member.is_voter:
                 raise MembershipError(f"node {change.node_id} is a voter already")
             return self._with(msgspec.structs.replace(member, is_voter=True), change.node_id)
-        if isinstance(change, Demote):
-            if not member.is_voter:
-                raise MembershipError(f"node {change.node_id} is a learner already")
-            return self._with(msgspec.structs.replace(member, is_voter=False), change.node_id)
         return self._with(None, change.node_id)
 
     def _with(self, member: Member | None, node_id: int) -> Membership:

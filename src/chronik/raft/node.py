@@ -208,11 +208,6 @@ class RaftNode:
         """Return the change to propose next (see `chronik.raft.joining`); None if none is needed or allowed."""
         return self._joiners.suggest_change(self._role, voters_max) if isinstance(self._role, Leader) else None
 
-    def read_index(self, token: int, now_ms: int) -> Refused | None:
-        """Start a linearizable read: a Ready answers the token once the state machine is new enough, or refuses it."""
-        self._set_time(now_ms)
-        return self._role.read_index(token) if isinstance(self._role, Leader) else self._not_leader()
-
     def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
         """Transfer leadership, within `transfer_timeout_ms`, to `target` or to the most up-to-date voter.
 
@@ -336,21 +331,17 @@ class RaftNode:
         committed = state.take_committed()
         if self.is_leader and any(each.kind is EntryKind.NO_OP and each.term == state.term for each in committed):
             state.events.append(LeaderEstablished(state.term))
-        proposals = state.proposals
         ready = Ready(
             tuple(messages),
             persist,
             tuple(messages_after),
             restore,
             committed,
-            state.take_reads(),
-            tuple(state.reads_refused),
-            tuple(proposals.in_doubt),
-            tuple(proposals.dropped),
+            tuple(state.proposals.dropped),
             tuple(state.events),
         )
-        for taken in (state.reads_refused, proposals.in_doubt, proposals.dropped, state.events):
-            taken.clear()
+        state.proposals.dropped.clear()
+        state.events.clear()
         if ready == _NOTHING:
             return None
         if persist is not None:

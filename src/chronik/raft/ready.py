@@ -1,7 +1,7 @@
 """The output of the Raft core: results of calls, and the `Ready` that the node carries out.
 
 Process a Ready in this order: send `messages`; write `persist`, report it with `RaftNode.persisted`, then send
-`messages_after`; restore, apply `committed`, answer reads, handle the other fields. Only the write takes time, and only
+`messages_after`; restore, apply `committed`, handle the other fields. Only the write takes time, and only
 `messages_after` wait for it: everything else depends on earlier writes. During the write, `ready()` keeps returning
 work that does not depend on it (heartbeats, replication, committed durable entries), with `persist` None. A second
 write never starts before the first is reported.
@@ -58,14 +58,6 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAnswer:
-    """Once this Ready is applied, the state machine has everything that was committed before the read."""
-
-    token: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class RoleChanged:
     """This node's role, the term, or the leader that it knows of has changed."""
 
@@ -119,10 +111,6 @@ class Ready:
     """Replaces the state machine; already durable. The committed entries follow it."""
     committed: tuple[Entry, ...] = ()
     """Durable here and committed, in order and without a gap since the last Ready or `restore`."""
-    reads: tuple[ReadAnswer, ...] = ()
-    reads_refused: tuple[int, ...] = ()
-    proposals_in_doubt: tuple[ProposalId, ...] = ()
-    """This node lost leadership before these were committed. They may be committed or dropped later."""
     proposals_dropped: tuple[ProposalId, ...] = ()
     """These were overwritten: they never take effect."""
     events: tuple[Event, ...] = ()

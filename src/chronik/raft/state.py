@@ -13,7 +13,7 @@ from uuid import UUID
 from chronik.raft.log import RaftLog
 from chronik.raft.membership import Membership, MembershipHistory, decode_membership
 from chronik.raft.messages import Body, Message
-from chronik.raft.ready import Event, MembershipChanged, ProposalId, ReadAnswer
+from chronik.raft.ready import Event, MembershipChanged, ProposalId
 from chronik.raft.store import Entry, EntryKind, HardState, Persist, RaftError, Snapshot, StoredState
 
 COMMITTED_ENTRIES_MAX = 1_000
@@ -50,7 +50,6 @@ class RaftSettings:
     snapshot_bytes_max: int = 256 * 1024 * 1024
     trailing_entries: int = 1_000
     """How many entries before a snapshot are kept for followers that lag a little."""
-    reads_waiting_max: int = 10_000
     promotion_lag_entries_max: int = 100
 
     def __post_init__(self) -> None:
@@ -97,16 +96,12 @@ Transition: TypeAlias = ToFollower | ToCandidate | ToLeader
 class Proposals:
     """Pending proposals by increasing index. Invariant: each one's entry is in this node's log as proposed."""
 
-    __slots__ = ("_open", "dropped", "in_doubt")
+    __slots__ = ("_open", "dropped")
 
     def __init__(self) -> None:
         self._open: deque[ProposalId] = deque()
-        self.in_doubt: list[ProposalId] = []
-        """Reported with the next Ready, like `dropped`."""
         self.dropped: list[ProposalId] = []
-
-    def __len__(self) -> int:
-        return len(self._open)
+        """Reported with the next Ready."""
 
     def add(self, proposal: ProposalId) -> None:
         self._open.append(proposal)
@@ -115,10 +110,6 @@ class Proposals:
         """Note that entries up to `index` are committed as in the log; proposers see them in `Ready.committed`."""
         while self._open and self._open[0].index <= index:
             self._open.popleft()
-
-    def doubt(self, term: int) -> None:
-        """Note that this node no longer leads in `term`: the next leader may commit or overwrite its proposals."""
-        self.in_doubt.extend(proposal for proposal in self._open if proposal.term == term)
 
     def cut_from(self, index: int) -> None:
         """Note that the next leader's entries replaced those from `index` on."""
@@ -164,9 +155,6 @@ class RaftState:
         self.is_storage_failed = False
         """Whether the store refuses writes, or does not respond: this node must not lead then."""
         self.proposals = Proposals()
-        self.confirmed_reads: list[ReadAnswer] = []
-        """Confirmed reads that wait only until enough entries are applied."""
-        self.reads_refused: list[int] = []
         self.events: list[Event] = []
         self.messages: list[Message] = []
         self.messages_after: list[Message] = []
@@ -319,12 +307,6 @@ class RaftState:
         entries = self.log.entries(self.applied_index + 1, last, bytes_max, COMMITTED_ENTRIES_MAX)
         self.applied_index = entries[-1].index
         return entries
-
-    def take_reads(self) -> tuple[ReadAnswer, ...]:
-        answers = tuple(read for read in self.confirmed_reads if read.index <= self.applied_index)
-        if answers:
-            self.confirmed_reads = [read for read in self.confirmed_reads if read.index > self.applied_index]
-        return answers
 
 
 def _no_members() -> MembershipHistory:
