@@ -16,14 +16,12 @@ from chronik.metadata.events import (
     ClusterCreated,
     ConfigChanged,
     Event,
-    IsrChanged,
-    LeaderChanged,
     PartitionsCreated,
-    ReplicasChanged,
     TopicCreated,
     TopicDeleted,
+    partition_events,
 )
-from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.image import BrokerImage, ClusterImage, TopicImage
 
 
 def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
@@ -74,20 +72,7 @@ def _topic_events(old: TopicImage, new: TopicImage) -> list[Event]:
         events.append(PartitionsCreated(new, added))
     for before, after in zip(old.partitions, new.partitions, strict=False):
         if before != after:
-            events += _partition_events(new, before, after)
-    return events
-
-
-def _partition_events(topic: TopicImage, old: PartitionImage, new: PartitionImage) -> list[Event]:
-    events: list[Event] = []
-    if (old.replicas, old.adding, old.removing) != (new.replicas, new.adding, new.removing):
-        added = tuple(replica for replica in new.replicas if replica not in old.replicas)
-        removed = tuple(replica for replica in old.replicas if replica not in new.replicas)
-        events.append(ReplicasChanged(topic.name, topic.id, new, added, removed))
-    if old.leader_epoch != new.leader_epoch:
-        events.append(LeaderChanged(topic.name, topic.id, new))
-    if old.isr != new.isr or not events:
-        events.append(IsrChanged(topic.name, topic.id, new))
+            events += partition_events(new, before, after)
     return events
 
 

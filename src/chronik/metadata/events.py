@@ -115,3 +115,17 @@ Event: TypeAlias = (
     | ConfigChanged
     | ProducerIdsAllocated
 )
+
+
+def partition_events(topic: TopicImage, old: PartitionImage, new: PartitionImage) -> list[Event]:
+    """Return the events of a partition's change. Every change has one: it raises at least the partition epoch."""
+    events: list[Event] = []
+    if (old.replicas, old.adding, old.removing) != (new.replicas, new.adding, new.removing):
+        added = tuple(replica for replica in new.replicas if replica not in old.replicas)
+        removed = tuple(replica for replica in old.replicas if replica not in new.replicas)
+        events.append(ReplicasChanged(topic.name, topic.id, new, added, removed))
+    if old.leader_epoch != new.leader_epoch:
+        events.append(LeaderChanged(topic.name, topic.id, new))
+    if old.isr != new.isr or not events:
+        events.append(IsrChanged(topic.name, topic.id, new))
+    return events
