@@ -9,9 +9,8 @@ import pytest
 from tests.metadata.controlled_cluster import Cluster
 
 from chronik.metadata.commands import AlterConfigs, FenceBroker
-from chronik.metadata.elections import BrokerStates
+from chronik.metadata.elections import BrokerStates, plan_unclean_elections
 from chronik.metadata.image import NO_LEADER
-from chronik.metadata.preferred import plan_unclean_elections
 from chronik.wire.errors import ErrorCode
 
 
@@ -230,7 +229,7 @@ def test_an_election_waits_until_the_old_leader_knows_that_it_no_longer_leads() 
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
     cluster.applied[1] = cluster.image.version
     cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
-    cluster.run(cluster.settings.asked_hand_over_ms + 400)
+    cluster.run(cluster.settings.requested_hand_over_ms + 400)
     assert (cluster.leader, cluster.partition().last_known_leader) == (NO_LEADER, 1), "1 may still serve"
     del cluster.applied[1]
     cluster.run(300)
@@ -243,7 +242,7 @@ def test_an_election_waits_for_an_uninformed_old_leader_until_its_lease_ends() -
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
     cluster.applied[1] = cluster.image.version
     cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
-    cluster.run(cluster.settings.asked_hand_over_ms + 200)
+    cluster.run(cluster.settings.requested_hand_over_ms + 200)
     cluster.run(2 * cluster.settings.session_timeout_ms - 200)
     assert cluster.leader == NO_LEADER
     assert cluster.beat(1).lease_ms == 0

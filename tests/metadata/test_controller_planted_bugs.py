@@ -127,7 +127,7 @@ def test_walks_find_leaders_that_stay_eligible_after_the_minimum_changes(monkeyp
 
 def test_walks_find_a_restarted_leader_that_continues_in_its_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "_bump_epochs", lambda image, broker_id: (image, []))
-    monkeypatch.setattr(registration, "_leave", lambda *arguments: None)
+    monkeypatch.setattr(registration, "_plan_departure", lambda *arguments: None)
     assert is_found()
 
 

@@ -18,8 +18,8 @@ from tests.support.handlers import handlers_of
 
 from chronik.metadata.commands import ChangePartition, CreateTopic, RegisterBroker
 from chronik.metadata.elections import BrokerStates
+from chronik.metadata.hand_overs import preferred_hand_over
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.apis import (
     alter_configs,

@@ -406,7 +406,7 @@ def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_
         epoch = one.image.brokers[one.node_id].epoch
         await nodes.controller().metadata.propose(
             lambda image: plan_registration(
-                image, BrokerStates.of(image), other, session_lives=False, starts_fenced=False
+                image, BrokerStates.of(image), other, is_session_alive=False, starts_fenced=False
             )
         )
         await until(lambda: one.image.brokers[one.node_id].epoch > epoch)

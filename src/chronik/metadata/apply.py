@@ -36,6 +36,7 @@ from chronik.metadata.commands import (
     UnfenceBroker,
     UnregisterBroker,
 )
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS
 from chronik.metadata.events import (
     BrokerFenced,
     BrokerRegistered,
@@ -52,7 +53,6 @@ from chronik.metadata.events import (
     partition_events,
 )
 from chronik.metadata.image import NO_CONTROLLER, NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Applied: TypeAlias = tuple[ClusterImage, list[Event]]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from chronik.metadata.changes import Changes
 from chronik.metadata.elections import BrokerStates
-from chronik.metadata.image import ClusterImage, PartitionImage
-from chronik.metadata.names import INTERNAL_TOPICS
-from chronik.metadata.reassignment import moved
+from chronik.metadata.image import INTERNAL_TOPICS, ClusterImage, PartitionImage
+from chronik.metadata.plans import Changes
+from chronik.metadata.reassignment import reassign
 from chronik.wire.errors import KafkaError
 
 
-def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replicas_wanted: int, changes: Changes) -> None:
-    """Start to add replicas to each internal partition that has fewer than are wanted and possible.
+def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication_factor: int, changes: Changes) -> None:
+    """Start to add replicas to each internal partition that has fewer than `replication_factor` allows.
 
     New replicas go to brokers with the fewest replicas of that topic, on other racks first. The preferred leaders are
     rebalanced, because all partitions may have started on one broker.
     """
-    target = min(replicas_wanted, len(brokers.can_lead))
+    target = min(replication_factor, len(brokers.can_lead))
     for name in sorted(INTERNAL_TOPICS):
         topic = image.topics.get(name)
         if topic is None or all(len(partition.replicas) >= target for partition in topic.partitions):
@@ -33,14 +32,14 @@ def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replicas_wa
                 or changes.has(topic.id, partition.partition)
             ):
                 continue
-            wanted = _grown(image, brokers, partition, target, hosted)
+            replicas = _grown(image, brokers, partition, target, hosted)
             first = min(
-                (replica for replica in wanted if replica in brokers.can_lead), key=lambda replica: preferred[replica]
+                (replica for replica in replicas if replica in brokers.can_lead), key=lambda replica: preferred[replica]
             )
             preferred[first] += 1
-            wanted = (first, *(replica for replica in wanted if replica != first))
+            replicas = (first, *(replica for replica in replicas if replica != first))
             try:
-                changes.add(topic.id, moved(image, brokers, topic, partition, wanted))
+                changes.add(topic.id, reassign(image, brokers, topic, partition, replicas))
             except KafkaError:
                 # No ISR member is alive: the partition grows when one returns.
                 continue

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from chronik.metadata.image import ClusterImage, encode_image
-from chronik.metadata.names import OFFSETS_TOPIC, TRACES_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, TRACES_TOPIC, ClusterImage, encode_image
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
 from chronik.node.coordinators.group_service import OFFSETS_TOPIC_CONFIGS

@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
-from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
-from chronik.metadata.names import is_traceable
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
+from chronik.metadata.image import ClusterImage, TopicImage, is_traceable
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.storage.config import LogConfig

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from chronik.metadata.image import ClusterImage
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.plans import Plan
 from chronik.node.membership.metadata_log import MetadataLog, propose_plan
 from chronik.node.serving.deadlines import bounded_wait_s
 from chronik.wire.errors import ErrorCode, KafkaError

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from chronik.metadata.names import is_internal
+from chronik.metadata.image import is_internal
 from chronik.node.admin.outcomes import Outcome, within
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

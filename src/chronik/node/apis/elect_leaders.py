@@ -16,10 +16,9 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from chronik.metadata.elections import BrokerStates
+from chronik.metadata.elections import BrokerStates, plan_unclean_elections
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
-from chronik.metadata.preferred import plan_unclean_elections
 from chronik.node.admin.partition_plans import carry_out
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from chronik.metadata.reassignment import moving
+from chronik.metadata.reassignment import reassigning
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request
@@ -24,7 +24,7 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
     if asked is not None:
         wanted = [(topic.name, index) for topic in asked for index in topic.partition_indexes]
     topics: dict[str, list[Values]] = {}
-    for name, partition in moving(metadata.image, wanted):
+    for name, partition in reassigning(metadata.image, wanted):
         topics.setdefault(name, []).append(
             {
                 "partition_index": partition.partition,

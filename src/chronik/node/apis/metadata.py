@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.names import OFFSETS_TOPIC, check_topic_name
+from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage, check_topic_name
 from chronik.node.admin.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig

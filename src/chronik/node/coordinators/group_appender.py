@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from chronik.groups.actions import Append
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.wire.batch import encode_batch

@@ -22,8 +22,7 @@ from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.settings import GroupSettings
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
-from chronik.metadata.image import BrokerImage
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, BrokerImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.coordinators.group_appender import GroupAppender

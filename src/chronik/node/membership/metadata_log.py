@@ -19,7 +19,7 @@ from chronik.metadata.commands import ChangePartitions, Command, decode_command,
 from chronik.metadata.difference import events_between
 from chronik.metadata.events import Event
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.plans import Plan
 from chronik.node.environment import Environment
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import Logger

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chronik.metadata.commands import Assignment, CreatePartitions, CreateTopic
-from chronik.metadata.image import ClusterImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, configured_min_insync
-from chronik.metadata.names import check_topic_name, is_internal
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, configured_min_insync
+from chronik.metadata.image import ClusterImage, check_topic_name, is_internal
 from chronik.metadata.placement import assign_manually, place_replicas
 from chronik.metadata.topic_configs import check_topic_configs
 from chronik.node.config import NodeConfig

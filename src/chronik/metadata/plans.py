@@ -1,10 +1,16 @@
-"""Changes of many partitions, grouped by topic for one command."""
+"""Plans: the partition changes that follow from a request or a decision, and the commands that carry them out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
 from uuid import UUID
 
 from chronik.metadata.commands import ChangePartitions, PartitionChange, TopicChanges
+from chronik.wire.errors import KafkaError
+
+T = TypeVar("T")
 
 PARTITIONS_PER_COMMAND_MAX = 5_000
 """More changes than this go into another command: one command must not delay others for long."""
@@ -24,15 +30,8 @@ class Changes:
     def has(self, topic_id: UUID, partition: int) -> bool:
         return partition in self._by_topic.get(topic_id, {})
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_topic.values()))
-
     def of_topics(self) -> tuple[TopicChanges, ...]:
         return tuple(TopicChanges(topic_id, tuple(changes.values())) for topic_id, changes in self._by_topic.items())
-
-    def command(self) -> ChangePartitions | None:
-        """Return all changes in one command, or None if there are none."""
-        return ChangePartitions(self.of_topics()) if self._by_topic else None
 
     def in_parts(self) -> list[tuple[TopicChanges, ...]]:
         """Return the changes in parts of at most PARTITIONS_PER_COMMAND_MAX partitions."""
@@ -53,3 +52,30 @@ class Changes:
         if part:
             parts.append(tuple(part))
         return parts
+
+
+@dataclass(slots=True)
+class Plan:
+    """The changes for a request, and for each entry the error that refused it, if any."""
+
+    changes: Changes = field(default_factory=Changes)
+    outcomes: list[KafkaError | None] = field(default_factory=list)
+
+    @property
+    def command(self) -> ChangePartitions | None:
+        """The changes in one command, or None if there are none."""
+        changes = self.changes.of_topics()
+        return ChangePartitions(changes) if changes else None
+
+
+def outcomes_of(carry_out: Callable[[T], None], requests: Iterable[T]) -> list[KafkaError | None]:
+    """Carry out each request independently; return for each the error that refused it, or None."""
+    outcomes: list[KafkaError | None] = []
+    for request in requests:
+        try:
+            carry_out(request)
+        except KafkaError as error:
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+    return outcomes
