@@ -35,7 +35,7 @@ from chronik.node.apis import (
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
@@ -71,7 +71,7 @@ class FakePartition:
 class WillingLeaders:
     """The controller's part in elections, with leaders that transfer leadership immediately."""
 
-    def __init__(self, metadata: RaftMetadataLog) -> None:
+    def __init__(self, metadata: MetadataLog) -> None:
         self._metadata = metadata
 
     async def applied_everywhere(self) -> None:
@@ -96,7 +96,7 @@ class WillingLeaders:
 class FakeBroker:
     """The part of a broker that the handlers use, with a real metadata log."""
 
-    def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metadata: MetadataLog) -> None:
         self.config, self.metadata = config, metadata
         self.runtime = Runtime.make(config, env, Metrics(), silent_logger())
         self.controller = WillingLeaders(metadata)

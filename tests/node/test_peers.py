@@ -79,7 +79,7 @@ def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_pat
             await until(
                 partial(lambda broker: broker.member.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0
             )
-            assert not broker.member.greeter.is_present(3)
+            assert not broker.member.handshake.is_present(3)
         await nodes.start(3)
         for broker in (one, two):
             await until(partial(lambda broker: broker.member.peers.is_connected(3), broker), timeout_s=1.0)
@@ -103,10 +103,10 @@ def test_a_pending_response_does_not_keep_a_dead_peer_present(tmp_path: Path, mo
         connection = await peer(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
         answer = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 1)))
         await asked.wait()
-        assert one.member.greeter.is_present(5)
+        assert one.member.handshake.is_present(5)
         assert connection._transport is not None
         connection._transport.write_eof()
-        await until(lambda: not one.member.greeter.is_present(5))
+        await until(lambda: not one.member.handshake.is_present(5))
         assert not answer.done() and not connection.is_closed
         connection.close()
 
@@ -212,10 +212,10 @@ def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_pa
         new = await opened("produce")
         async with asyncio.timeout(5):
             assert isinstance(await old.wait_closed(), ConnectionLost)
-        assert one.member.greeter.is_present(5) and not other.is_closed and not new.is_closed
+        assert one.member.handshake.is_present(5) and not other.is_closed and not new.is_closed
         other.close()
         new.close()
-        await until(lambda: not one.member.greeter._present[5].newest)
+        await until(lambda: not one.member.handshake._processes[5].newest)
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 
@@ -287,8 +287,8 @@ def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
             asking[0].cancel()
             await asyncio.wait(asking[:1])
             assert asking[0].cancelled()
-            one.member.peers.silent(2)
-            with pytest.raises(Unreachable, match="node 2 was given up"):
+            one.member.peers.close_data(2)
+            with pytest.raises(Unreachable, match="node 2 was dropped"):
                 await asking[1]
         assert not (await one.member.peers.connection(2, "test")).is_closed
 

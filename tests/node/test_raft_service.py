@@ -15,12 +15,15 @@ import pytest
 from tests.raft.harness import founded, store_id, stored_log
 from tests.raft.memory_store import MemoryRaftStore
 
+from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
+from chronik.observe.metrics import Metrics
 from chronik.raft.messages import (
     AppendReply,
     Heartbeat,
@@ -115,17 +118,9 @@ class Scene:
         )
         self.fatal: list[Exception] = []
         self.disk = DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())
-        self.raft = RaftService(
-            loop,
-            env,
-            node,
-            self.store,
-            cast(Peers, self.peers),
-            self.machine,
-            silent_logger(),
-            self.fatal.append,
-            self.disk,
-        )
+        runtime = Runtime.make(NodeConfig(), env, Metrics(), silent_logger())
+        peers = cast(Peers, self.peers)
+        self.raft = RaftService(runtime, self.disk, node, self.store, peers, self.machine, self.fatal.append)
         self.raft.start()
 
     async def until(self, condition: Callable[[], object]) -> None:

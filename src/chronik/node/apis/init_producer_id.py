@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.membership.producer_ids import ProducerIds
+from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.serving.api import Api, Handler, Values
 from chronik.node.serving.connection import Request
 from chronik.wire.api import ApiKey

@@ -46,11 +46,11 @@ async def handle(node: Services, request: Request) -> Values:
     message = request.message
     wanted = message.topics
     if wanted is None or (request.api_version == 0 and not wanted):
-        await node.departures.noticed(None)
+        await node.departures.wait_for_failover(None)
         image = node.metadata.image
         topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
     else:
-        await node.departures.noticed(_names(node, wanted))
+        await node.departures.wait_for_failover(_names(node, wanted))
         may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
         topics = [await _find(node, topic, may_create) for topic in wanted]
     if getattr(message, "include_topic_authorized_operations", False):
@@ -62,7 +62,7 @@ async def handle(node: Services, request: Request) -> Values:
     return {
         "brokers": [
             {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
-            for member in node.departures.named_brokers()
+            for member in node.departures.listed_brokers()
         ],
         "cluster_id": image.cluster_id,
         "controller_id": node.metadata.controller_id,

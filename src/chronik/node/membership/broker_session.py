@@ -17,8 +17,8 @@ from chronik.node.config import ConfigError
 from chronik.node.membership.controller_client import ControllerClient
 from chronik.node.membership.controller_service import HostedPartitions
 from chronik.node.membership.internal_api import RegisteredResult
-from chronik.node.membership.metadata_log import RaftMetadataLog
-from chronik.observe.logging import Logger
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import ErrorCode, KafkaError
 
 HEARTBEAT_INTERVAL_S = 0.3
@@ -41,19 +41,18 @@ class BrokerSession:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        runtime: Runtime,
         client: ControllerClient,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         registration: RegisterBrokerCall,
         hosted: HostedPartitions,
         on_replaced: Callable[[Exception], None],
         cannot_write: Callable[[], bool],
-        log: Logger,
     ) -> None:
         """`cannot_write` returns whether the disk is stuck."""
         self.broker_epoch = -1
         self.applied_version = 0
-        self._loop = loop
+        self._loop = runtime.loop
         self._client = client
         self._metadata = metadata
         self.registration = registration
@@ -63,7 +62,7 @@ class BrokerSession:
         self._is_removed = False
         self._is_relieved = False
         self._answered_s = 0.0
-        self._log = log
+        self._log = runtime.log
         self._lease_until_s = 0.0
         self._is_leaving = False
         self._has_news = False

@@ -30,10 +30,9 @@ from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_secret import ClusterSecret
 from chronik.node.membership.controller_client import ControllerClient
 from chronik.node.membership.controller_service import ControllerService, HostedPartitions
-from chronik.node.membership.greeter import Greeter
-from chronik.node.membership.identity import Identity
-from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.membership.metadata_log import MetadataLog, new_cluster_id
 from chronik.node.membership.metadata_mark import MarkedRaftStore, MetadataMark
+from chronik.node.membership.peer_handshake import Identity, PeerHandshake
 from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
@@ -114,20 +113,20 @@ class ClusterMember:
         addresses: Addresses,
         incarnation: UUID,
         loaded: StoredMetadata,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         hosted: HostedPartitions,
         failed_by: Callable[[Exception], None],
     ) -> None:
         """Raise ConfigError or StoreError if the data folder or the configuration is unusable."""
-        config, loop, log, random = runtime.config, runtime.loop, runtime.log, runtime.env.random
+        config = runtime.config
         stored = loaded.state
         self._runtime = runtime
         self._disk_watch = disk_watch
         self._folder = folder
         self._failed_by = failed_by
         self._config = config
-        self._loop = loop
-        self._log = log
+        self._loop = runtime.loop
+        self._log = runtime.log
         self._is_open = True
         self._is_majority_lost = False
         self._leaderless: asyncio.TimerHandle | None = None
@@ -145,18 +144,15 @@ class ClusterMember:
         self._check(node, stored, loaded.store.mark)
         self.metadata = metadata
         self._member_ids: set[int] = set()
-        configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
-        links_log = log.bind(component="links")
-        self.peers = Peers(loop, random, self.identity, secret, links_log, self._peer_refused, configured)
-        self.greeter = Greeter(self.identity, secret, random, loop.time, links_log, self.peers.learn, self._peer_left)
-        self.raft = RaftService(
-            loop, runtime.env, node, loaded.store, self.peers, self.metadata, log, failed_by, disk_watch
-        )
+        self.peers = Peers(runtime, self.identity, secret, self._peer_refused)
+        self.handshake = PeerHandshake(runtime, self.identity, secret, self.peers.learn, self.peers.probe)
+        """It probes a peer whose last connection ended, to learn at once whether its process is still running."""
+        self.raft = RaftService(runtime, disk_watch, node, loaded.store, self.peers, self.metadata, failed_by)
         self.metadata.attach(self.raft)
         self.controller = ControllerService(runtime, self.raft, self.metadata, self.peers, hosted)
-        self.client = ControllerClient(loop, config.node_id, self.metadata, self.peers, self.controller.answer)
+        self.client = ControllerClient(runtime, self.metadata, self.peers, self.controller.answer)
         self.session = BrokerSession(
-            loop,
+            runtime,
             self.client,
             self.metadata,
             self._registration(addresses, stored.store_id),
@@ -164,7 +160,6 @@ class ClusterMember:
             failed_by,
             # In a single-node cluster no other node could lead.
             lambda: disk_watch.is_stuck and not self.raft.is_alone,
-            log,
         )
         disk_watch.subscribe(self.session.poke)
 
@@ -275,8 +270,8 @@ class ClusterMember:
                     raise StoreError(
                         f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
                     ) from None
-                self._give_up_if_refused(now_s, error)
-                self._give_up_without_metadata(now_s)
+                self._fail_if_refused(now_s, error)
+                self._fail_without_metadata(now_s)
                 if now_s - logged_s >= WAITING_LOGGED_S:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
@@ -308,7 +303,7 @@ class ClusterMember:
             if node_id != self._config.node_id and not self.peers.is_connected(node_id)
         ]
 
-    def _give_up_if_refused(self, now_s: float, error: KafkaError) -> None:
+    def _fail_if_refused(self, now_s: float, error: KafkaError) -> None:
         """Raise ConfigError if the cluster has refused this node for REFUSED_S, instead of waiting forever.
 
         The time starts at the first refusal, because the node may have waited for a controller before.
@@ -334,7 +329,7 @@ class ClusterMember:
         is_connected = any(status.state is PeerState.CONNECTED for status in statuses)
         return refusals[0] if refusals and not is_connected else ""
 
-    def _give_up_without_metadata(self, now_s: float) -> None:
+    def _fail_without_metadata(self, now_s: float) -> None:
         """Raise StoreError if this node lost its metadata and most founders did too: no cluster is left to join."""
         if not self._has_lost_metadata:
             return
@@ -492,12 +487,8 @@ class ClusterMember:
 
     def _peer_refused(self, node_id: int) -> None:
         """Handle a refused connection. The peer's process is gone only if it holds no connection to this node."""
-        if not self.greeter.is_present(node_id):
+        if not self.handshake.is_present(node_id):
             self.controller.broker_gone(node_id)
-
-    def _peer_left(self, node_id: int) -> None:
-        """Probe a peer whose last connection ended, to learn at once whether its process is still running."""
-        self.peers.probe(node_id)
 
 
 def founders(config: NodeConfig) -> tuple[int, ...]:

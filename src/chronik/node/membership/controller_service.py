@@ -36,7 +36,7 @@ from chronik.node.membership.internal_api import (
     Result,
     TopicCreatedResult,
 )
-from chronik.node.membership.metadata_log import NotController, RaftMetadataLog, propose_plan
+from chronik.node.membership.metadata_log import MetadataLog, NotController, propose_plan
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
@@ -71,7 +71,7 @@ class ControllerService:
     """Owned by the loop. Invariant: `_controller` is set exactly while this node is the controller."""
 
     def __init__(
-        self, runtime: Runtime, raft: RaftService, metadata: RaftMetadataLog, peers: Peers, hosted: HostedPartitions
+        self, runtime: Runtime, raft: RaftService, metadata: MetadataLog, peers: Peers, hosted: HostedPartitions
     ) -> None:
         self._runtime = runtime
         self._raft = raft
@@ -100,16 +100,15 @@ class ControllerService:
                 self._stop()
                 self._controller = Controller(self._metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
-                self._ask_after_the_absent()
+                self._probe_disconnected_peers()
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 self._stop()
 
-    def _ask_after_the_absent(self) -> None:
-        """Probe disconnected peers, above all the former controller: they may have left before this node took over."""
-        peers = self._peers
-        for node_id in peers.known():
-            if not peers.is_connected(node_id):
-                peers.probe(node_id)
+    def _probe_disconnected_peers(self) -> None:
+        """Probe above all the former controller: it may have failed before this node took over."""
+        for node_id in self._peers.known():
+            if not self._peers.is_connected(node_id):
+                self._peers.probe(node_id)
 
     def _stop(self) -> None:
         self._controller = None
@@ -317,10 +316,10 @@ class ControllerService:
         if member.is_voter:
             learners = [other for other in membership.members if not other.is_voter]
             if learners:
-                await self._have_member(Promote(learners[0].node_id))
-        await self._have_member(Remove(node_id))
+                await self._change_member(Promote(learners[0].node_id))
+        await self._change_member(Remove(node_id))
 
-    async def _have_member(self, change: Promote | Remove) -> None:
+    async def _change_member(self, change: Promote | Remove) -> None:
         """Propose a membership change until it is in force and committed."""
         raft = self._raft
         while self._controller is not None:

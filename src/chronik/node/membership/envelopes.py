@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from chronik.node.membership.controller_client import CALL_TIMEOUT_S, ControllerClient
 from chronik.node.membership.internal_api import Envelope, EnvelopeReply, InternalKey, decode_envelope_reply, encode
-from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Handler
 from chronik.node.serving.connection import Request
@@ -31,7 +31,7 @@ class Envelopes:
     def __init__(
         self,
         runtime: Runtime,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         client: ControllerClient,
         applied: Callable[[], Awaitable[None]],
     ) -> None:

@@ -14,7 +14,7 @@ delay a heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -51,7 +51,7 @@ class Hello(msgspec.Struct, frozen=True):
     """The caller's identity. `cluster_id` is empty while the caller has none; `internal` is its own address, HOST:PORT.
 
     `purpose` distinguishes the control link from data connections. `nonce` is set in the first HELLO of a connection,
-    which must be followed by a proof (see `handshake`).
+    which must be followed by a proof (see `peer_handshake`).
     """
 
     cluster_id: str
@@ -174,14 +174,6 @@ T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview
 
 _encoder = msgspec.msgpack.Encoder()
-_hello = msgspec.msgpack.Decoder(Hello)
-_hello_reply = msgspec.msgpack.Decoder(HelloReply)
-_proof = msgspec.msgpack.Decoder(Proof)
-_proof_reply = msgspec.msgpack.Decoder(ProofReply)
-_call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-_call_reply = msgspec.msgpack.Decoder(CallReply)
-_envelope = msgspec.msgpack.Decoder(Envelope)
-_envelope_reply = msgspec.msgpack.Decoder(EnvelopeReply)
 
 
 def encode(body: Any) -> bytes:
@@ -189,43 +181,25 @@ def encode(body: Any) -> bytes:
     return _encoder.encode(body)
 
 
-def decode_hello(body: Body) -> Hello:
-    return _decode(_hello, body)
+def _decode_by(decoder: msgspec.msgpack.Decoder[T]) -> Callable[[Body], T]:
+    def decode(body: Body) -> T:
+        try:
+            return decoder.decode(body)
+        except ValueError as error:
+            raise MalformedRequest(f"a message of another node does not parse: {error}") from None
+
+    return decode
 
 
-def decode_hello_reply(body: Body) -> HelloReply:
-    return _decode(_hello_reply, body)
-
-
-def decode_proof(body: Body) -> Proof:
-    return _decode(_proof, body)
-
-
-def decode_proof_reply(body: Body) -> ProofReply:
-    return _decode(_proof_reply, body)
-
-
-def decode_call(body: memoryview) -> Call:
-    return _decode(_call, body)
-
-
-def decode_call_reply(body: memoryview) -> CallReply:
-    return _decode(_call_reply, body)
-
-
-def decode_envelope(body: memoryview) -> Envelope:
-    return _decode(_envelope, body)
-
-
-def decode_envelope_reply(body: memoryview) -> EnvelopeReply:
-    return _decode(_envelope_reply, body)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: Body) -> T:
-    try:
-        return decoder.decode(body)
-    except ValueError as error:
-        raise MalformedRequest(f"a message of another node does not parse: {error}") from None
+_call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
+decode_hello = _decode_by(msgspec.msgpack.Decoder(Hello))
+decode_hello_reply = _decode_by(msgspec.msgpack.Decoder(HelloReply))
+decode_proof = _decode_by(msgspec.msgpack.Decoder(Proof))
+decode_proof_reply = _decode_by(msgspec.msgpack.Decoder(ProofReply))
+decode_call = _decode_by(_call)
+decode_call_reply = _decode_by(msgspec.msgpack.Decoder(CallReply))
+decode_envelope = _decode_by(msgspec.msgpack.Decoder(Envelope))
+decode_envelope_reply = _decode_by(msgspec.msgpack.Decoder(EnvelopeReply))
 
 
 def refusal_of(reply: CallReply) -> KafkaError | None:

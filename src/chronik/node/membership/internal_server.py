@@ -6,7 +6,6 @@ import asyncio
 
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.envelopes import Envelopes
-from chronik.node.membership.greeter import Greeter, PeerConnection
 from chronik.node.membership.internal_api import (
     Call,
     Envelope,
@@ -16,6 +15,7 @@ from chronik.node.membership.internal_api import (
     decode_hello,
     encode,
 )
+from chronik.node.membership.peer_handshake import PeerConnection, PeerHandshake
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
@@ -123,14 +123,14 @@ class PeerApis:
     def __init__(
         self,
         server: InternalServer,
-        greeter: Greeter,
+        handshake: PeerHandshake,
         raft: RaftService,
         controller: ControllerService,
         envelopes: Envelopes,
         log: Logger,
     ) -> None:
         self._server = server
-        self._greeter = greeter
+        self._handshake = handshake
         self._raft = raft
         self._controller = controller
         self._envelopes = envelopes
@@ -148,16 +148,16 @@ class PeerApis:
     def _hello(self, request: Request, reply: Reply) -> None:
         connection, body = _peer(request), bytes(request.frame[request.body_at :])
         if connection.peer_id is None:
-            reply.send((self._greeter.challenge(body, connection),))
+            reply.send((self._handshake.challenge(body, connection),))
             return
-        answer = self._greeter.greet(decode_hello(body), connection)
+        answer = self._handshake.answer_keepalive(decode_hello(body), connection)
         reply.send((encode(answer),))
         if answer.refusal:
             connection.close()
 
     def _proof(self, request: Request, reply: Reply) -> None:
         connection = _peer(request)
-        answer = self._greeter.prove(bytes(request.frame[request.body_at :]), connection)
+        answer = self._handshake.prove(bytes(request.frame[request.body_at :]), connection)
         reply.send((encode(answer),))
         if connection.peer_id is None:
             connection.close()

@@ -1,8 +1,8 @@
 """The ordered, durable log of metadata commands, and the image that results from it.
 
 Callers propose commands to `MetadataLog`, and receive the events once a command is committed and applied on this node.
-`RaftMetadataLog` orders the commands by Raft; a single-node cluster is a Raft group of one. Only the controller, the
-leader of that group, accepts proposals. It validates each one against the image that includes all earlier proposals.
+Raft orders the commands; a single-node cluster is a Raft group of one. Only the controller, the leader of that group,
+accepts proposals. It validates each one against the image that includes all earlier proposals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import ChangePartitions, Command, decode_command, encode_command
@@ -50,38 +50,6 @@ class NotController(KafkaError):
         self.controller_id = controller_id
 
 
-class MetadataLog(Protocol):
-    """The interface to propose and observe metadata changes. Owned by the node's loop."""
-
-    @property
-    def image(self) -> ClusterImage:
-        """The image after every command that is committed and applied on this node."""
-
-    @property
-    def is_controller(self) -> bool:
-        """Whether this node is the controller, so that it may propose."""
-
-    @property
-    def controller_id(self) -> int:
-        """The controller that this node knows of; -1 for none."""
-
-    async def propose(self, proposal: Proposal) -> list[Event]:
-        """Propose one command; return its events once it is committed and applied on this node.
-
-        A function receives the image with all earlier proposals applied, and returns the command. Validation belongs in
-        it, because no other command can come in between. If it raises, or NotController is raised, nothing is written.
-        After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the command may still take effect.
-        """
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener(image, events)` on the loop after each applied command, before its proposer resumes."""
-
-    async def applied(self, version: int) -> None:
-        """Wait until this node's image is at least as new as `version`."""
-
-    async def close(self) -> None: ...
-
-
 @dataclass(slots=True)
 class _Waiting:
     """A pending proposal and its speculative result."""
@@ -92,8 +60,8 @@ class _Waiting:
     done: asyncio.Future[list[Event]]
 
 
-class RaftMetadataLog:
-    """The metadata as this node has applied it.
+class MetadataLog:
+    """The metadata as this node has applied it. Owned by the node's loop.
 
     Invariant: `image` holds exactly the commands that Raft delivered as committed. While this node is the controller,
     `_projected` also holds all pending commands, so each proposal is validated against everything before it.
@@ -123,6 +91,7 @@ class RaftMetadataLog:
 
     @property
     def image(self) -> ClusterImage:
+        """The image after every command that is committed and applied on this node."""
         return self._image
 
     @property
@@ -136,16 +105,20 @@ class RaftMetadataLog:
 
     @property
     def is_controller(self) -> bool:
+        """Whether this node is the controller, so that it may propose."""
         return self._is_controller
 
     @property
     def controller_id(self) -> int:
+        """The controller that this node knows of; -1 for none."""
         return self._raft.leader_id
 
     def subscribe(self, listener: Listener) -> None:
+        """Call `listener(image, events)` on the loop after each applied command, before its proposer resumes."""
         self._listeners.append(listener)
 
     async def applied(self, version: int) -> None:
+        """Wait until this node's image is at least as new as `version`."""
         if self._image.version >= version:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -155,6 +128,12 @@ class RaftMetadataLog:
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, proposal: Proposal) -> list[Event]:
+        """Propose one command; return its events once it is committed and applied on this node.
+
+        A function receives the image with all earlier proposals applied, and returns the command. Validation belongs in
+        it, because no other command can come in between. If it raises, or NotController is raised, nothing is written.
+        After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the command may still take effect.
+        """
         done = self.submit(proposal)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):

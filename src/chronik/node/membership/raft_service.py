@@ -12,11 +12,10 @@ from typing import Protocol
 
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch
 from chronik.node.endpoint import Endpoint, EndpointError
-from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_store import is_full
-from chronik.observe.logging import Logger
+from chronik.node.runtime import Runtime
 from chronik.raft.membership import MembershipChange
 from chronik.raft.messages import Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
@@ -61,24 +60,22 @@ class RaftService:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
+        runtime: Runtime,
+        disk: DiskWatch,
         node: RaftNode,
         store: RaftStore,
         peers: Peers,
         machine: StateMachine,
-        log: Logger,
         on_fatal: Callable[[Exception], None],
-        disk: DiskWatch,
     ) -> None:
         self.node = node
-        self._loop = loop
-        self._env = env
+        self._loop = runtime.loop
+        self._executor = runtime.env.executor
         self._disk = disk
         self._store = store
         self._peers = peers
         self._machine = machine
-        self._log = log.bind(component="raft")
+        self._log = runtime.log.bind(component="raft")
         self._on_fatal = on_fatal
         self._listeners: list[Callable[[Event], None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +111,7 @@ class RaftService:
             if self._job is not None:
                 # Wait for the job, not the task: the thread keeps writing even if the task was cancelled.
                 await self._disk.wait(asyncio.gather(self._job, return_exceptions=True))
-            await self._disk.wait(self._loop.run_in_executor(self._env.executor, self._store.close))
+            await self._disk.wait(self._loop.run_in_executor(self._executor, self._store.close))
         except TimeoutError as error:
             self._log.error("raft_store_not_closed", reason=str(error))
 
@@ -232,7 +229,7 @@ class RaftService:
         write = self._disk.begin(self._write_is_late)
         while True:
             try:
-                self._job = self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
+                self._job = self._loop.run_in_executor(self._executor, self._store.persist, persist)
                 await asyncio.shield(self._job)
                 break
             except Exception as error:

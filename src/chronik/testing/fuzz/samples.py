@@ -18,7 +18,6 @@ from chronik.metadata.calls import (
     ReplicaReport,
     ReportReplicasCall,
 )
-from chronik.node.membership.handshake import NONCE_BYTES
 from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
     CreateTopicCall,
@@ -28,6 +27,7 @@ from chronik.node.membership.internal_api import (
     Proof,
     encode,
 )
+from chronik.node.membership.peer_handshake import NONCE_BYTES
 from chronik.raft import messages as raft
 from chronik.raft.membership import Member, Membership
 from chronik.raft.store import Entry, EntryKind
