@@ -133,7 +133,7 @@ def test_written_entries_are_in_the_files_without_closing_the_store(
 def test_each_write_is_synced_to_disk(path: str, open_store: OpenStore) -> None:
     store = open_store()
     store.load()
-    connection = store._file._open()
+    connection = store._open()
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

@@ -21,6 +21,7 @@ from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfigs,
     Assignment,
+    BrokerStatusChange,
     ChangePartition,
     ChangePartitions,
     Command,
@@ -133,7 +134,7 @@ def _register_broker(image: ClusterImage, command: RegisterBroker) -> Applied:
 
 def _change_status(
     image: ClusterImage,
-    command: FenceBroker | UnfenceBroker | ShutDownBroker,
+    command: BrokerStatusChange,
     event: Callable[[BrokerImage], Event],
     **status: Any,
 ) -> Applied:

@@ -55,33 +55,30 @@ class PartitionsCreated(msgspec.Struct, frozen=True, tag=True):
     partitions: tuple[PartitionImage, ...]
 
 
-class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
+class PartitionEvent(msgspec.Struct, frozen=True):
+    """The partition after the change."""
+
+    topic: str
+    topic_id: UUID
+    partition: PartitionImage
+
+
+class ReplicasChanged(PartitionEvent, frozen=True, tag=True):
     """The set of replicas changed: `added` brokers open a log, `removed` ones delete theirs. Precedes LeaderChanged.
 
     Both are empty if only the order of the replicas or the state of the reassignment changed.
     """
 
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
 
 
-class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
+class LeaderChanged(PartitionEvent, frozen=True, tag=True):
     """A new leader epoch: a new leader, none, or a new incarnation of the same broker."""
 
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
 
-
-class IsrChanged(msgspec.Struct, frozen=True, tag=True):
+class IsrChanged(PartitionEvent, frozen=True, tag=True):
     """The ISR changed under the same or a new leader; or only `partition_epoch`, which the leader's proposals need."""
-
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
 
 
 class ConfigChanged(msgspec.Struct, frozen=True, tag=True):

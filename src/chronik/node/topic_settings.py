@@ -2,7 +2,7 @@
 
 A topic config takes its value from the first of these that sets it: the topic itself, the broker's dynamic config of
 the synonym (`log.retention.ms` for `retention.ms`), the cluster's dynamic default of the synonym, the node's
-`[topic_defaults]`, Kafka's default. Only min.insync.replicas is the same on all nodes (see `metadata.min_insync`): it
+`[topic_defaults]`, Kafka's default. Only min.insync.replicas is the same on all nodes (see `metadata.elections`): it
 is the topic's own, the cluster's, or depends on the number of replicas.
 """
 

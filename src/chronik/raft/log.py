@@ -7,18 +7,8 @@ and the last durable entry. Truncating the log lowers the latter two, even while
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from chronik.raft.store import Entry, RaftError, Snapshot
-
-
-class Unpersisted(NamedTuple):
-    """What the store must write: save the snapshot, then drop the head, cut the tail, append the entries."""
-
-    snapshot: Snapshot | None
-    drop_before: int | None
-    cut_from: int | None
-    entries: tuple[Entry, ...]
+from chronik.raft.store import Entry, HardState, Persist, RaftError, Snapshot
 
 
 class RaftLog:
@@ -145,19 +135,19 @@ class RaftLog:
         self.base_index, self.base_term = base_index, base_term
         self._drop_before = base_index + 1
 
-    def take_unpersisted(self) -> Unpersisted | None:
-        """Return everything the store lacks, as one write; `persisted` must follow before the next one."""
-        entries = tuple(self._entries[self._handed_index - self.base_index :]) if not self._is_handed else ()
-        taken = Unpersisted(self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
-        if taken == (None, None, None, ()):
+    def take_unpersisted(self, hard_state: HardState) -> Persist | None:
+        """Return everything the store lacks, as one write; `persisted` must follow before the next one.
+
+        None if the store lacks nothing, apart from a new `hard_state`.
+        """
+        are_entries_stored = self._handed_index >= self.last_index
+        entries = () if are_entries_stored else tuple(self._entries[self._handed_index - self.base_index :])
+        persist = Persist(hard_state, self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
+        if persist == Persist(hard_state):
             return None
         self._unpersisted_snapshot = self._drop_before = self._cut_from = None
         self._handed_index = self._write_end = self.last_index
-        return taken
-
-    @property
-    def _is_handed(self) -> bool:
-        return self._handed_index >= self.last_index
+        return persist
 
     def persisted(self) -> None:
         """Note that the write of the last `take_unpersisted` is durable, except entries cut since then."""

@@ -123,15 +123,6 @@ class RaftNode:
         """
         return self._role.lease_until_ms if isinstance(self._role, Leader) else None
 
-    def match_index(self, node_id: int) -> int | None:
-        """Return up to which index a member's log is durable and equal to this leader's; None if this does not lead."""
-        if not isinstance(self._role, Leader):
-            return None
-        if node_id == self.node_id:
-            return self._state.log.durable_index
-        progress = self._role.progress.get(node_id)
-        return None if progress is None else progress.match_index
-
     # Events
 
     def next_deadline_ms(self) -> int | None:

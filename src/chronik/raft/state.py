@@ -280,13 +280,13 @@ class RaftState:
     # Output
 
     def take_persist(self) -> Persist | None:
-        unpersisted = self.log.take_unpersisted()
+        hard_state = HardState(self.term, self.vote, self.commit_index)
+        persist = self.log.take_unpersisted(hard_state)
         state = (self.term, self.vote)
-        if unpersisted is None and state == self._handed_state:
+        if persist is None and state == self._handed_state:
             return None
         self._handed_state = state
-        hard_state = HardState(self.term, self.vote, self.commit_index)
-        return Persist(hard_state) if unpersisted is None else Persist(hard_state, *unpersisted)
+        return persist or Persist(hard_state)
 
     def persisted(self) -> None:
         self._durable_state = self._handed_state
