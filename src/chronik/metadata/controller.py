@@ -118,7 +118,7 @@ class Controller:
         session = self._liveness.heard(broker, call, now_ms)
         states = self._liveness.states(self._image, now_ms)
         lease_ms = 0
-        knows = session.knows_by(now_ms, self._settings.session_timeout_ms)
+        knows = session.knows_demotions(now_ms, self._settings.session_timeout_ms)
         if broker.id in states.serving and knows and not session.cannot_write:
             lease_ms = self._settings.session_timeout_ms - self._settings.lease_margin_ms
             if confirmed_ms is not None:

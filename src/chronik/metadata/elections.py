@@ -89,10 +89,10 @@ class TopicRules:
 class Draft:
     """A pending change of one partition: create it from the image, adjust it, call `settle`, then take the `change`.
 
-    `is_given_up`: the leader itself requested a new leader and no longer serves. `is_forced`: the leader's time to hand
-    over has run out. `begins_epoch`: the leader stays and starts a new leader epoch. After `settle`, `hand_over_to` is
-    the broker that should receive the leadership. `is_waiting` means that the election waits until the previous leader
-    knows that it no longer leads.
+    `has_leader_resigned`: the leader itself requested a new leader and no longer serves. `is_forced`: the leader's time
+    to hand over has run out. `begins_epoch`: the leader stays and starts a new leader epoch. After `settle`,
+    `hand_over_to` is the broker that should receive the leadership. `is_waiting` means that the election waits until
+    the previous leader knows that it no longer leads.
     """
 
     __slots__ = (
@@ -102,9 +102,9 @@ class Draft:
         "begins_epoch",
         "eligible",
         "hand_over_to",
+        "has_leader_resigned",
         "image",
         "is_forced",
-        "is_given_up",
         "is_waiting",
         "isr",
         "leader",
@@ -123,7 +123,7 @@ class Draft:
         self.adding = image.adding
         self.removing = image.removing
         self.begins_epoch = False
-        self.is_given_up = False
+        self.has_leader_resigned = False
         self.is_forced = False
         self.is_waiting = False
         self.hand_over_to: int | None = None
@@ -205,7 +205,7 @@ class Draft:
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
         """Whether the current leader may still answer clients."""
-        return self.image.leader in brokers.serving and not self.is_given_up
+        return self.image.leader in brokers.serving and not self.has_leader_resigned
 
     def _trim(self, brokers: BrokerStates) -> None:
         staying = tuple(member for member in self.isr if member in brokers.staying)

@@ -55,7 +55,7 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
             continue
         # A leader that reports its own log no longer serves. Any other leader must not add the replica back to the ISR
         # because of its earlier fetches.
-        draft.is_given_up = partition.leader == broker.id
+        draft.has_leader_resigned = partition.leader == broker.id
         draft.begins_epoch = partition.leader not in (loser, NO_LEADER)
         draft.settle(brokers, TopicRules.of(image, topic))
         plan.changes.add(topic.id, draft.change())

@@ -35,7 +35,7 @@ def plan_isr_change(image: ClusterImage, brokers: BrokerStates, call: AlterIsrCa
                 f"broker {call.hand_over_to} cannot lead {name}: keep leading it",
             )
         draft.leader = call.hand_over_to
-        draft.is_given_up = True
+        draft.has_leader_resigned = True
     draft.settle(brokers, TopicRules.of(image, topic))
     return ChangePartition(
         topic.id,

@@ -54,17 +54,17 @@ class Session:
             del self.demotions[1:]
             self.demotions.append((version, now_ms))
 
-    def knows_by(self, now_ms: int, patience_ms: int) -> bool:
+    def knows_demotions(self, now_ms: int, patience_ms: int) -> bool:
         """Whether it has applied every version that ended one of its leaderships, or still has time to."""
-        self._forget_known()
+        self._drop_known_demotions()
         return not self.demotions or now_ms - self.demotions[0][1] < patience_ms
 
     def serves_unaware(self, now_ms: int, lease_ms_max: int) -> bool:
         """Whether it may still serve partitions that it no longer leads. It gets no lease for that after a while."""
-        self._forget_known()
+        self._drop_known_demotions()
         return bool(self.demotions) and now_ms - self.demotions[-1][1] < lease_ms_max
 
-    def _forget_known(self) -> None:
+    def _drop_known_demotions(self) -> None:
         while self.demotions and self.demotions[0][0] <= self.applied_version:
             del self.demotions[0]
 

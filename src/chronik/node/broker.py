@@ -235,7 +235,7 @@ class Broker:
         self._closers.append(self._scrubber.stop)
         member.session.start()
         self._closers.append(member.session.close)
-        await self._while_sound(member.session.unfenced())
+        await self._while_sound(member.session.wait_unfenced())
         await self.server.serve(self.handlers, self._envelopes)
         self._trace_topic.start()
         self._closers.append(self._trace_topic.stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import UUID
+from dataclasses import dataclass, field
 
 from chronik.raft.messages import (
     Append,
@@ -20,15 +20,13 @@ from chronik.raft.state import RaftState, ToCandidate, Transition
 from chronik.raft.store import Snapshot
 
 
+@dataclass(slots=True)
 class IncomingSnapshot:
     """A snapshot being received, in consecutive chunks."""
 
-    __slots__ = ("data", "index", "term")
-
-    def __init__(self, index: int, term: int) -> None:
-        self.index = index
-        self.term = term
-        self.data = bytearray()
+    index: int
+    term: int
+    data: bytearray = field(default_factory=bytearray)
 
 
 class Follower:
@@ -124,9 +122,5 @@ class Follower:
 
     def _answer_once_in_term(self, message: Message, body: Body) -> None:
         """Send a reply that requires this node's term to be durable, but nothing of its log."""
-        target: int = message.source
-        store: UUID = message.source_store
-        if self._state.is_state_durable:
-            self._state.send(target, store, body)
-        else:
-            self._state.send_after(target, store, body)
+        send = self._state.send if self._state.is_state_durable else self._state.send_after
+        send(message.source, message.source_store, body)

@@ -44,21 +44,21 @@ class Joiner(NamedTuple):
 class Joiners:
     """The nodes that recently asked to join, and those whose id was taken, so that each is reported once."""
 
-    __slots__ = ("_joiners", "_state", "_taken")
+    __slots__ = ("_joiners", "_reported", "_state")
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
         self._joiners: dict[int, Joiner] = {}
-        self._taken: dict[UUID, None] = {}
+        self._reported: dict[UUID, None] = {}
 
     def clear(self) -> None:
         self._joiners.clear()
-        self._taken.clear()
+        self._reported.clear()
 
     def hello(self, hello: Hello, leader: Leader) -> None:
         if leader.is_in_use(hello.node_id, hello.store):
-            if hello.store not in self._taken and len(self._taken) < JOINERS_MAX:
-                self._taken[hello.store] = None
+            if hello.store not in self._reported and len(self._reported) < JOINERS_MAX:
+                self._reported[hello.store] = None
                 self._state.events.append(NodeIdTaken(hello.node_id, hello.store))
             return
         self._forget_old()
@@ -74,18 +74,18 @@ class Joiners:
     def _next_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
         self._forget_old()
         membership = self._state.membership
-        asking = [change for change in self._asking() if not leader.is_in_use(change.node_id, change.store)]
-        for change in asking:
+        changes = [change for change in self._additions() if not leader.is_in_use(change.node_id, change.store)]
+        for change in changes:
             if membership.member(change.node_id) is not None:
                 return change
         if len(membership.voters) < voters_max:
             for member in membership.members:
                 if not member.is_voter and leader.is_caught_up(member.node_id):
                     return Promote(member.node_id)
-        return asking[0] if asking else None
+        return changes[0] if changes else None
 
-    def _asking(self) -> list[AddLearner]:
-        """Return the joiners whose current store is neither a member's nor a removed one."""
+    def _additions(self) -> list[AddLearner]:
+        """Return the additions of joiners whose current store is neither a member's nor a removed one."""
         changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
         membership = self._state.membership
         known = [member.store for member in membership.members] + list(membership.removed)
@@ -100,15 +100,15 @@ class Joiners:
 class Introduction:
     """Sends hellos while this node has no cluster; the founder writes the first entry once all founders are empty.
 
-    Invariant: `_blank` holds peers that reported to *this* store that theirs was empty.
+    Invariant: `_blank_founders` holds peers that reported to *this* store that theirs was empty.
     """
 
     def __init__(self, state: RaftState, seeds: Sequence[int], founders: tuple[int, ...]) -> None:
         self._state = state
         self._seeds = seeds
         self._founders = founders
-        self._blank: dict[int, Member] = {}
-        self._met: dict[int, UUID] = {}
+        self._blank_founders: dict[int, Member] = {}
+        self._known_stores: dict[int, UUID] = {}
         self._next_hello_ms = state.now_ms
 
     @property
@@ -134,12 +134,12 @@ class Introduction:
         known = [member.node_id for member in state.membership.members]
         for target in sorted({*self._seeds, *known} - {state.node_id}):
             state.send(target, None, Hello(state.node_id, state.store_id, state.address))
-        return self._found()
+        return self._found_cluster()
 
-    def is_ghost(self, message: Message) -> bool:
+    def is_from_lost_store(self, message: Message) -> bool:
         """Return whether the message comes from a store that its node has lost: never join what it founded."""
-        met = self._met.get(message.source)
-        return self._state.is_blank and met is not None and met != message.source_store
+        known = self._known_stores.get(message.source)
+        return self._state.is_blank and known not in (None, message.source_store)
 
     def hello(self, hello: Hello) -> None:
         """Answer a node with an empty store: this store is empty too. Only that store receives the reply.
@@ -148,22 +148,22 @@ class Introduction:
         """
         if hello.is_relayed:
             return
-        self._met[hello.node_id] = hello.store
+        self._known_stores[hello.node_id] = hello.store
         if self._founders:
             self._state.send(hello.node_id, hello.store, HelloReply(self._state.address))
 
     def reply(self, message: Message, reply: HelloReply) -> bool:
         """Note a founder's reply; return whether this node has just founded the cluster."""
-        self._blank[message.source] = Member(message.source, message.source_store, True, reply.address)
-        return self._found()
+        self._blank_founders[message.source] = Member(message.source, message.source_store, True, reply.address)
+        return self._found_cluster()
 
-    def _found(self) -> bool:
+    def _found_cluster(self) -> bool:
         """Found the cluster. Only the founder with the lowest id may, so that there is exactly one first entry."""
         state = self._state
         if not state.is_blank or not self._founders or state.node_id != min(self._founders):
             return False
         own = Member(state.node_id, state.store_id, True, state.address)
-        known = {**self._blank, state.node_id: own}
+        known = {**self._blank_founders, state.node_id: own}
         if any(node_id not in known for node_id in self._founders):
             return False
         members = tuple(known[node_id] for node_id in sorted(self._founders))

@@ -69,18 +69,18 @@ class Leader:
         self._rounds = Rounds(state)
         self._transfer: tuple[int, int] | None = None
         self._has_handed_over = False
-        self._next_beat_ms = state.now_ms
+        self._next_heartbeat_ms = state.now_ms
         self._uncommitted_bytes = sum(entry.size_bytes for entry in state.uncommitted())
         # A leader knows what is committed only once an entry of its own term is (section 5.4.2 of the paper).
         self._established_index = self._append(EntryKind.NO_OP, b"").index
-        self._beat()
+        self._send_heartbeats()
 
     # Time
 
     @property
     def deadline_ms(self) -> int:
         quorum_ms = self._rounds.contact_ms + self._state.settings.election_timeout_ms
-        deadlines = [self._next_beat_ms, quorum_ms]
+        deadlines = [self._next_heartbeat_ms, quorum_ms]
         if self._transfer is not None:
             deadlines.append(self._transfer[1])
         return min(deadlines)
@@ -97,22 +97,22 @@ class Leader:
                 return ToFollower(state.term)
             state.events.append(TransferAborted(self._transfer[0]))
             self._transfer = None
-        if state.now_ms >= self._next_beat_ms:
+        if state.now_ms >= self._next_heartbeat_ms:
             for progress in self.progress.values():
                 if progress.mode is Mode.REPLICATE and not self._is_active(progress):
                     progress.start(Mode.PROBE)
-            self._beat()
+            self._send_heartbeats()
         return None
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Start a round of heartbeats."""
         state = self._state
         number = self._rounds.begin()
-        self._next_beat_ms = state.now_ms + state.settings.heartbeat_interval_ms
+        self._next_heartbeat_ms = state.now_ms + state.settings.heartbeat_interval_ms
         for node_id, progress in self.progress.items():
             commit = min(progress.match_index, state.commit_index)
             state.send(node_id, progress.store, Heartbeat(commit, number, state.log.term_at(commit) or 0))
-        self._count_rounds()
+        self._update_rounds()
 
     @property
     def lease_until_ms(self) -> int | None:
@@ -269,7 +269,7 @@ class Leader:
         self._uncommitted_bytes -= sum(entry.size_bytes for entry in committed)
         state.commit_to(index)
         # A membership with fewer voters may have a majority for a later round.
-        self._count_rounds()
+        self._update_rounds()
         is_member = state.membership.is_voter(state.node_id, state.store_id)
         if not is_member and state.members.index <= state.commit_index:
             # The change that removed this node's vote is committed: its work is done.
@@ -303,12 +303,12 @@ class Leader:
             # An append with nothing new reveals a message lost in either direction.
             progress.must_probe = progress.match_index < state.log.last_index
             progress.chunk_overdue(state.now_ms, state.settings.election_timeout_ms)
-            self._count_rounds()
+            self._update_rounds()
         elif isinstance(body, SnapshotReply):
             progress.chunk_taken(body.index, body.next_offset)
         return None
 
-    def _count_rounds(self) -> None:
+    def _update_rounds(self) -> None:
         self._rounds.answered(self._state.membership.majority_value(self._acked_round))
 
     def _acked_round(self, node_id: int) -> int:
@@ -345,8 +345,8 @@ class Leader:
             )
             last_index = prev_index + len(entries)
             commit = min(state.commit_index, last_index)
-            tells_commit = progress.mode is Mode.REPLICATE and commit > progress.sent_commit
-            if not entries and not progress.must_probe and not tells_commit:
+            advances_commit = progress.mode is Mode.REPLICATE and commit > progress.sent_commit
+            if not entries and not progress.must_probe and not advances_commit:
                 return
             state.send(node_id, progress.store, Append(prev_index, prev_term, entries, commit))
             progress.appended(last_index, sum(entry.size_bytes for entry in entries), commit)

@@ -133,9 +133,9 @@ class RaftNode:
     def tick(self, now_ms: int) -> None:
         self._set_time(now_ms)
         if self._introduction.tick():
-            self._go(ToCandidate(is_pre_vote=True))
+            self._change_role(ToCandidate(is_pre_vote=True))
         else:
-            self._go(self._role.tick())
+            self._change_role(self._role.tick())
 
     def step(self, message: Message, now_ms: int) -> None:
         """Handle a message from a peer. Outdated messages and messages for another store have no effect.
@@ -150,20 +150,20 @@ class RaftNode:
         if isinstance(body, Hello):
             self._hello(message, body)
             return
-        if message.target_store != state.store_id or self._introduction.is_ghost(message):
+        if message.target_store != state.store_id or self._introduction.is_from_lost_store(message):
             return
         if isinstance(body, HelloReply):
             if state.is_blank and self._introduction.reply(message, body):
-                self._go(ToCandidate(is_pre_vote=True))
+                self._change_role(ToCandidate(is_pre_vote=True))
         elif isinstance(body, VoteRequest):
             self._vote(message, body)
         elif isinstance(body, Append | Heartbeat | SnapshotChunk | TimeoutNow):
             self._follow(message)
         elif message.term > state.term and not (isinstance(body, VoteReply) and body.is_granted):
             # A granted pre-vote names a term that does not exist yet; every other reply names its sender's term.
-            self._go(ToFollower(message.term))
+            self._change_role(ToFollower(message.term))
         elif message.term >= state.term and not isinstance(self._role, Follower):
-            self._go(self._role.receive(message))
+            self._change_role(self._role.receive(message))
 
     def storage_failed(self, now_ms: int) -> None:
         """Note that the store refuses a write, or has not responded for too long; the write stays pending.
@@ -174,9 +174,9 @@ class RaftNode:
         self._set_time(now_ms)
         self._state.is_storage_failed = True
         if isinstance(self._role, Candidate):
-            self._go(ToFollower(self._state.term))
+            self._change_role(ToFollower(self._state.term))
         elif isinstance(self._role, Leader):
-            self._go(self._role.resign_if_storage_failed())
+            self._change_role(self._role.resign_if_storage_failed())
 
     def storage_recovered(self, now_ms: int) -> None:
         """Note that the store accepts writes again. A follower waits a whole timeout before it campaigns."""
@@ -229,7 +229,7 @@ class RaftNode:
         if not request.is_transfer and (self.is_leader or state.hears_leader):
             return
         if message.term > state.term and not request.is_pre_vote:
-            self._go(ToFollower(message.term))
+            self._change_role(ToFollower(message.term))
         is_granted = self._may_grant(message, request)
         reply = VoteReply(is_granted, request.is_pre_vote)
         if is_granted and request.is_pre_vote:
@@ -259,9 +259,9 @@ class RaftNode:
         if message.term == state.term and (self.is_leader or state.leader not in (None, message.source)):
             raise RaftError(f"nodes {state.leader} and {message.source} both lead in term {state.term}")
         if message.term > state.term or not isinstance(self._role, Follower) or state.leader is None:
-            self._go(ToFollower(message.term, message.source))
+            self._change_role(ToFollower(message.term, message.source))
         assert isinstance(self._role, Follower)
-        self._go(self._role.receive(message))
+        self._change_role(self._role.receive(message))
 
     def _hello(self, message: Message, hello: Hello) -> None:
         state, role = self._state, self._role
@@ -278,7 +278,7 @@ class RaftNode:
 
     # Roles
 
-    def _go(self, transition: Transition | None) -> None:
+    def _change_role(self, transition: Transition | None) -> None:
         """Change the role, and repeat while the new role requests another one."""
         state = self._state
         while transition is not None:
@@ -348,7 +348,7 @@ class RaftNode:
             raise RaftError("a write was reported that is not the one under way")
         self._persisting = None
         self._state.persisted()
-        self._go(self._role.persisted())
+        self._change_role(self._role.persisted())
 
 
 _NOTHING = Ready()

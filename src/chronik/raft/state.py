@@ -137,7 +137,9 @@ class RaftState:
         self.now_ms = now_ms
         self.log = RaftLog(stored.snapshot, stored.entries)
         snapshot = stored.snapshot
-        self.members = MembershipHistory(snapshot.index, snapshot.membership) if snapshot else _no_members()
+        self.members = MembershipHistory(0, Membership())
+        if snapshot is not None:
+            self.members = MembershipHistory(snapshot.index, snapshot.membership)
         for entry in stored.entries:
             if entry.kind is EntryKind.MEMBERSHIP and entry.index > self.members.index:
                 self.members.append(entry.index, decode_membership(entry.data))
@@ -307,7 +309,3 @@ class RaftState:
         entries = self.log.entries(self.applied_index + 1, last, bytes_max, COMMITTED_ENTRIES_MAX)
         self.applied_index = entries[-1].index
         return entries
-
-
-def _no_members() -> MembershipHistory:
-    return MembershipHistory(0, Membership())

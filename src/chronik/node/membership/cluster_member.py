@@ -161,7 +161,7 @@ class ClusterMember:
             # In a single-node cluster no other node could lead.
             lambda: disk_watch.is_stuck and not self.raft.is_alone,
         )
-        disk_watch.subscribe(self.session.poke)
+        disk_watch.subscribe(self.session.heartbeat_soon)
 
     # -- lifecycle: start ----------------------------------------------------------------------------------------------
 

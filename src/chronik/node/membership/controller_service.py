@@ -202,7 +202,7 @@ class ControllerService:
         if controller is None:
             return CallReply(False, metadata.controller_id)
         try:
-            result = await self._carry_out(controller, call)
+            result = await self._execute(controller, call)
         except KafkaError as error:
             if error.code is ErrorCode.not_controller:
                 return CallReply(False, error.controller_id if isinstance(error, NotController) else node_id)
@@ -213,7 +213,7 @@ class ControllerService:
             return CallReply(True, node_id, metadata.version, ErrorCode.unknown_server_error, message)
         return CallReply(True, node_id, metadata.version, result=result)
 
-    async def _carry_out(self, controller: Controller, call: Call) -> Result:
+    async def _execute(self, controller: Controller, call: Call) -> Result:
         metadata = self._metadata
         match call:
             case HeartbeatCall():
@@ -268,26 +268,22 @@ class ControllerService:
 
     # -- preferred leader election -------------------------------------------------------------------------------------
 
-    async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
+    async def elect_preferred(self, requested: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
         """Elect the preferred leaders and wait until they lead. Return an error or None for each partition."""
         controller, metadata = self._controller, self._metadata
         if controller is None:
             raise NotController(metadata.controller_id)
-        outcomes = controller.elect_preferred(wanted, self._now())
-        asked = [key for key, error in zip(wanted, outcomes, strict=True) if error is None]
-
-        def are_led() -> bool:
-            return all(_is_led_by_preferred(metadata.image, key) for key in asked)
-
+        outcomes = controller.elect_preferred(requested, self._now())
+        accepted = [key for key, error in zip(requested, outcomes, strict=True) if error is None]
         try:
             async with asyncio.timeout(wait_s):
-                while not are_led():
+                while not all(_is_led_by_preferred(metadata.image, key) for key in accepted):
                     await metadata.applied(metadata.version + 1)
         except TimeoutError:
             late = KafkaError(ErrorCode.request_timed_out, "not handed over in time; it may still be")
             return [
                 late if error is None and not _is_led_by_preferred(metadata.image, key) else error
-                for key, error in zip(wanted, outcomes, strict=True)
+                for key, error in zip(requested, outcomes, strict=True)
             ]
         return outcomes
 
@@ -354,22 +350,22 @@ class ControllerService:
         controller = self._controller
         if controller is None:
             raise NotController(self._metadata.controller_id)
-        wanted = tuple(broker_ids)
-        if controller.has_applied(version, wanted):
+        broker_ids = tuple(broker_ids)
+        if controller.has_applied(version, broker_ids):
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((version, wanted, waiter))
+        self._waiters.append((version, broker_ids, waiter))
         await waiter
 
     def _answer_waiters(self, controller: Controller) -> None:
         waiting, self._waiters = self._waiters, []
-        for version, wanted, waiter in waiting:
+        for version, broker_ids, waiter in waiting:
             if waiter.done():
                 continue
-            if controller.has_applied(version, wanted):
+            if controller.has_applied(version, broker_ids):
                 waiter.set_result(None)
             else:
-                self._waiters.append((version, wanted, waiter))
+                self._waiters.append((version, broker_ids, waiter))
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:

@@ -211,7 +211,7 @@ class RaftService:
         if ready.proposals_dropped:
             self._machine.dropped(ready.proposals_dropped)
         for event in ready.events:
-            self._note(event)
+            self._handle_event(event)
             for listener in self._listeners:
                 listener(event)
 
@@ -284,7 +284,7 @@ class RaftService:
 
     # -- events and failures -------------------------------------------------------------------------------------------
 
-    def _note(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case RoleChanged(role=role, term=term, leader=leader):
                 self._log.info("raft_role", role=role.value, term=term, leader=leader)
