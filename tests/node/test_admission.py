@@ -263,7 +263,7 @@ def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path
         for call in calls:
             reply = decode_call_reply(await connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(call)))
             assert reply.code == ErrorCode.cluster_authorization_failed
-            assert reply.message == "node 5 may not speak for node 1"
+            assert reply.message == "node 5 may not make calls for node 1"
         assert one.image.brokers[1] == before
         refused = nodes.events(1, "call_refused")
         assert [(line["peer"], line["claimed"]) for line in refused] == [(5, 1)] * len(calls)

@@ -77,7 +77,7 @@ def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_pat
         await nodes.kill(three)
         for broker in (one, two):
             await until(
-                partial(lambda broker: broker.member.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0
+                partial(lambda broker: broker.member.peers.status(3).state is PeerState.REFUSED, broker), timeout_s=1.0
             )
             assert not broker.member.handshake.is_present(3)
         await nodes.start(3)
@@ -119,7 +119,9 @@ def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path)
         await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
         await nodes.stop(nodes.brokers[2])
         again = await nodes.start(2, nodes.config(2, peers=[1]))
-        status = await until(lambda: again.member.peers.state(1) is PeerState.REJECTED and again.member.peers.status(1))
+        status = await until(
+            lambda: again.member.peers.status(1).state is PeerState.REJECTED and again.member.peers.status(1)
+        )
         for word in ("ours", "theirs", "correct the peers"):
             assert word in status.reason
         assert len(nodes.events(2, "peer_not_connected")) == 1
@@ -235,7 +237,7 @@ def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: P
     async def story(nodes: LocalNodes) -> None:
         one, _, three = await nodes.start_all()
         await nodes.kill(three)
-        await until(lambda: one.member.peers.state(3) is PeerState.REFUSED)
+        await until(lambda: one.member.peers.status(3).state is PeerState.REFUSED)
         async with asyncio.timeout(1.0):
             with pytest.raises(ClientError, match="node 3"):
                 await one.member.peers.call(3, InternalKey.CONTROLLER_CALL, b"", 10.0)

@@ -151,7 +151,7 @@ def test_an_invalid_membership_change_is_refused_with_the_reason() -> None:
     solo = led()
     result = solo.node.propose_membership(Promote(2), solo.now_ms)
     assert isinstance(result, Refused)
-    assert (result.reason, result.detail) == (Reason.INVALID, "node 2 is a voter already")
+    assert (result.reason, result.detail) == (Reason.INVALID, "node 2 is already a voter")
 
 
 def test_a_membership_change_is_reverted_when_the_next_leader_overwrites_it() -> None:

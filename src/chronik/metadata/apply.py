@@ -95,7 +95,7 @@ def apply(image: ClusterImage, command: Command) -> Applied:
 
 def _create_cluster(image: ClusterImage, command: CreateCluster) -> Applied:
     if image.cluster_id:
-        raise KafkaError(ErrorCode.invalid_request, f"the cluster has the id {image.cluster_id} already")
+        raise KafkaError(ErrorCode.invalid_request, f"the cluster already has the id {image.cluster_id}")
     return msgspec.structs.replace(image, cluster_id=command.cluster_id), [ClusterCreated(command.cluster_id)]
 
 
@@ -210,7 +210,7 @@ def _create_partitions(image: ClusterImage, command: CreatePartitions) -> Applie
     topic = _require_topic(image, command.name, command.id)
     if command.first != len(topic.partitions):
         raise KafkaError(
-            ErrorCode.invalid_partitions, f"topic {topic.name!r} has {len(topic.partitions)} partitions meanwhile"
+            ErrorCode.invalid_partitions, f"topic {topic.name!r} now has {len(topic.partitions)} partitions"
         )
     added = _new_partitions(command.first, command.partitions)
     topic = msgspec.structs.replace(topic, partitions=topic.partitions + added)
@@ -290,7 +290,7 @@ def _without(entries: Mapping[K, V], key: K) -> dict[K, V]:
 def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applied:
     changed, events = _change_current(image, command.changes, is_strict=False)
     if not events:
-        raise KafkaError(ErrorCode.invalid_update_version, "every partition to be changed has moved on")
+        raise KafkaError(ErrorCode.invalid_update_version, "the partition epoch of every change is outdated")
     return changed, events
 
 

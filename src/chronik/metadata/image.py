@@ -84,7 +84,6 @@ class PartitionImage(msgspec.Struct, frozen=True):
 
     @property
     def is_reassigned(self) -> bool:
-        """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)
 
     @property
@@ -181,7 +180,6 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return topic, partition
 
     def is_live(self, broker_id: int) -> bool:
-        """Whether the broker exists and is not fenced."""
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.is_fenced
 

@@ -162,9 +162,7 @@ class Broker:
             )
         )
         self._envelopes.serve(self.handlers)
-        self._peer_apis = PeerApis(
-            held.internal_server, member.handshake, member.raft, member.controller, self._envelopes, log
-        )
+        self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:

@@ -105,7 +105,6 @@ class Leader:
         return None
 
     def _send_heartbeats(self) -> None:
-        """Start a round of heartbeats."""
         state = self._state
         number = self._rounds.begin()
         self._next_heartbeat_ms = state.now_ms + state.settings.heartbeat_interval_ms
@@ -187,14 +186,13 @@ class Leader:
         return progress is not None and progress.store != store and self._is_active(progress)
 
     def transfer(self, target: int | None) -> Refused | None:
-        """Transfer leadership to `target`, or to the most up-to-date voter."""
         state = self._state
         if self._transfer is not None:
             return Refused(Reason.TRANSFERRING)
         if target is None:
             target = self._most_up_to_date_voter()
         if target is None or target not in self.progress or not self._is_voter(target):
-            return Refused(Reason.INVALID, state.node_id, "no other voter to hand over to")
+            return Refused(Reason.INVALID, state.node_id, "there is no other voter to transfer leadership to")
         self._transfer = (target, state.now_ms + state.settings.transfer_timeout_ms)
         return None
 

@@ -102,7 +102,6 @@ class RaftLog:
         return len(entries)
 
     def cut_from(self, index: int) -> None:
-        """Remove the entries from `index` on."""
         if index <= self.base_index:
             raise RaftError(f"entry {index} is compacted away and cannot be cut")
         del self._entries[index - self.base_index - 1 :]

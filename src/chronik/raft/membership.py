@@ -84,13 +84,13 @@ class Membership(msgspec.Struct, frozen=True):
         member = self.member(change.node_id)
         if isinstance(change, AddLearner):
             if member is not None and member.store == change.store:
-                raise MembershipError(f"node {change.node_id} is a member already")
+                raise MembershipError(f"node {change.node_id} is already a member")
             return self._with(Member(change.node_id, change.store, False, change.address), change.node_id)
         if member is None:
             raise MembershipError(f"node {change.node_id} is not a member")
         if isinstance(change, Promote):
             if member.is_voter:
-                raise MembershipError(f"node {change.node_id} is a voter already")
+                raise MembershipError(f"node {change.node_id} is already a voter")
             return self._with(msgspec.structs.replace(member, is_voter=True), change.node_id)
         return self._with(None, change.node_id)
 
@@ -101,7 +101,7 @@ class Membership(msgspec.Struct, frozen=True):
         if member is not None:
             members.append(member)
         if not any(each.is_voter for each in members):
-            raise MembershipError("the last voter has to stay")
+            raise MembershipError("the last voter cannot be removed")
         stores = [each.store for each in members]
         gone = [store for store in (*self.removed, *removed) if store not in stores]
         return Membership(tuple(sorted(members, key=lambda each: each.node_id)), tuple(gone[-REMOVED_MAX:]))
@@ -138,7 +138,6 @@ class MembershipHistory:
 
     @property
     def index(self) -> int:
-        """The index of the membership in effect."""
         return self._memberships[-1][0]
 
     def at(self, index: int) -> Membership:

@@ -345,7 +345,7 @@ class RaftNode:
         if ready.persist is None:
             return
         if ready is not self._persisting:
-            raise RaftError("a write was reported that is not the one under way")
+            raise RaftError("the reported write is not the pending one")
         self._persisting = None
         self._state.persisted()
         self._change_role(self._role.persisted())

@@ -67,7 +67,6 @@ class Progress:
         return self.acked_ms is not None and now_ms - self.acked_ms < within_ms
 
     def may_append(self, settings: RaftSettings) -> bool:
-        """Whether entries may be sent now."""
         if self.mode is Mode.PROBE:
             return not self.is_probe_sent
         return (

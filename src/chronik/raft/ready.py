@@ -39,12 +39,12 @@ class Reason(Enum):
 
     NOT_LEADER = "this node does not lead"
     TRANSFERRING = "leadership is being handed over"
-    BUSY = "too much waits for agreement"
+    BUSY = "too many entries are uncommitted"
     TOO_LARGE = "the entry is too large"
     NOT_ESTABLISHED = "the leader has not committed an entry of its term yet"
     CHANGE_IN_FLIGHT = "another membership change is not committed yet"
     NOT_CAUGHT_UP = "the learner lags too far behind"
-    STORE_IN_USE = "the node answers with the store that it is known by"
+    STORE_IN_USE = "the node still responds from its known store"
     INVALID = "the change does not fit the membership"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from uuid import UUID
 
 from chronik.metadata.calls import HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
@@ -73,10 +72,6 @@ class BrokerSession:
         self._left = asyncio.Event()
 
     @property
-    def incarnation(self) -> UUID:
-        return self.registration.incarnation
-
-    @property
     def lease_is_valid(self) -> bool:
         """Whether this broker may act as leader of the partitions it leads in its image."""
         return self._loop.time() < self._lease_until_s
@@ -90,7 +85,6 @@ class BrokerSession:
         self.broker_epoch = result.broker_epoch
 
     def start(self) -> None:
-        """Start sending heartbeats."""
         self._metadata.subscribe(self._metadata_changed)
         self._start_applying()
         self._heartbeats = self._loop.create_task(self._send_heartbeats(), name="heartbeats")

@@ -166,7 +166,6 @@ class ClusterMember:
     # -- lifecycle: start ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start taking part in the Raft group."""
         config, node = self._config, self.raft.node
         self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
@@ -203,7 +202,7 @@ class ClusterMember:
             return False
         path = f"{self._folder.path}/{STORE_NAME}"
         if not self._config.peers:
-            raise StoreError(f"{path} is missing or empty though there are logs beside it: {WITHOUT_METADATA}")
+            raise StoreError(f"{path} is missing or empty, although there are logs beside it: {WITHOUT_METADATA}")
         self._log.error("metadata_lost", path=path, then="this node joins its cluster again and keeps its logs")
         return True
 
@@ -342,7 +341,7 @@ class ClusterMember:
             self._leaderless_since_s = now_s
         if now_s - self._leaderless_since_s >= NO_METADATA_S:
             raise StoreError(
-                f"{self._folder.path}/{STORE_NAME} is missing or empty though there are logs beside it, and no "
+                f"{self._folder.path}/{STORE_NAME} is missing or empty, although there are logs beside it, and no "
                 f"majority of this cluster has its metadata: {WITHOUT_METADATA}"
             )
 
@@ -382,14 +381,13 @@ class ClusterMember:
         if len(self.raft.node.membership.members) <= 1:
             return
         if not await self.session.leave(LEAVE_TIMEOUT_S):
-            self._log.warning("left_without_handover", then="others take over when they miss this node")
+            self._log.warning("left_without_handover", then="other nodes take over when this node's session ends")
         if self.raft.node.is_leader and self.raft.transfer_leadership() is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_S):
                     await self._follows.wait()
 
     async def close(self) -> None:
-        """Stop all parts. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -436,7 +434,7 @@ class ClusterMember:
             "majority_lost",
             voters=voters,
             missing=self.missing(),
-            then="nothing is changed or acknowledged until most voters are there again: start the missing ones",
+            then="nothing is changed or acknowledged without a majority of the voters: start the missing nodes",
         )
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:

@@ -123,7 +123,8 @@ class ControllerClient:
                 await self._metadata.applied(version)
         except TimeoutError:
             raise KafkaError(
-                ErrorCode.request_timed_out, f"done, but this node has not heard of version {version} yet"
+                ErrorCode.request_timed_out,
+                f"the change is committed, but this node has not applied version {version} yet",
             ) from None
 
 

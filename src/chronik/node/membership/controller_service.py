@@ -196,7 +196,7 @@ class ControllerService:
         claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
         if claimed_id != caller_id:
             self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
-            message = f"node {caller_id} may not speak for node {claimed_id}"
+            message = f"node {caller_id} may not make calls for node {claimed_id}"
             return CallReply(True, node_id, metadata.version, ErrorCode.cluster_authorization_failed, message)
         controller = self._controller
         if controller is None:
@@ -209,7 +209,7 @@ class ControllerService:
             return CallReply(True, node_id, metadata.version, error.code, error.message)
         except Exception:
             self._log.exception("controller_call_failed", call=type(call).__name__)
-            message = "unexpected error; the controller's log has it"
+            message = "unexpected error; see the controller's log"
             return CallReply(True, node_id, metadata.version, ErrorCode.unknown_server_error, message)
         return CallReply(True, node_id, metadata.version, result=result)
 
@@ -247,7 +247,7 @@ class ControllerService:
         if not self._hosted.has_opened(created):
             raise KafkaError(
                 ErrorCode.kafka_storage_error,
-                f"{created.name} was created, but not every log of it could be opened yet",
+                f"{created.name} was created, but not all of its logs are open yet",
             )
         return created
 
@@ -263,7 +263,7 @@ class ControllerService:
         if known is None or (call.folder_id is not None and known.store != call.folder_id):
             raise KafkaError(
                 ErrorCode.invalid_registration,
-                f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
+                f"node {call.broker_id} is not a member of this cluster: start it with an empty data folder to join",
             )
 
     # -- preferred leader election -------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class ControllerService:
                 while not all(_is_led_by_preferred(metadata.image, key) for key in accepted):
                     await metadata.applied(metadata.version + 1)
         except TimeoutError:
-            late = KafkaError(ErrorCode.request_timed_out, "not handed over in time; it may still be")
+            late = KafkaError(ErrorCode.request_timed_out, "the leader has not handed over in time; it may still do so")
             return [
                 late if error is None and not _is_led_by_preferred(metadata.image, key) else error
                 for key, error in zip(requested, outcomes, strict=True)
@@ -340,7 +340,7 @@ class ControllerService:
             async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
                 await self.applied_by(image.version, sorted(image.brokers))
         except TimeoutError:
-            self._log.warning("image_not_followed", version=image.version, then="answered all the same")
+            self._log.warning("image_not_followed", version=image.version, then="the caller is answered anyway")
         except NotController:
             # Another controller has taken over. The change itself is committed.
             return

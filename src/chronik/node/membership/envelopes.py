@@ -68,7 +68,9 @@ class Envelopes:
                 await self._metadata.applied(reply.version)
                 await self._applied()
         except TimeoutError:
-            raise KafkaError(ErrorCode.request_timed_out, "done, but not yet in effect at this node") from None
+            raise KafkaError(
+                ErrorCode.request_timed_out, "the change is committed, but not yet applied on this node"
+            ) from None
         return reply.body, reply.is_failed
 
     async def open(self, envelope: Envelope, carrier: Request) -> EnvelopeReply:

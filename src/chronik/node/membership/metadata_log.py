@@ -141,7 +141,7 @@ class MetadataLog:
                 return await asyncio.shield(done)
         except TimeoutError:
             raise KafkaError(
-                ErrorCode.request_timed_out, "no majority has agreed to this yet; it may still be done"
+                ErrorCode.request_timed_out, "no majority has committed the change yet; it may still take effect"
             ) from None
 
     def submit(self, proposal: Proposal) -> asyncio.Future[list[Event]]:
@@ -149,7 +149,7 @@ class MetadataLog:
         if not self._is_controller or self._is_closed:
             raise NotController(self.controller_id if not self._is_controller else -1)
         if len(self._waiting) >= WAITING_COMMANDS_MAX:
-            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
         if self._write_error is not None and self._raft.is_alone:
             # In a group of several nodes the others may still commit it, which shows that they can write.
             raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
@@ -168,7 +168,7 @@ class MetadataLog:
         if refused.reason is Reason.TOO_LARGE:
             return KafkaError(ErrorCode.policy_violation, "the change is too large for one command: split it")
         if refused.reason is Reason.BUSY:
-            return KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+            return KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
         return NotController(-1 if refused.leader is None else refused.leader)
 
     async def close(self) -> None:
@@ -179,7 +179,9 @@ class MetadataLog:
             await asyncio.wait(waiting, timeout=CLOSE_WAIT_S)
         self._is_controller = False
         await self._raft.close()
-        self._fail_waiting(KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still be done"))
+        self._fail_waiting(
+            KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still take effect")
+        )
         for _, waiter in self._version_waiters:
             if not waiter.done():
                 waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
@@ -286,7 +288,7 @@ class MetadataLog:
 
 
 def _taken_over() -> KafkaError:
-    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may be done")
+    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may have taken effect")
 
 
 def _retrieve(done: asyncio.Future[list[Event]]) -> None:

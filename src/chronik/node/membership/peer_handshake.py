@@ -241,7 +241,7 @@ class PeerHandshake:
         if hello.node_id == identity.node_id:
             return (
                 f"node id {hello.node_id} is used twice: give each node a node_id of its own, "
-                "and in its peers name the others"
+                "and list the other nodes in its peers"
             )
         if hello.target_node_id != identity.node_id:
             return (
@@ -319,7 +319,7 @@ class PeerHandshake:
             return
         self._strangers[(host, node_id)] = None
         reason = (
-            f"a caller that says it is node {node_id} does not know the secret of this cluster: if it belongs here, "
+            f"a caller that claims to be node {node_id} does not know the secret of this cluster: if it belongs here, "
             f"copy {SECRET_NAME} from the data folder of node {self._identity.node_id} to that of node {node_id}, "
             f"or set {SECRET_VARIABLE} there"
         )

@@ -122,13 +122,10 @@ class Peers:
 
     def status(self, node_id: int) -> PeerStatus:
         link = self._links.get(node_id)
-        return PeerStatus(PeerState.SILENT, 0.0, "its address is not known") if link is None else link.status
-
-    def state(self, node_id: int) -> PeerState:
-        return self.status(node_id).state
+        return PeerStatus(PeerState.SILENT, 0.0, "its address is unknown") if link is None else link.status
 
     def is_connected(self, node_id: int) -> bool:
-        return self.state(node_id) is PeerState.CONNECTED
+        return self.status(node_id).state is PeerState.CONNECTED
 
     async def close(self) -> None:
         self._is_closed = True
@@ -187,7 +184,6 @@ class Peers:
         return None if connection.is_closed else connection
 
     def close_data(self, node_id: int) -> None:
-        """Close the data connections of a peer."""
         for key in [key for key in self._data if key[0] == node_id]:
             task = self._data.pop(key)
             if not task.done():

@@ -146,7 +146,9 @@ class RaftService:
             self._log.warning("raft_message_refused", peer=peer_id, reason=str(error))
             return
         if message.source != peer_id:
-            self._log.error("raft_message_refused", peer=peer_id, reason=f"it says that node {message.source} sent it")
+            self._log.error(
+                "raft_message_refused", peer=peer_id, reason=f"it claims to come from node {message.source}"
+            )
         elif not self._is_closed:
             self._step(lambda: self.node.step(message, self.now()))
 
@@ -236,7 +238,7 @@ class RaftService:
                 if is_full(error):
                     # The disk answers but is full. Meanwhile the node serves requests that need no space.
                     write.end()
-                self._write_failed(error, then="it is tried again every second")
+                self._write_failed(error, then="the write is retried every second")
             await asyncio.sleep(WRITE_RETRY_S)
         write.end()
         if self.write_error is not None:
@@ -304,12 +306,11 @@ class RaftService:
                 self._log.error(
                     "node_id_taken",
                     peer=node_id,
-                    reason=f"a node with an empty data folder asks to join as node {node_id}, which is alive: "
+                    reason=f"a node with an empty data folder requests to join as node {node_id}, which is alive: "
                     "give it a node_id of its own",
                 )
 
     def learn(self, node_id: int, address: str) -> None:
-        """Record the address of a member."""
         try:
             self._peers.learn(node_id, Endpoint.parse(address))
         except EndpointError:

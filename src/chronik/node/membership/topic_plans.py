@@ -42,7 +42,7 @@ def plan_topic(
     check_topic_name(new.name)
     if is_internal(new.name) and not by_broker:
         raise KafkaError(
-            ErrorCode.invalid_topic_exception, f"{new.name!r} is internal: the cluster makes it when it is needed"
+            ErrorCode.invalid_topic_exception, f"{new.name!r} is internal: the cluster creates it when it is needed"
         )
     if new.name in image.topics:
         raise KafkaError(ErrorCode.topic_already_exists, f"Topic {new.name!r} already exists.")
@@ -129,5 +129,5 @@ def _check_equal_factors(partitions: Sequence[Assignment], factor: int) -> None:
         if len(assignment.replicas) != factor:
             raise KafkaError(
                 ErrorCode.invalid_replica_assignment,
-                f"The assignment {[*assignment.replicas]} has another number of replicas than the {factor} of others.",
+                f"The assignment {[*assignment.replicas]} has a different number of replicas than the other {factor}.",
             )
