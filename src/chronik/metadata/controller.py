@@ -40,13 +40,13 @@ from chronik.metadata.commands import (
 )
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
 from chronik.metadata.fitness import Recoveries, plan_report
-from chronik.metadata.growth import grow_internal_topics
 from chronik.metadata.hand_overs import HandOvers, Rebalance, preferred_hand_over
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
 from chronik.metadata.index import Key, PartitionIndex
 from chronik.metadata.isr import plan_isr_change
 from chronik.metadata.liveness import Liveness
 from chronik.metadata.plans import Changes, Plan, outcomes_of
+from chronik.metadata.reassignment import grow_internal_topics
 from chronik.metadata.registration import plan_registration
 from chronik.metadata.shutdown import Shutdowns
 from chronik.wire.errors import ErrorCode, KafkaError

@@ -4,6 +4,8 @@ A reassignment adds the new replicas to the old ones. Once all new replicas are 
 the same change as the last ISR addition or the next time `elections` looks. Until then it can be cancelled or given
 another target, relative to the replicas before it began. No timeout applies: a reassignment completes once its new
 replicas have caught up, however long that takes, and survives a change of controller.
+
+Internal topics gain replicas in the same way as brokers join: they may have been created when there was one broker.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dataclasses import dataclass
 
 from chronik.metadata.commands import PartitionChange
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
-from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.plans import Plan, outcomes_of
+from chronik.metadata.image import INTERNAL_TOPICS, NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.plans import Changes, Plan, outcomes_of
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -109,3 +111,61 @@ def _check_target(
             ErrorCode.invalid_replication_factor,
             f"The replication factor is {factor} and would become {len(replicas)}.",
         )
+
+
+def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication_factor: int, changes: Changes) -> None:
+    """Start to add replicas to each internal partition that has fewer than `replication_factor` allows.
+
+    New replicas go to brokers with the fewest replicas of that topic, on other racks first. The preferred leaders are
+    rebalanced, because all partitions may have started on one broker.
+    """
+    target = min(replication_factor, len(brokers.can_lead))
+    for name in sorted(INTERNAL_TOPICS):
+        topic = image.topics.get(name)
+        if topic is None or all(len(partition.replicas) >= target for partition in topic.partitions):
+            continue
+        hosted = dict.fromkeys(sorted(brokers.can_lead), 0)
+        preferred = dict.fromkeys(sorted(brokers.can_lead), 0)
+        for partition in topic.partitions:
+            for replica in partition.replicas:
+                hosted[replica] = hosted.get(replica, 0) + 1
+        for partition in topic.partitions:
+            if (
+                len(partition.replicas) >= target
+                or partition.is_reassigned
+                or changes.has(topic.id, partition.partition)
+            ):
+                continue
+            replicas = _grown(image, brokers, partition, target, hosted)
+            first = min(
+                (replica for replica in replicas if replica in brokers.can_lead), key=lambda replica: preferred[replica]
+            )
+            preferred[first] += 1
+            replicas = (first, *(replica for replica in replicas if replica != first))
+            try:
+                changes.add(topic.id, reassign(image, brokers, topic, partition, replicas))
+            except KafkaError:
+                # No ISR member is alive: the partition grows when one returns.
+                continue
+
+
+def _grown(
+    image: ClusterImage, brokers: BrokerStates, partition: PartitionImage, target: int, hosted: dict[int, int]
+) -> tuple[int, ...]:
+    replicas = partition.replicas
+    while len(replicas) < target:
+        racks = [image.brokers[replica].rack for replica in replicas if replica in image.brokers]
+        free = [broker_id for broker_id in sorted(brokers.can_lead) if broker_id not in replicas]
+        if not free:
+            break
+        chosen = min(
+            free,
+            key=lambda broker_id: (
+                image.brokers[broker_id].rack is not None and image.brokers[broker_id].rack in racks,
+                hosted.get(broker_id, 0),
+                broker_id,
+            ),
+        )
+        hosted[chosen] = hosted.get(chosen, 0) + 1
+        replicas = (*replicas, chosen)
+    return replicas

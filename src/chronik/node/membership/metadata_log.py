@@ -16,8 +16,7 @@ from typing import TypeAlias
 
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import ChangePartitions, Command, decode_command, encode_command
-from chronik.metadata.difference import events_between
-from chronik.metadata.events import Event
+from chronik.metadata.events import Event, events_between
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
 from chronik.metadata.plans import Plan
 from chronik.node.environment import Environment
