@@ -21,7 +21,7 @@ A reassignment (KIP-455) also completes here: one change removes the old replica
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -71,6 +71,10 @@ class BrokerStates:
         serving = frozenset(broker.id for broker in image.live_brokers())
         staying = frozenset(broker.id for broker in image.brokers.values() if broker.may_join_isr)
         return cls(serving, staying, staying, serving)
+
+    def without(self, broker_id: int) -> BrokerStates:
+        own = {broker_id}
+        return BrokerStates(self.serving - own, self.staying - own, self.can_lead - own, self.unaware - own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +302,9 @@ def _elect_unclean(
     return draft.change()
 
 
-def first_able(order: Sequence[int], members: Iterable[int], brokers: BrokerStates) -> int | None:
+def first_able(order: Sequence[int], members: Sequence[int], brokers: BrokerStates) -> int | None:
     """Return the first broker in `order` that is in `members` and can lead."""
-    members = tuple(members)
-    for replica in order:
-        if replica in members and replica in brokers.can_lead:
-            return replica
-    return None
+    return next((replica for replica in order if replica in members and replica in brokers.can_lead), None)
 
 
 def _without(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:

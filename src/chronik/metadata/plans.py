@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeVar
 from uuid import UUID
 
@@ -35,23 +37,18 @@ class Changes:
 
     def in_parts(self) -> list[tuple[TopicChanges, ...]]:
         """Return the changes in parts of at most PARTITIONS_PER_COMMAND_MAX partitions."""
-        parts: list[tuple[TopicChanges, ...]] = []
-        part: list[TopicChanges] = []
-        room = PARTITIONS_PER_COMMAND_MAX
-        for topic_id, by_partition in self._by_topic.items():
-            changes = tuple(by_partition.values())
-            at = 0
-            while at < len(changes):
-                taken = changes[at : at + room]
-                part.append(TopicChanges(topic_id, taken))
-                at += len(taken)
-                room -= len(taken)
-                if room == 0:
-                    parts.append(tuple(part))
-                    part, room = [], PARTITIONS_PER_COMMAND_MAX
-        if part:
-            parts.append(tuple(part))
-        return parts
+        changes = [(topic_id, change) for topic_id, of in self._by_topic.items() for change in of.values()]
+        parts = [
+            changes[start : start + PARTITIONS_PER_COMMAND_MAX]
+            for start in range(0, len(changes), PARTITIONS_PER_COMMAND_MAX)
+        ]
+        return [
+            tuple(
+                TopicChanges(topic_id, tuple(change for _, change in of_topic))
+                for topic_id, of_topic in groupby(part, key=itemgetter(0))
+            )
+            for part in parts
+        ]
 
 
 @dataclass(slots=True)

@@ -98,12 +98,7 @@ def _plan_departure(
     image: ClusterImage, brokers: BrokerStates, known: BrokerImage, call: RegisterBrokerCall, changes: Changes
 ) -> None:
     loss = _loss(known, call)
-    others = BrokerStates(
-        brokers.serving - {known.id},
-        brokers.staying - {known.id},
-        brokers.can_lead - {known.id},
-        brokers.unaware - {known.id},
-    )
+    others = brokers.without(known.id)
     for _, topic in sorted(image.topics.items()):
         rules = None
         for partition in topic.partitions:

@@ -80,8 +80,8 @@ TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
         _choice(
             "compression.type",
             "producer",
-            "How batches are stored: 'producer' keeps them byte for byte as they were sent, any other value has the "
-            "broker compress them anew.",
+            "How batches are stored: 'producer' keeps them byte for byte as they were sent, with any other value "
+            "the broker compresses them again.",
             COMPRESSION_TYPES,
         ),
         _long(

@@ -67,10 +67,10 @@ class RaftLog:
         if start < 0:
             raise RaftError(f"entry {first} is compacted away: the log starts after {self.base_index}")
         size_bytes = 0
-        for at in range(start, stop):
-            size_bytes += self._entries[at].size_bytes
-            if size_bytes > bytes_max and at > start:
-                stop = at
+        for position in range(start, stop):
+            size_bytes += self._entries[position].size_bytes
+            if size_bytes > bytes_max and position > start:
+                stop = position
                 break
         return tuple(self._entries[start:stop])
 
@@ -83,10 +83,10 @@ class RaftLog:
 
         If another log differs at `index` and has `term` there, the two cannot agree on any position in between.
         """
-        at = min(index, self.last_index)
-        while (found := self.term_at(at)) is not None and found > term:
-            at -= 1
-        return at, found or 0
+        hint_index = min(index, self.last_index)
+        while (hint_term := self.term_at(hint_index)) is not None and hint_term > term:
+            hint_index -= 1
+        return hint_index, hint_term or 0
 
     def append(self, entries: Iterable[Entry]) -> None:
         for entry in entries:

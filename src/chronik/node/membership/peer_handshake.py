@@ -14,7 +14,7 @@ prevent replays, and the role prevents reflection: a proof is valid for one dire
 proves first, so an unauthenticated caller obtains nothing from a node that it could test guessed secrets against.
 
 The handshake shows that a node of the cluster opened the connection under the id that it claims. It does not protect
-later messages: an attacker who can modify packets can take over a connection after its proof.
+later messages: an attacker that can modify packets can take over a connection after its proof.
 
 `PeerHandshake` authenticates the nodes that connect to the internal listener. It refuses a caller that does not know
 the cluster secret, belongs to another cluster, looks for another node, or uses the node id of a process that is alive.

@@ -141,9 +141,9 @@ class SqliteRaftStore:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
         connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (FORMAT,))
-        (found,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
-        if found != FORMAT:
-            raise StoreError(f"{self._path} has format {found}, this version reads {FORMAT}: use a newer version")
+        (version,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
+        if version != FORMAT:
+            raise StoreError(f"{self._path} has format {version}, this version reads {FORMAT}: use a newer version")
 
 
 @contextmanager
