@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.node.support_raft import lone_log
 from tests.support.handlers import handlers_of
@@ -114,12 +115,10 @@ class FakeBroker:
             await self.stuck.wait()
 
     async def create(self, new: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
-        new = NewTopic(new) if isinstance(new, str) else new
-        await self.metadata.propose(
-            lambda image: plan_topic(image, self.config, self.runtime.env, new, by_broker=by_broker)
-        )
+        topic = msgspec.structs.replace(NewTopic(new) if isinstance(new, str) else new, by_broker=by_broker)
+        await self.metadata.propose(lambda image: plan_topic(image, self.config, self.runtime.env, topic))
         await self.applied()
-        return self.image.require_topic(new.name)
+        return self.image.require_topic(topic.name)
 
     def get(self, key: tuple[str, int]) -> FakePartition | None:
         topic, index = key

@@ -29,7 +29,6 @@ from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
     Call,
     CallReply,
-    CreateTopicCall,
     Done,
     ProducerIdsResult,
     RegisteredResult,
@@ -193,7 +192,7 @@ class ControllerService:
         `caller_id` is the authenticated sender: a node may make calls only in its own name.
         """
         node_id, metadata = self._runtime.node_id, self._metadata
-        claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
+        claimed_id = caller_id if isinstance(call, NewTopic) else call.broker_id
         if claimed_id != caller_id:
             self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
             message = f"node {caller_id} may not make calls for node {claimed_id}"
@@ -233,15 +232,13 @@ class ControllerService:
                 events = await metadata.propose(AllocateProducerIds(broker_id, count))
                 allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))
                 return ProducerIdsResult(allocated.first, allocated.count)
-            case CreateTopicCall():
-                new = NewTopic(call.name, call.num_partitions, call.replication_factor, call.assignments, call.configs)
-                created = await self._create_topic(new, by_broker=call.by_broker)
-                return TopicCreatedResult(created.id)
+            case NewTopic():
+                return TopicCreatedResult((await self._create_topic(call)).id)
 
-    async def _create_topic(self, new: NewTopic, *, by_broker: bool) -> TopicImage:
+    async def _create_topic(self, new: NewTopic) -> TopicImage:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
-        events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new, by_broker=by_broker))
+        events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
         await self.applied_everywhere()
         created = next(event.topic for event in events if isinstance(event, TopicCreated))
         if not self._hosted.has_opened(created):

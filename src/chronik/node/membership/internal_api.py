@@ -14,7 +14,7 @@ delay a heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -29,6 +29,7 @@ from chronik.metadata.calls import (
     ReportedResult,
     ReportReplicasCall,
 )
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 
 VERSION = 0
@@ -90,24 +91,13 @@ class ProofReply(msgspec.Struct, frozen=True):
 # -- calls to the controller -------------------------------------------------------------------------------------------
 
 
-class CreateTopicCall(msgspec.Struct, frozen=True, tag="create_topic"):
-    """A topic that a broker needs for itself or a client; the fields are those of `topic_plans.NewTopic`."""
-
-    name: str
-    num_partitions: int = -1
-    replication_factor: int = -1
-    assignments: Mapping[int, Sequence[int]] = {}
-    configs: Mapping[str, str | None] = {}
-    by_broker: bool = False
-
-
 class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
     broker_id: int
     count: int
 
 
 Call: TypeAlias = (
-    CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReportReplicasCall
+    NewTopic | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReportReplicasCall
 )
 
 
