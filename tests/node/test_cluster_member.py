@@ -404,9 +404,7 @@ def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_
         other = msgspec.structs.replace(one.member.session.registration, incarnation=UUID(int=5), host="elsewhere")
         epoch = one.image.brokers[one.node_id].epoch
         await nodes.controller().metadata.propose(
-            lambda image: plan_registration(
-                image, BrokerStates.of(image), other, is_session_alive=False, starts_fenced=False
-            )
+            lambda image: plan_registration(image, BrokerStates.of(image), other, is_session_alive=False)
         )
         await until(lambda: one.image.brokers[one.node_id].epoch > epoch)
         # From now on, the assignments of this node id belong to the other process.

@@ -74,7 +74,6 @@ class ControllerSettings:
     recovery_wait_ms: int = 10_000
     """How long to wait for unproven replicas that do not report, counted from the first report."""
     internal_replicas: int = 3
-    starts_fenced: bool = True
 
 
 class Controller:
@@ -143,7 +142,6 @@ class Controller:
             replace(states, unaware=states.serving),
             call,
             is_session_alive=self._liveness.is_alive(call.broker_id, now_ms),
-            starts_fenced=self._settings.starts_fenced,
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:

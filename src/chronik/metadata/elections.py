@@ -22,7 +22,7 @@ A reassignment (KIP-455) also completes here: one change removes the old replica
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
@@ -90,6 +90,7 @@ class TopicRules:
         return cls(configured_min_insync(image, topic.configs), is_unclean_allowed)
 
 
+@dataclass(slots=True)
 class Draft:
     """A pending change of one partition: create it from the image, adjust it, call `settle`, then take the `change`.
 
@@ -99,40 +100,27 @@ class Draft:
     the previous leader knows that it no longer leads.
     """
 
-    __slots__ = (
-        "_is_unclean",
-        "_lost",
-        "adding",
-        "begins_epoch",
-        "eligible",
-        "hand_over_to",
-        "has_leader_resigned",
-        "image",
-        "is_forced",
-        "is_waiting",
-        "isr",
-        "leader",
-        "removing",
-        "replicas",
-        "unproven",
-    )
+    image: PartitionImage
+    leader: int = field(init=False)
+    replicas: tuple[int, ...] = field(init=False)
+    isr: tuple[int, ...] = field(init=False)
+    eligible: tuple[int, ...] = field(init=False)
+    unproven: tuple[int, ...] = field(init=False)
+    adding: tuple[int, ...] = field(init=False)
+    removing: tuple[int, ...] = field(init=False)
+    begins_epoch: bool = False
+    has_leader_resigned: bool = False
+    is_forced: bool = False
+    is_waiting: bool = False
+    hand_over_to: int | None = None
+    _lost: int | None = None
+    _is_unclean: bool = False
 
-    def __init__(self, image: PartitionImage) -> None:
-        self.image = image
-        self.leader = image.leader
-        self.replicas = image.replicas
-        self.isr = image.isr
-        self.eligible = image.eligible
-        self.unproven = image.unproven
-        self.adding = image.adding
-        self.removing = image.removing
-        self.begins_epoch = False
-        self.has_leader_resigned = False
-        self.is_forced = False
-        self.is_waiting = False
-        self.hand_over_to: int | None = None
-        self._lost: int | None = None
-        self._is_unclean = False
+    def __post_init__(self) -> None:
+        image = self.image
+        self.leader, self.replicas, self.isr = image.leader, image.replicas, image.isr
+        self.eligible, self.unproven = image.eligible, image.unproven
+        self.adding, self.removing = image.adding, image.removing
 
     def lose(self, broker_id: int, loss: Loss) -> None:
         """Record that `broker_id` may lack committed records from now on.

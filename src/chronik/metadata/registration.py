@@ -23,7 +23,7 @@ REPLICATED = "replicated"
 
 
 def plan_registration(
-    image: ClusterImage, brokers: BrokerStates, call: RegisterBrokerCall, *, is_session_alive: bool, starts_fenced: bool
+    image: ClusterImage, brokers: BrokerStates, call: RegisterBrokerCall, *, is_session_alive: bool
 ) -> RegisterBroker:
     """Return the registration command. Raises DUPLICATE_BROKER_REGISTRATION while another process uses the id."""
     known = image.brokers.get(call.broker_id)
@@ -46,7 +46,7 @@ def plan_registration(
         durability=call.durability,
         folder_id=call.folder_id,
         internal=call.internal,
-        starts_fenced=starts_fenced,
+        starts_fenced=True,
         changes=changes.of_topics(),
         http=call.http,
     )

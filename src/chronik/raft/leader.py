@@ -17,7 +17,7 @@ from chronik.raft.messages import (
     TimeoutNow,
 )
 from chronik.raft.progress import Mode, Progress
-from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind, TransferAborted
+from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind
 from chronik.raft.state import RaftState, ToFollower, Transition
 from chronik.raft.store import Entry, EntryKind
 
@@ -95,7 +95,6 @@ class Leader:
                 # The target may still start its election, which voters do not refuse. This leader has no lease for the
                 # rest of the term, so it steps down.
                 return ToFollower(state.term)
-            state.events.append(TransferAborted(self._transfer[0]))
             self._transfer = None
         if state.now_ms >= self._next_heartbeat_ms:
             for progress in self.progress.values():

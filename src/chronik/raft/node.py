@@ -202,7 +202,7 @@ class RaftNode:
     def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
         """Transfer leadership, within `transfer_timeout_ms`, to `target` or to the most up-to-date voter.
 
-        Proposals are refused meanwhile. Success: another leader is known. Failure: a TransferAborted event.
+        Proposals are refused meanwhile. Success: another leader is known. Failure: they are accepted again.
         """
         self._set_time(now_ms)
         return self._role.transfer(target) if isinstance(self._role, Leader) else self._not_leader()

@@ -82,13 +82,6 @@ class MembershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferAborted:
-    """The target of a leadership transfer did not catch up in time; this node stays leader."""
-
-    target: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeIdTaken:
     """A node with an empty store asks to join under the id of a live member: two nodes have the same id."""
 
@@ -96,7 +89,7 @@ class NodeIdTaken:
     store: UUID
 
 
-Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | TransferAborted | NodeIdTaken
+Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | NodeIdTaken
 
 
 @dataclass(frozen=True, slots=True)
