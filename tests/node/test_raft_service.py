@@ -128,6 +128,11 @@ class Scene:
             while not condition():
                 await asyncio.sleep(0.005)
 
+    async def until_established(self) -> None:
+        """Wait until this node leads and has committed all its entries."""
+        await self.until(lambda: self.raft.node.is_leader)
+        await self.until(lambda: self.raft.node.commit_index == self.raft.node.last_index)
+
     def votes(self) -> list[VoteReply]:
         return [message.body for message in self.peers.sent if isinstance(message.body, VoteReply)]
 
@@ -211,8 +216,7 @@ def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.failures = 2
         scene.raft.propose(b"x")
         await scene.until(lambda: scene.raft.write_error is not None)
@@ -227,8 +231,7 @@ def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
 
 def test_closing_waits_for_the_running_write_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.gate.clear()
         scene.raft.propose(b"x")
         await asyncio.sleep(0.02)
@@ -346,8 +349,7 @@ def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.cause = OSError(errno.ENOSPC, "no space left on device")
         scene.store.failures = 1_000
         scene.raft.propose(b"x")
@@ -368,8 +370,7 @@ def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
 
 def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.gate.clear()
         begun = scene.store.begun
         scene.raft.propose(b"x")
