@@ -11,7 +11,7 @@ that skipped a command would hold a different image than its peers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -184,14 +184,7 @@ Command: TypeAlias = (
     | AllocateProducerIds
 )
 
-_encoder = msgspec.msgpack.Encoder()
+encode_command: Callable[[Command], bytes] = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-
-
-def encode_command(command: Command) -> bytes:
-    return _encoder.encode(command)
-
-
-def decode_command(data: bytes) -> Command:
-    """Decode a command. ValueError if the bytes are not a command, or are one of a newer version."""
-    return _decoder.decode(data)
+decode_command: Callable[[bytes], Command] = _decoder.decode
+"""Decode a command. ValueError if the bytes are not a command, or are one of a newer version."""

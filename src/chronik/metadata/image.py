@@ -8,7 +8,7 @@ partitions and the flat map of topics, never the other topics.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -198,15 +198,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
         ]
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ClusterImage)
-
-
-def encode_image(image: ClusterImage) -> bytes:
-    """Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
-    return _encoder.encode(image)
-
-
-def decode_image(data: bytes) -> ClusterImage:
-    """Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""
-    return _decoder.decode(data)
+encode_image: Callable[[ClusterImage], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
+decode_image: Callable[[bytes], ClusterImage] = msgspec.msgpack.Decoder(ClusterImage).decode
+"""Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""

@@ -107,18 +107,10 @@ class Membership(msgspec.Struct, frozen=True):
         return Membership(tuple(sorted(members, key=lambda each: each.node_id)), tuple(gone[-REMOVED_MAX:]))
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Membership)
-
-
-def encode_membership(membership: Membership) -> bytes:
-    """Encode the membership as msgpack maps keyed by field name: the data of a membership entry."""
-    return _encoder.encode(membership)
-
-
-def decode_membership(data: bytes) -> Membership:
-    """Decode a membership; ValueError if the bytes are invalid."""
-    return _decoder.decode(data)
+encode_membership: Callable[[Membership], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode the membership as msgpack maps keyed by field name: the data of a membership entry."""
+decode_membership: Callable[[bytes], Membership] = msgspec.msgpack.Decoder(Membership).decode
+"""Decode a membership; ValueError if the bytes are invalid."""
 
 
 class MembershipHistory:

@@ -163,12 +163,8 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
 T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview
 
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(body: Any) -> bytes:
-    """Encode any struct of this module."""
-    return _encoder.encode(body)
+encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode any struct of this module."""
 
 
 def _decode_by(decoder: msgspec.msgpack.Decoder[T]) -> Callable[[Body], T]:
