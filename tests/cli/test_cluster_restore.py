@@ -9,8 +9,7 @@ import pytest
 from tests.cli.run_chronik import Outcome, chronik
 
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import Entry, EntryKind, HardState
-from chronik.raft.ready import Persist
+from chronik.raft.store import Entry, EntryKind, HardState, Persist
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder, RecoveryPoint
 

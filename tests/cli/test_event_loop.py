@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -65,14 +66,13 @@ def test_a_lease_expires_while_the_machine_is_suspended(kind: str, monkeypatch: 
     async def run() -> None:
         nothing = cast(Any, None)
         session = BrokerSession(
-            asyncio.get_running_loop(),
+            cast(Any, SimpleNamespace(loop=asyncio.get_running_loop(), log=Log())),
             cast(Any, Controller()),
             nothing,
             cast(RegisterBrokerCall, Registration()),
             nothing,
             nothing,
             lambda: False,
-            cast(Any, Log()),
         )
         await session._heartbeat()
         assert session.lease_is_valid

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tests.cluster.support_links import Links
 from tests.node.support_wire import ConnectionEnded, WireClient, unique
@@ -62,7 +62,7 @@ class Nodes:
         if cuttable:
             self._put_links_between()
 
-    def __enter__(self) -> Nodes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -10,7 +10,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.cli.run_chronik import CHRONIK, chronik
 from tests.cluster.conftest import nodes_of
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_disks import SlowNodes
 from tests.node.support_wire import WireClient, batch
 from tests.support.browser import Expect, OpenPage
 from tests.support.eventually import eventually
@@ -32,24 +32,15 @@ TAIL_BATCHES = 600
 """More than the recent batches whose positions a log keeps in memory: older ones are read from disk."""
 
 
-class Ward(Nodes):
-    """The cluster, with a switch that makes its disks slow."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.slow_reads = folder / "slow-reads"
-        super().__init__(folder / "nodes", settings={"forwarding": False, "debug_slow_reads": str(self.slow_reads)})
-
-
 @pytest.fixture(scope="module")
-def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    for nodes in nodes_of(request.config, Ward(tmp_path_factory.mktemp("ward"))):
+def ward(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowNodes]:
+    for nodes in nodes_of(request.config, SlowNodes(tmp_path_factory.mktemp("ward"), settings={"forwarding": False})):
         nodes.wait_in_sync()
         yield nodes
 
 
 @pytest.fixture
-def ask(ward: Ward, open_page: OpenPage, expect: Expect) -> Ask:
+def ask(ward: SlowNodes, open_page: OpenPage, expect: Expect) -> Ask:
     """Return the doctor's diagnosis of a topic: from `doctor --json`, and from the page of a running node."""
 
     def ask(topic: str, group: str | None = None) -> dict[str, Any]:
@@ -140,7 +131,7 @@ def read(consumer: Consumer) -> None:
 # -- all nodes run -----------------------------------------------------------------------------------------------------
 
 
-def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer, running(lambda: read(consumer)):
         told = ask(topic)
@@ -149,7 +140,7 @@ def test_doctor_reports_a_healthy_cluster_under_load_as_healthy(ward: Ward, ask:
     assert all(partition["fetch_ms"] is not None for partition in told["partitions"])
 
 
-def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(1, min_insync_replicas="3")
     leader = ward.leader(topic)
     paused = next(node for node in ward.ids if node not in (leader, ward.controller()))
@@ -168,25 +159,28 @@ def test_doctor_reports_a_watermark_that_waits_for_a_paused_follower(ward: Ward,
     ward.wait_in_sync()
 
 
-def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_fetches_that_hang_on_a_slow_disk(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     with ward.connect(leader) as client:
         sent = [client.send_produce(topic, batch(b"x")) for _ in range(TAIL_BATCHES)]
         for correlation_id in sent:
             assert client.produced(correlation_id).error_code == 0
-    ward.slow_reads.write_text("1500")
+    switches = [ward.slow_reads(node_id) for node_id in ward.ids]
+    for switch in switches:
+        switch.write_text("1500")
     try:
         told = ask(topic)
     finally:
-        ward.slow_reads.unlink()
+        for switch in switches:
+            switch.unlink()
     assert told["verdict"] == "fetch-hang", told
     (evidence,) = told["evidence"]
     assert (evidence["partition"], evidence["node"]) == (0, leader)
     assert evidence["numbers"]["longest_ms"] >= 1500
 
 
-def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(1, chronik_trace="true")
     leader = ward.leader(topic)
     wrong = next(node for node in ward.ids if node != leader)
@@ -202,7 +196,7 @@ def test_doctor_reports_a_client_that_keeps_sending_requests_to_the_wrong_node(w
     assert (evidence["node"], evidence["partition"], evidence["client"]) == (wrong, 0, "stale")
 
 
-def test_doctor_reports_a_group_member_that_does_not_poll(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_group_member_that_does_not_poll(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic):
         told = ask(topic, f"group-of-{topic}")
@@ -212,7 +206,7 @@ def test_doctor_reports_a_group_member_that_does_not_poll(ward: Ward, ask: Ask) 
     assert evidence["numbers"]["lag"] > 0
 
 
-def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     with produced(ward, topic), consumer_of(ward, topic) as consumer:
         consumer.pause([TopicPartition(topic, 1)])
@@ -226,7 +220,7 @@ def test_doctor_reports_a_partition_that_is_stuck_while_others_make_progress(war
 # -- traces in a terminal, and bad input -------------------------------------------------------------------------------
 
 
-def test_an_unknown_topic_or_group_prints_one_line_and_exits_with_2(ward: Ward) -> None:
+def test_an_unknown_topic_or_group_prints_one_line_and_exits_with_2(ward: SlowNodes) -> None:
     topic = ward.new_topic(1)
     for arguments in (("doctor", "missing"), ("doctor", topic, "--group", "missing"), ("trace", "tail", "missing")):
         outcome = chronik(*arguments, "-b", ward.bootstrap)
@@ -244,7 +238,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
 
 
-def test_trace_tail_shows_live_traces_of_all_nodes(ward: Ward) -> None:
+def test_trace_tail_shows_live_traces_of_all_nodes(ward: SlowNodes) -> None:
     topic = ward.new_topic(PARTITIONS)
     assert chronik("trace", "on", topic, "-b", ward.bootstrap).code == 0
     command = [str(CHRONIK), "trace", "tail", topic, "-b", ward.bootstrap]
@@ -272,7 +266,7 @@ def test_trace_tail_shows_live_traces_of_all_nodes(ward: Ward) -> None:
 # -- nodes stop, and stay down -----------------------------------------------------------------------------------------
 
 
-def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     command = [str(CHRONIK), "doctor", topic, "--json", "-b", ward.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doctor:
@@ -290,7 +284,7 @@ def test_doctor_reports_a_dead_node_and_survives_the_death_of_one_while_it_runs(
     assert [(evidence["partition"], evidence["node"]) for evidence in told["evidence"]] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_doctor_reports_no_leader_when_two_of_three_nodes_are_dead(ward: Ward, ask: Ask) -> None:
+def test_doctor_reports_no_leader_when_two_of_three_nodes_are_dead(ward: SlowNodes, ask: Ask) -> None:
     topic = ward.new_topic(PARTITIONS)
     ward.kill(2)
     told = ask(topic)

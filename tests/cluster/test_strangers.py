@@ -204,7 +204,7 @@ def test_the_controller_refuses_a_call_in_the_name_of_another_node(nodes: Nodes)
     refused = asyncio.run(call(other))
     assert (refused.code, refused.message) == (
         ErrorCode.cluster_authorization_failed,
-        f"node 9 may not speak for node {other}",
+        f"node 9 may not make calls for node {other}",
     )
     assert '"call_refused"' in nodes.log_text(controller.id)
     # Its own call is processed: no such broker is registered.

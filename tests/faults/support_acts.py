@@ -20,7 +20,7 @@ from tests.cluster.support_workload import Workload
 from tests.faults.support_damage import flipped_bit, truncated_file
 from tests.faults.support_lost_files import damaged_log, lost_log, short_log, stale_folder
 from tests.faults.support_room import CUT, Way
-from tests.faults.support_stage import SLOW_READS, SLOW_SYNCS, Stage, Ways
+from tests.faults.support_stage import Stage, Ways
 from tests.faults.support_storm import Storm
 
 from chronik.cli.cluster_resize import add_node, remove_node
@@ -161,7 +161,8 @@ def slow_disk(stage: Stage, workload: Workload) -> Iterator[None]:
     victims = stage.chance.sample(stage.nodes.ids, stage.chance.randint(1, 2))
     delay_ms = stage.chance.randint(50, 400)
     stage.note(f"disk of {_names(victims)}: {delay_ms} ms for each sync and read")
-    switches = [stage.folder / f"{name}-{victim}" for name in (SLOW_SYNCS, SLOW_READS) for victim in victims]
+    nodes = stage.nodes
+    switches = [switch(victim) for switch in (nodes.slow_syncs, nodes.slow_reads) for victim in victims]
     for switch in switches:
         switch.write_text(str(delay_ms))
     yield

@@ -9,23 +9,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_disks import SlowNodes, slow_environment
 from tests.cluster.support_workload import Workload
 from tests.faults.support_room import CUT, HOST, NoRoom, Room, Way
 from tests.support.eventually import eventually
+from tests.support.slow_node import SLOW_NODE
 
 from chronik.local.cluster import LocalCluster
 from chronik.local.errors import LocalClusterError
-from chronik.testing.tied_node import TIED_NODE, tied_environment
 
 NODES = 5
 SMALL_DISKS = 2
 """This many nodes, the last ones, have a disk that can be filled; the other nodes write to a real disk."""
 SMALL_DISK_BYTES = 256 * 1024 * 1024
 RECOVERY_TIMEOUT_S = 120.0
-SLOW_SYNCS, SLOW_READS = "slow-syncs", "slow-reads"
 HANGING = "60000"
-"""The value of the `debug_slow_syncs` switch for a hanging disk: the milliseconds that each sync takes."""
+"""What the switch for syncs holds for a hanging disk: the milliseconds that each sync takes."""
 
 Ways = Mapping[tuple[int, int], Way]
 
@@ -35,7 +34,7 @@ class RoomCluster(LocalCluster):
 
     def __init__(self, folder: Path, room: Room) -> None:
         self._room = room
-        super().__init__(str(folder), command=TIED_NODE, environment=tied_environment())
+        super().__init__(str(folder), command=SLOW_NODE, environment=slow_environment())
 
     def host_of(self, node_id: int) -> str:
         return self._room.address(node_id)
@@ -67,12 +66,6 @@ class Stage:
         with contextlib.ExitStack() as undo:
             undo.callback(self._exit.close)
             self.nodes = self._exit.enter_context(self._nodes(folder, count))
-            for node in self.nodes.local.nodes:
-                slow = {
-                    "debug_slow_syncs": str(folder / f"{SLOW_SYNCS}-{node.id}"),
-                    "debug_slow_reads": str(folder / f"{SLOW_READS}-{node.id}"),
-                }
-                node.change(slow)
             self.folder = folder
             self.nodes.start_all()
             undo.pop_all()
@@ -90,16 +83,16 @@ class Stage:
             self.without = str(reason)
             return None
 
-    def _nodes(self, folder: Path, count: int) -> Nodes:
+    def _nodes(self, folder: Path, count: int) -> SlowNodes:
         settings: dict[str, Any] = {"default_replication_factor": 3}
         if self.room is None:
-            return Nodes(folder, count, settings, cuttable=True)
+            return SlowNodes(folder, count, settings, cuttable=True)
         for node_id in range(count + 1 - SMALL_DISKS, count + 1):
             own = folder / f"node-{node_id}"
             own.mkdir(parents=True)
             self.room.disk(own, SMALL_DISK_BYTES)
             self.small_disks.append(node_id)
-        return Nodes(folder, count, settings, local=RoomCluster(folder, self.room))
+        return SlowNodes(folder, count, settings, local=RoomCluster(folder, self.room))
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -144,7 +137,7 @@ class Stage:
     @contextlib.contextmanager
     def hanging(self, node_id: int) -> Iterator[None]:
         """Let the node's disk hang inside the block."""
-        switch = self.folder / f"{SLOW_SYNCS}-{node_id}"
+        switch = self.nodes.slow_syncs(node_id)
         switch.write_text(HANGING)
         yield
         switch.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from tests.cluster.support_cluster import Nodes
+from tests.cluster.support_disks import SlowNodes
 from tests.cluster.support_recorder import number
 from tests.cluster.support_soak import SoakResults
 from tests.cluster.support_workload import Workload
@@ -62,15 +63,8 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 
 @pytest.fixture
-def slow_syncs(tmp_path: Path) -> Path:
-    """A file that gives the duration of each sync in ms, while it exists."""
-    return tmp_path / "slow-syncs"
-
-
-@pytest.fixture
-def nodes(tmp_path: Path, size: Size, slow_syncs: Path) -> Iterator[Nodes]:
-    settings = {"in_flight_bytes_max": IN_FLIGHT_BYTES_MAX, "debug_slow_syncs": str(slow_syncs)}
-    with Nodes(tmp_path / "cluster", size.nodes, settings) as nodes:
+def nodes(tmp_path: Path, size: Size) -> Iterator[SlowNodes]:
+    with SlowNodes(tmp_path / "cluster", size.nodes, {"in_flight_bytes_max": IN_FLIGHT_BYTES_MAX}) as nodes:
         nodes.start_all()
         yield nodes
 
@@ -112,9 +106,7 @@ def is_readable_to(client: WireClient, topic: str, offset: int) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_producer_faster_than_the_disk(
-    nodes: Nodes, size: Size, slow_syncs: Path, beside: Beside, results: SoakResults
-) -> None:
+def test_a_producer_faster_than_the_disk(nodes: SlowNodes, size: Size, beside: Beside, results: SoakResults) -> None:
     """The producer's requests wait for the sync, the node stops reading from it, and the producer's queue fills up.
 
     With acks=1 the producer is as fast as the leader's disk and leaves the followers behind, so it has its own topic.
@@ -122,14 +114,17 @@ def test_a_producer_faster_than_the_disk(
     topics = {acks: nodes.new_topic(1) for acks in ("all", "1")}
     floods = [Flood(nodes.bootstrap, topics[acks], acks) for acks in ("all", "all", "1")]
     with beside() as other:
-        slow_syncs.write_text("300")
+        switches = [nodes.slow_syncs(node_id) for node_id in nodes.ids]
+        for switch in switches:
+            switch.write_text("300")
         before = forget_peaks(nodes)
         with ThreadPoolExecutor(len(floods)) as threads:
             running = [threads.submit(flood.run, size.of(3, 30)) for flood in floods]
             other.proceed(BESIDE_RECORDS)
             for flood in running:
                 flood.result()
-        slow_syncs.unlink()
+        for switch in switches:
+            switch.unlink()
         memory_is_bounded(nodes, before, results, 2 * IN_FLIGHT_BYTES_MAX / MB + 60)
     assert list(chain.from_iterable(flood.failed for flood in floods)) == []
     for topic in topics.values():

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import UUID
 
+import msgspec
 from tests.support.handlers import handlers_of
 
 from chronik.metadata.apply import apply
@@ -141,7 +142,8 @@ class FakeBroker:
         await self.metadata.propose(DeleteTopic(name, self.image.require_topic(name).id))
 
     async def create(self, new: NewTopic, *, by_broker: bool = False) -> TopicImage:
-        await self.metadata.propose(lambda image: plan_topic(image, self.config, self.env, new, by_broker=by_broker))
+        new = msgspec.structs.replace(new, by_broker=by_broker)
+        await self.metadata.propose(lambda image: plan_topic(image, self.config, self.env, new))
         return self.image.require_topic(new.name)
 
     async def applied(self) -> None:

@@ -15,8 +15,7 @@ from chronik.groups.commits import CommitRequest
 from chronik.groups.member import SyncRequest
 from chronik.groups.records import group_partition
 from chronik.metadata.events import LeaderChanged
-from chronik.metadata.image import PartitionImage
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, PartitionImage
 from chronik.node.apis import (
     delete_groups,
     describe_groups,

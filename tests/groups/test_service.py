@@ -11,7 +11,7 @@ from tests.groups.play import GROUP, join_request
 from chronik.groups.commits import CommitRequest
 from chronik.groups.member import SyncRequest
 from chronik.groups.records import group_partition
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -1,7 +1,8 @@
 """A model of brokers that replicate one partition under the controller: logs, leaders, fetches and commits.
 
-The test chooses every step: which message arrives, which process dies, how far a broker has followed the
-metadata. The brokers follow the rules of design.md section 6; the model checks what the controller must guarantee.
+The test chooses every step: which message arrives, which process dies, how far a broker has followed the metadata. The
+brokers follow the rules that docs/design.md states under "Replication"; the model checks what the controller must
+guarantee.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from chronik.metadata.calls import (
 )
 from chronik.metadata.commands import Assignment, Command, CreateTopic
 from chronik.metadata.controller import Controller, ControllerSettings
-from chronik.metadata.elections import Loss
+from chronik.metadata.elections import Loss, min_insync_replicas
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
-from chronik.metadata.min_insync import min_insync_replicas
 from chronik.wire.errors import KafkaError
 
 TOPIC = "orders"
 TOPIC_ID = UUID(int=77)
-SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, asked_hand_over_ms=200, recovery_wait_ms=1_000)
+SETTINGS = ControllerSettings(rebalance_interval_ms=1_000, requested_hand_over_ms=200, recovery_wait_ms=1_000)
 
 Entry = tuple[int, int]
 """The leader epoch under which a record was appended, and a unique number."""

@@ -9,9 +9,8 @@ import pytest
 from tests.metadata.controlled_cluster import Cluster
 
 from chronik.metadata.commands import AlterConfigs, FenceBroker
-from chronik.metadata.elections import BrokerStates
+from chronik.metadata.elections import BrokerStates, plan_unclean_elections
 from chronik.metadata.image import NO_LEADER
-from chronik.metadata.preferred import plan_unclean_elections
 from chronik.wire.errors import ErrorCode
 
 
@@ -223,14 +222,20 @@ def test_a_preferred_election_requests_a_transfer_to_an_in_sync_preferred_leader
     assert cluster.beat(2).hand_overs == ()
 
 
-def test_an_election_waits_until_the_old_leader_knows_that_it_no_longer_leads() -> None:
-    """Found by the simulator (three-nodes seed 106): two leaders served for a moment, and the end offset went back."""
+def cluster_with_an_unaware_leader() -> Cluster:
+    """Return a cluster in which broker 1 leads, should hand over to 2, and no longer applies the metadata."""
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3))
     cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
     cluster.applied[1] = cluster.image.version
     cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
-    cluster.run(cluster.settings.asked_hand_over_ms + 400)
+    return cluster
+
+
+def test_an_election_waits_until_the_old_leader_knows_that_it_no_longer_leads() -> None:
+    """Found by the simulator (three-nodes seed 106): two leaders served for a moment, and the end offset went back."""
+    cluster = cluster_with_an_unaware_leader()
+    cluster.run(cluster.settings.requested_hand_over_ms + 400)
     assert (cluster.leader, cluster.partition().last_known_leader) == (NO_LEADER, 1), "1 may still serve"
     del cluster.applied[1]
     cluster.run(300)
@@ -238,12 +243,8 @@ def test_an_election_waits_until_the_old_leader_knows_that_it_no_longer_leads() 
 
 
 def test_an_election_waits_for_an_uninformed_old_leader_until_its_lease_ends() -> None:
-    cluster = Cluster()
-    cluster.create("orders", (2, 1, 3))
-    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
-    cluster.applied[1] = cluster.image.version
-    cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
-    cluster.run(cluster.settings.asked_hand_over_ms + 200)
+    cluster = cluster_with_an_unaware_leader()
+    cluster.run(cluster.settings.requested_hand_over_ms + 200)
     cluster.run(2 * cluster.settings.session_timeout_ms - 200)
     assert cluster.leader == NO_LEADER
     assert cluster.beat(1).lease_ms == 0
@@ -252,11 +253,7 @@ def test_an_election_waits_for_an_uninformed_old_leader_until_its_lease_ends() -
 
 
 def test_a_new_controller_also_waits_until_the_old_leader_knows_it_no_longer_leads() -> None:
-    cluster = Cluster()
-    cluster.create("orders", (2, 1, 3))
-    cluster.alter_isr(cluster.proposal((1, 2, 3), hand_over_to=1))
-    cluster.applied[1] = cluster.image.version
-    cluster.controller.elect_preferred([("orders", 0)], cluster.now_ms)
+    cluster = cluster_with_an_unaware_leader()
     while cluster.leader != NO_LEADER:
         cluster.run(100)
     cluster.change_controller()

@@ -8,9 +8,8 @@ import pytest
 from tests.metadata.controlled_cluster import ORDERS, Cluster
 
 from chronik.metadata.calls import ReplicaReport, ReportReplicasCall
-from chronik.metadata.elections import BrokerStates, Loss
+from chronik.metadata.elections import BrokerStates, Loss, plan_unclean_elections
 from chronik.metadata.image import NO_LEADER
-from chronik.metadata.preferred import plan_unclean_elections
 from chronik.wire.errors import ErrorCode, KafkaError
 
 

@@ -186,17 +186,6 @@ def test_a_live_broker_whose_address_refuses_connections_is_fenced_only_once() -
     assert cluster.due() == []
 
 
-def test_a_failure_report_about_an_old_process_does_not_fence_the_new_process() -> None:
-    cluster = Cluster()
-    cluster.create()
-    old = cluster.incarnations[1]
-    cluster.die(1)
-    cluster.restart(1)
-    cluster.run(600)
-    cluster.controller.broker_gone(1, cluster.now_ms, old)
-    assert cluster.due() == []
-
-
 def test_a_process_whose_broker_id_was_taken_over_receives_an_error() -> None:
     cluster = Cluster()
     broker = cluster.broker(1)

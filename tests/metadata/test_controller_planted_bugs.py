@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.metadata.test_controller_walks import BROKERS, ReplicatedWalk, SyncedWalk, Walk
 
-from chronik.metadata import apply, apply_brokers, registration
+from chronik.metadata import apply, registration
 from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
 from chronik.metadata.image import NO_LEADER
 
@@ -121,13 +121,13 @@ def test_walks_find_leaders_that_stay_eligible_while_other_replicas_commit(monke
 
 
 def test_walks_find_leaders_that_stay_eligible_after_the_minimum_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "without_eligible", lambda topic, events: topic)
+    monkeypatch.setattr(apply, "_without_eligible", lambda topic, events: topic)
     assert is_found()
 
 
 def test_walks_find_a_restarted_leader_that_continues_in_its_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_brokers, "bump_epochs", lambda image, broker_id: (image, []))
-    monkeypatch.setattr(registration, "_leave", lambda *arguments: None)
+    monkeypatch.setattr(apply, "_bump_epochs", lambda image, broker_id: (image, []))
+    monkeypatch.setattr(registration, "_plan_departure", lambda *arguments: None)
     assert is_found()
 
 

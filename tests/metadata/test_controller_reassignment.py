@@ -7,7 +7,7 @@ from tests.metadata.controlled_cluster import Cluster
 
 from chronik.metadata.elections import BrokerStates
 from chronik.metadata.events import ReplicasChanged
-from chronik.metadata.reassignment import Move, moving, plan_moves
+from chronik.metadata.reassignment import Move, plan_moves, reassigning
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -41,7 +41,7 @@ def test_a_reassignment_removes_old_replicas_once_the_new_replicas_are_in_sync()
     partition = cluster.partition()
     assert (partition.replicas, partition.adding, partition.removing) == ((3, 4, 5, 1, 2), (4, 5), (1, 2))
     assert (partition.leader, partition.isr) == (1, (1, 2, 3))
-    assert [each[1].partition for each in moving(cluster.image, None)] == [0]
+    assert [each[1].partition for each in reassigning(cluster.image, None)] == [0]
     cluster.join(1, 2, 3, 4)
     assert cluster.partition().is_reassigned
     cluster.join(1, 2, 3, 4, 5)
@@ -89,7 +89,7 @@ def test_a_leader_under_removal_is_replaced_if_it_does_not_transfer_leadership()
     cluster = Cluster()
     cluster.create()
     move(cluster, (2, 3))
-    cluster.run(cluster.settings.asked_hand_over_ms + 600)
+    cluster.run(cluster.settings.requested_hand_over_ms + 600)
     partition = cluster.partition()
     assert (partition.replicas, partition.isr, partition.leader) == ((2, 3), (2, 3), 2)
 

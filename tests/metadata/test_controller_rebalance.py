@@ -8,7 +8,7 @@ from uuid import UUID
 from tests.metadata.controlled_cluster import Cluster
 
 from chronik.metadata.calls import AlterIsrCall, IsrMember
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC
 
 OFFSETS = UUID(int=2_000)
 
@@ -43,7 +43,7 @@ def test_the_controller_requests_a_transfer_to_the_preferred_leader() -> None:
 
 def test_a_leader_that_does_not_transfer_leadership_in_time_is_replaced() -> None:
     cluster = after_a_restart_of_1()
-    cluster.run(cluster.settings.rebalance_interval_ms + cluster.settings.asked_hand_over_ms + 400)
+    cluster.run(cluster.settings.rebalance_interval_ms + cluster.settings.requested_hand_over_ms + 400)
     assert leaders(cluster) == [1, 2, 3, 1, 2, 3]
     version = cluster.image.version
     cluster.run(12_000)

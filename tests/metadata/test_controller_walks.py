@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.metadata.replicated_partition import TOPIC, World
 
 from chronik.metadata.commands import AlterConfigs
-from chronik.metadata.elections import BrokerStates
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, BrokerStates
 from chronik.metadata.image import NO_LEADER
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
 from chronik.metadata.reassignment import Move, plan_moves
 
 BROKERS = 4

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from chronik.metadata.elections import min_insync_replicas
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import min_insync_replicas
 
 NAME = "min.insync.replicas"
 

@@ -9,17 +9,19 @@ from uuid import UUID
 
 from tests.node.cluster_harness import SECRET
 
-from chronik.client.endpoint import Endpoint
 from chronik.metadata.commands import CreateCluster
+from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.membership.identity import Identity
-from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.membership.metadata_log import MetadataLog, new_cluster_id
+from chronik.node.membership.peer_handshake import Identity
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
+from chronik.observe.metrics import Metrics
 from chronik.raft.node import RaftNode
-from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftSettings
 from chronik.raft.store import RaftStore
 
 DEADLINE_S = 10.0
@@ -32,12 +34,11 @@ async def lone_log(env: Environment, store: RaftStore, on_fatal: Callable[[Excep
     loop = asyncio.get_running_loop()
     stored = await loop.run_in_executor(env.executor, store.load)
     node = RaftNode(1, stored, SETTINGS, env.random, int(loop.time() * 1000), seeds=(), founders=(1,))
-    log = RaftMetadataLog(loop, silent_logger())
-    endpoint: dict[int, Endpoint] = {}
-    identity = Identity(1, UUID(int=1), "127.0.0.1:1")
-    peers = Peers(loop, env.random, identity, SECRET, silent_logger(), lambda node_id: None, endpoint)
+    log = MetadataLog(loop, silent_logger())
+    runtime = Runtime.make(NodeConfig(), env, Metrics(), silent_logger())
+    peers = Peers(runtime, Identity(1, UUID(int=1), "127.0.0.1:1"), SECRET, lambda node_id: None)
     disk = DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())
-    raft = RaftService(loop, env, node, store, peers, log, silent_logger(), on_fatal or _raise, disk)
+    raft = RaftService(runtime, disk, node, store, peers, log, on_fatal or _raise)
     log.attach(raft)
     raft.start()
     async with asyncio.timeout(DEADLINE_S):

@@ -16,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
+from tests.support.slow_disk import HANG, SlowDisk
+
 from chronik.client.connection import Connection as ClientConnection
 from chronik.client.errors import ConnectionLost, Unreachable
 from chronik.metadata.apply import apply
@@ -54,7 +56,6 @@ from chronik.observe.metrics import Metrics
 from chronik.observe.traces import TraceRing
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder
-from chronik.storage.slow_disk import HANG, SlowDisk
 from chronik.wire.batch import encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.node.support_raft import lone_log
 from tests.support.handlers import handlers_of
 
 from chronik.metadata.commands import ChangePartition, CreateTopic, RegisterBroker
 from chronik.metadata.elections import BrokerStates
+from chronik.metadata.hand_overs import preferred_hand_over
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.preferred import preferred_hand_over
 from chronik.metadata.topic_configs import TOPIC_CONFIGS
 from chronik.node.apis import (
     alter_configs,
@@ -35,7 +36,7 @@ from chronik.node.apis import (
 )
 from chronik.node.config import NodeConfig
 from chronik.node.environment import Environment
-from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
 from chronik.node.runtime import Runtime
@@ -68,7 +69,7 @@ class FakePartition:
 class WillingLeaders:
     """The controller's part in elections, with leaders that transfer leadership immediately."""
 
-    def __init__(self, metadata: RaftMetadataLog) -> None:
+    def __init__(self, metadata: MetadataLog) -> None:
         self._metadata = metadata
 
     async def applied_everywhere(self) -> None:
@@ -93,7 +94,7 @@ class WillingLeaders:
 class FakeBroker:
     """The part of a broker that the handlers use, with a real metadata log."""
 
-    def __init__(self, config: NodeConfig, env: Environment, metadata: RaftMetadataLog) -> None:
+    def __init__(self, config: NodeConfig, env: Environment, metadata: MetadataLog) -> None:
         self.config, self.metadata = config, metadata
         self.runtime = Runtime.make(config, env, Metrics(), silent_logger())
         self.controller = WillingLeaders(metadata)
@@ -111,12 +112,10 @@ class FakeBroker:
             await self.stuck.wait()
 
     async def create(self, new: NewTopic | str, *, by_broker: bool = False) -> TopicImage:
-        new = NewTopic(new) if isinstance(new, str) else new
-        await self.metadata.propose(
-            lambda image: plan_topic(image, self.config, self.runtime.env, new, by_broker=by_broker)
-        )
+        topic = msgspec.structs.replace(NewTopic(new) if isinstance(new, str) else new, by_broker=by_broker)
+        await self.metadata.propose(lambda image: plan_topic(image, self.config, self.runtime.env, topic))
         await self.applied()
-        return self.image.require_topic(new.name)
+        return self.image.require_topic(topic.name)
 
     def get(self, key: tuple[str, int]) -> FakePartition | None:
         topic, index = key

@@ -21,9 +21,8 @@ from chronik.client.errors import ConnectionLost
 from chronik.metadata.calls import AlterIsrCall, HeartbeatCall, IsrMember, RegisterBrokerCall
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError
-from chronik.node.membership import cluster_member, greeter, internal_server
+from chronik.node.membership import cluster_member, internal_server, peer_handshake
 from chronik.node.membership.cluster_secret import SECRET_NAME, ClusterSecret
-from chronik.node.membership.handshake import Caller
 from chronik.node.membership.internal_api import (
     VERSION,
     AllocateProducerIdsCall,
@@ -36,6 +35,7 @@ from chronik.node.membership.internal_api import (
     encode,
 )
 from chronik.node.membership.internal_server import KAFKA_APIS, UNPROVEN_APIS, UNPROVEN_FRAME_BYTES_MAX
+from chronik.node.membership.peer_handshake import Caller
 from chronik.raft import messages as raft
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode
@@ -96,7 +96,7 @@ def test_an_empty_proof_or_one_of_another_secret_closes_the_connection(tmp_path:
                 assert await stranger.rest() == b"", (key, body)
         with pytest.raises(NotProven):
             await proven_connection(port(one), FIVE, OTHER)
-        assert not one.member.greeter.is_present(5)
+        assert not one.member.handshake.is_present(5)
         assert one.member.peers.known() == []
 
     play(tmp_path, story)
@@ -178,7 +178,7 @@ def test_the_frame_size_limit_is_smaller_before_the_proof(tmp_path: Path) -> Non
 def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greeter, "STRANGERS_LOGGED_MAX", 3)
+    monkeypatch.setattr(peer_handshake, "STRANGERS_LOGGED_MAX", 3)
 
     async def call(one: Broker, node_id: int) -> None:
         with pytest.raises(NotProven):
@@ -192,7 +192,7 @@ def test_each_unauthenticated_peer_is_logged_once_and_a_flood_is_counted(
         assert [line["peer"] for line in refused] == [5, 6, 7]
         for word in ("does not know the secret", SECRET_NAME, "CHRONIK_CLUSTER_SECRET", "node 5"):
             assert word in refused[0]["reason"]
-        monkeypatch.setattr(greeter, "STRANGERS_LOGGED_S", 0.0)
+        monkeypatch.setattr(peer_handshake, "STRANGERS_LOGGED_S", 0.0)
         await call(one, 5)
         assert [line["count"] for line in nodes.events(1, "peers_refused")] == [3]
         assert len(nodes.events(1, "peer_refused")) == 4
@@ -263,7 +263,7 @@ def test_the_controller_refuses_calls_in_the_name_of_another_node(tmp_path: Path
         for call in calls:
             reply = decode_call_reply(await connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(call)))
             assert reply.code == ErrorCode.cluster_authorization_failed
-            assert reply.message == "node 5 may not speak for node 1"
+            assert reply.message == "node 5 may not make calls for node 1"
         assert one.image.brokers[1] == before
         refused = nodes.events(1, "call_refused")
         assert [(line["peer"], line["claimed"]) for line in refused] == [(5, 1)] * len(calls)
@@ -314,7 +314,7 @@ def test_a_connection_cannot_change_its_peer_identity(tmp_path: Path, other: Hel
         assert "this connection is not that of" in reply.refusal
         async with asyncio.timeout(5):
             assert isinstance(await connection.wait_closed(), ConnectionLost)
-        assert not one.member.greeter.is_present(6)
+        assert not one.member.handshake.is_present(6)
 
     play(tmp_path, story)
 

@@ -21,7 +21,6 @@ from chronik.metadata.registration import plan_registration
 from chronik.node.broker import Broker
 from chronik.node.config import ConfigError, NodeConfig, Peer
 from chronik.node.membership.cluster_member import founders
-from chronik.node.membership.internal_api import CreateTopicCall
 from chronik.node.membership.metadata_log import NotController
 from chronik.node.membership.topic_plans import NewTopic
 from chronik.raft.store import StoreError
@@ -146,7 +145,7 @@ def test_a_single_node_with_logs_but_no_metadata_store_does_not_start(tmp_path: 
         (tmp_path / "node-1" / "logs" / "orders-0").mkdir(parents=True)
         (tmp_path / "node-1" / "meta.json").write_text('{"format_version": 1, "node_id": 1, "cluster_id": "c"}')
         for _ in range(2):
-            with pytest.raises(StoreError, match="is missing or empty though there are logs"):
+            with pytest.raises(StoreError, match="is missing or empty, although there are logs"):
                 await nodes.start(1)
 
     play(tmp_path, story, count=1, **ALONE)
@@ -388,7 +387,7 @@ def test_the_caller_receives_the_controllers_error(tmp_path: Path) -> None:
         await nodes.start_all()
         for broker in nodes.brokers.values():
             with pytest.raises(KafkaError) as raised:
-                await broker.member.client.call(CreateTopicCall("not a name"))
+                await broker.member.client.call(NewTopic("not a name"))
             assert raised.value.code is ErrorCode.invalid_topic_exception
 
     play(tmp_path, story)
@@ -405,9 +404,7 @@ def test_a_node_whose_id_is_taken_over_stops_serving_and_reports_the_remedy(tmp_
         other = msgspec.structs.replace(one.member.session.registration, incarnation=UUID(int=5), host="elsewhere")
         epoch = one.image.brokers[one.node_id].epoch
         await nodes.controller().metadata.propose(
-            lambda image: plan_registration(
-                image, BrokerStates.of(image), other, session_lives=False, starts_fenced=False
-            )
+            lambda image: plan_registration(image, BrokerStates.of(image), other, is_session_alive=False)
         )
         await until(lambda: one.image.brokers[one.node_id].epoch > epoch)
         # From now on, the assignments of this node id belong to the other process.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from uuid import UUID
 
 import msgspec
@@ -12,12 +14,13 @@ import pytest
 from tests.node.cluster_harness import LocalNodes, until
 
 from chronik.metadata.controller import Controller, ControllerSettings
-from chronik.metadata.events import BrokerFenced, BrokerUnfenced, Event
+from chronik.metadata.events import BrokerFenced, BrokerUnfenced
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.node.membership import controller_service, departures, peers
 from chronik.node.membership.departures import Departures
-from chronik.node.membership.metadata_log import Listener, Proposal
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import PeerState, PeerStatus
+from chronik.node.runtime import Runtime
 
 OWN_ID, DEAD, OTHER = 1, 2, 3
 MOMENT_S = 0.02
@@ -51,19 +54,6 @@ class Metadata:
             self._newer.clear()
             await self._newer.wait()
 
-    @property
-    def version(self) -> int:
-        return self.image.version
-
-    async def propose(self, proposal: Proposal) -> list[Event]:
-        raise NotImplementedError
-
-    def subscribe(self, listener: Listener) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
-
 
 class Scene:
     """A node that has just lost its connection to another node."""
@@ -72,11 +62,13 @@ class Scene:
         loop = asyncio.get_running_loop()
         self.metadata = Metadata()
         self.links = {OTHER: PeerStatus(PeerState.CONNECTED, 0.0), DEAD: PeerStatus(state, loop.time() - lost_s_ago)}
-        self.departures = Departures(loop, OWN_ID, self.metadata, lambda node_id: self.links[node_id])
+        runtime = cast(Runtime, SimpleNamespace(loop=loop, node_id=OWN_ID))
+        metadata = cast(MetadataLog, self.metadata)
+        self.departures = Departures(runtime, metadata, lambda node_id: self.links[node_id])
 
     async def waits(self, *topics: str) -> bool:
         """Return whether a response about these topics, or about all topics, is held back."""
-        asking = asyncio.create_task(self.departures.noticed(topics or None))
+        asking = asyncio.create_task(self.departures.wait_for_failover(topics or None))
         await asyncio.sleep(MOMENT_S)
         held = not asking.done()
         asking.cancel()
@@ -84,19 +76,19 @@ class Scene:
 
     @property
     def named(self) -> list[int]:
-        return [broker.id for broker in self.departures.named_brokers()]
+        return [broker.id for broker in self.departures.listed_brokers()]
 
 
 def test_metadata_waits_for_the_successor_of_a_leader_that_just_left() -> None:
     async def story() -> None:
         scene = Scene()
-        asking = asyncio.create_task(scene.departures.noticed(["own", "dead", "no-such-topic"]))
+        asking = asyncio.create_task(scene.departures.wait_for_failover(["own", "dead", "no-such-topic"]))
         await asyncio.sleep(MOMENT_S)
         scene.metadata.lead("own", OWN_ID)
         await asyncio.sleep(MOMENT_S)
         assert not asking.done(), "something else has changed"
         scene.metadata.lead("dead", OTHER)
-        async with asyncio.timeout(departures.NOTICED_S / 2):
+        async with asyncio.timeout(departures.FAILOVER_S / 2):
             await asking
 
     asyncio.run(story())
@@ -108,7 +100,7 @@ def test_only_metadata_about_affected_topics_waits_for_failover() -> None:
         assert await Scene().waits(), "all topics"
         assert not await Scene().waits("own")
         assert not await Scene(state=PeerState.CONNECTED).waits("dead")
-        assert not await Scene(lost_s_ago=departures.NOTICED_S).waits("dead"), "nobody takes over"
+        assert not await Scene(lost_s_ago=departures.FAILOVER_S).waits("dead"), "nobody takes over"
 
     asyncio.run(story())
 
@@ -127,11 +119,11 @@ def test_metadata_waits_for_a_partition_that_is_briefly_without_a_leader() -> No
 
 
 def test_the_wait_for_failover_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "NOTICED_S", MOMENT_S)
+    monkeypatch.setattr(departures, "FAILOVER_S", MOMENT_S)
 
     async def story() -> None:
         async with asyncio.timeout(5):
-            await Scene().departures.noticed(["dead"])
+            await Scene().departures.wait_for_failover(["dead"])
 
     asyncio.run(story())
 
@@ -143,7 +135,7 @@ def test_metadata_lists_a_departed_node_for_a_limited_time(monkeypatch: pytest.M
         assert scene.named == [OWN_ID, OTHER], "it was gone before this node came"
         scene.departures.metadata_changed(scene.metadata.image, [BrokerFenced(fenced)])
         assert scene.named == [OWN_ID, DEAD, OTHER]
-        monkeypatch.setattr(departures, "NAMED_S", 0.0)
+        monkeypatch.setattr(departures, "LISTED_S", 0.0)
         assert scene.named == [OWN_ID, OTHER]
 
     asyncio.run(story())

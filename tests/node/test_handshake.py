@@ -10,7 +10,6 @@ import pytest
 
 from chronik.node.config import ConfigError
 from chronik.node.membership.cluster_secret import CHARACTERS_MIN, SECRETS_MAX, ClusterSecret
-from chronik.node.membership.handshake import NONCE_BYTES, Answerer, Caller, Role, mac
 from chronik.node.membership.internal_api import (
     Hello,
     HelloReply,
@@ -21,6 +20,7 @@ from chronik.node.membership.internal_api import (
     decode_proof,
     encode,
 )
+from chronik.node.membership.peer_handshake import NONCE_BYTES, Answerer, Caller, Role, mac
 from chronik.wire.errors import MalformedRequest
 
 OURS = "ours-" * 8

@@ -21,11 +21,11 @@ from chronik.metadata.events import Event, ProducerIdsAllocated, TopicCreated
 from chronik.metadata.image import ClusterImage
 from chronik.node.environment import Environment
 from chronik.node.membership import metadata_log
-from chronik.node.membership.metadata_log import NotController, RaftMetadataLog
+from chronik.node.membership.metadata_log import MetadataLog, NotController
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.ready import Persist, RoleChanged, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import StoreError
+from chronik.raft.ready import RoleChanged, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Persist, StoreError
 from chronik.storage.disk import RealDisk
 from chronik.wire.errors import ErrorCode, KafkaError
 
@@ -76,9 +76,9 @@ class CountingStore(SqliteRaftStore):
         self.inside -= 1
 
 
-async def opened(env: Environment, path: str) -> RaftMetadataLog:
+async def opened(env: Environment, path: str) -> MetadataLog:
     log = await lone_log(env, store_at(path))
-    assert isinstance(log, RaftMetadataLog)
+    assert isinstance(log, MetadataLog)
     return log
 
 

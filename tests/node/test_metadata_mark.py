@@ -8,12 +8,11 @@ from uuid import UUID
 
 import pytest
 from tests.node.test_raft_store import entries
+from tests.raft.memory_store import MemoryRaftStore
 
 from chronik.node.membership.metadata_mark import MARK_NAME, NO_MARK, MarkedRaftStore, MetadataMark, last_index_of
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import HardState, StoredState
-from chronik.raft.ready import Persist
-from chronik.raft.store import MemoryRaftStore, StoreError
+from chronik.raft.store import HardState, Persist, StoredState, StoreError
 from chronik.storage.disk import RealDisk
 
 

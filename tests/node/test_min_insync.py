@@ -10,9 +10,8 @@ import pytest
 from tests.node.support_replicas import TOPIC, Cluster, play
 
 from chronik.metadata.commands import AlterConfigs
-from chronik.metadata.elections import Draft, TopicRules
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, Draft, TopicRules
 from chronik.metadata.image import ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
 from chronik.node.config import NodeConfig
 from chronik.node.topic_settings import partition_settings, topic_defaults
 

@@ -77,9 +77,9 @@ def test_a_killed_peer_is_detected_quickly_and_reconnected_after_restart(tmp_pat
         await nodes.kill(three)
         for broker in (one, two):
             await until(
-                partial(lambda broker: broker.member.peers.state(3) is PeerState.REFUSED, broker), timeout_s=1.0
+                partial(lambda broker: broker.member.peers.status(3).state is PeerState.REFUSED, broker), timeout_s=1.0
             )
-            assert not broker.member.greeter.is_present(3)
+            assert not broker.member.handshake.is_present(3)
         await nodes.start(3)
         for broker in (one, two):
             await until(partial(lambda broker: broker.member.peers.is_connected(3), broker), timeout_s=1.0)
@@ -103,10 +103,10 @@ def test_a_pending_response_does_not_keep_a_dead_peer_present(tmp_path: Path, mo
         connection = await peer(one, Hello("", 5, UUID(int=5), 1, "127.0.0.1:5"))
         answer = connection.send(InternalKey.CONTROLLER_CALL, VERSION, encode(AllocateProducerIdsCall(5, 1)))
         await asked.wait()
-        assert one.member.greeter.is_present(5)
+        assert one.member.handshake.is_present(5)
         assert connection._transport is not None
         connection._transport.write_eof()
-        await until(lambda: not one.member.greeter.is_present(5))
+        await until(lambda: not one.member.handshake.is_present(5))
         assert not answer.done() and not connection.is_closed
         connection.close()
 
@@ -119,7 +119,9 @@ def test_both_sides_log_why_a_node_of_another_cluster_is_refused(tmp_path: Path)
         await nodes.start(2, nodes.config(2, peers=[], cluster_id="theirs"))
         await nodes.stop(nodes.brokers[2])
         again = await nodes.start(2, nodes.config(2, peers=[1]))
-        status = await until(lambda: again.member.peers.state(1) is PeerState.REJECTED and again.member.peers.status(1))
+        status = await until(
+            lambda: again.member.peers.status(1).state is PeerState.REJECTED and again.member.peers.status(1)
+        )
         for word in ("ours", "theirs", "correct the peers"):
             assert word in status.reason
         assert len(nodes.events(2, "peer_not_connected")) == 1
@@ -212,10 +214,10 @@ def test_a_peers_new_connection_closes_its_older_one_for_the_same_purpose(tmp_pa
         new = await opened("produce")
         async with asyncio.timeout(5):
             assert isinstance(await old.wait_closed(), ConnectionLost)
-        assert one.member.greeter.is_present(5) and not other.is_closed and not new.is_closed
+        assert one.member.handshake.is_present(5) and not other.is_closed and not new.is_closed
         other.close()
         new.close()
-        await until(lambda: not one.member.greeter._present[5].newest)
+        await until(lambda: not one.member.handshake._processes[5].newest)
 
     play(tmp_path, story, count=1, default_replication_factor=1)
 
@@ -235,7 +237,7 @@ def test_a_call_to_a_disconnected_peer_fails_at_once_with_the_reason(tmp_path: P
     async def story(nodes: LocalNodes) -> None:
         one, _, three = await nodes.start_all()
         await nodes.kill(three)
-        await until(lambda: one.member.peers.state(3) is PeerState.REFUSED)
+        await until(lambda: one.member.peers.status(3).state is PeerState.REFUSED)
         async with asyncio.timeout(1.0):
             with pytest.raises(ClientError, match="node 3"):
                 await one.member.peers.call(3, InternalKey.CONTROLLER_CALL, b"", 10.0)
@@ -287,8 +289,8 @@ def test_a_connection_request_fails_if_its_peer_is_dropped_and_can_be_retried(
             asking[0].cancel()
             await asyncio.wait(asking[:1])
             assert asking[0].cancelled()
-            one.member.peers.silent(2)
-            with pytest.raises(Unreachable, match="node 2 was given up"):
+            one.member.peers.close_data(2)
+            with pytest.raises(Unreachable, match="node 2 was dropped"):
                 await asking[1]
         assert not (await one.member.peers.connection(2, "test")).is_closed
 

@@ -13,14 +13,17 @@ from uuid import UUID
 
 import pytest
 from tests.raft.harness import founded, store_id, stored_log
+from tests.raft.memory_store import MemoryRaftStore
 
+from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
-from chronik.raft.entries import Entry, EntryKind, Snapshot, StoredState
+from chronik.observe.metrics import Metrics
 from chronik.raft.messages import (
     AppendReply,
     Heartbeat,
@@ -33,9 +36,9 @@ from chronik.raft.messages import (
     encode_message,
 )
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Persist, ProposalId, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore, StoreError
+from chronik.raft.ready import ProposalId, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, EntryKind, Persist, Snapshot, StoredState, StoreError
 from chronik.storage.disk import RealDisk
 
 DISK_TIMEOUT_MS = 500
@@ -115,23 +118,20 @@ class Scene:
         )
         self.fatal: list[Exception] = []
         self.disk = DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())
-        self.raft = RaftService(
-            loop,
-            env,
-            node,
-            self.store,
-            cast(Peers, self.peers),
-            self.machine,
-            silent_logger(),
-            self.fatal.append,
-            self.disk,
-        )
+        runtime = Runtime.make(NodeConfig(), env, Metrics(), silent_logger())
+        peers = cast(Peers, self.peers)
+        self.raft = RaftService(runtime, self.disk, node, self.store, peers, self.machine, self.fatal.append)
         self.raft.start()
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(10):
             while not condition():
                 await asyncio.sleep(0.005)
+
+    async def until_established(self) -> None:
+        """Wait until this node leads and has committed all its entries."""
+        await self.until(lambda: self.raft.node.is_leader)
+        await self.until(lambda: self.raft.node.commit_index == self.raft.node.last_index)
 
     def votes(self) -> list[VoteReply]:
         return [message.body for message in self.peers.sent if isinstance(message.body, VoteReply)]
@@ -216,8 +216,7 @@ def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.failures = 2
         scene.raft.propose(b"x")
         await scene.until(lambda: scene.raft.write_error is not None)
@@ -232,8 +231,7 @@ def test_a_failed_write_is_retried_and_nothing_is_applied_before_it_succeeds(
 
 def test_closing_waits_for_the_running_write_and_starts_no_other(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.gate.clear()
         scene.raft.propose(b"x")
         await asyncio.sleep(0.02)
@@ -351,8 +349,7 @@ def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
     monkeypatch.setattr("chronik.node.membership.raft_service.WRITE_RETRY_S", 0.05)
 
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.cause = OSError(errno.ENOSPC, "no space left on device")
         scene.store.failures = 1_000
         scene.raft.propose(b"x")
@@ -373,8 +370,7 @@ def test_persistent_write_failures_mark_the_disk_stuck_unless_it_is_full(
 
 def test_closing_does_not_wait_for_a_hung_write(executor: ThreadPoolExecutor) -> None:
     async def story(scene: Scene) -> None:
-        await scene.until(lambda: scene.raft.node.is_leader)
-        await scene.until(lambda: scene.raft.node.commit_index == scene.raft.node.last_index)
+        await scene.until_established()
         scene.store.gate.clear()
         begun = scene.store.begun
         scene.raft.propose(b"x")

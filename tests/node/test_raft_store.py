@@ -13,12 +13,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.raft.memory_store import MemoryRaftStore
 
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot
 from chronik.raft.membership import Member, Membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import MemoryRaftStore, StoreError
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoreError
 
 MEMBERSHIP = Membership((Member(1, UUID(int=1), True, "host:1"), Member(2, UUID(int=2), False)), (UUID(int=3),))
 
@@ -134,7 +133,7 @@ def test_written_entries_are_in_the_files_without_closing_the_store(
 def test_each_write_is_synced_to_disk(path: str, open_store: OpenStore) -> None:
     store = open_store()
     store.load()
-    connection = store._file._open()
+    connection = store._open()
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

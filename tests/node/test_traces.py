@@ -12,7 +12,7 @@ from tests.node.cluster_harness import LocalNodes, until
 from tests.node.test_any_node import FETCH_VERSION, create, leader_of, play, produce
 
 from chronik.client.connection import Connection
-from chronik.metadata.names import TRACES_TOPIC
+from chronik.metadata.image import TRACES_TOPIC
 from chronik.node import trace_topic
 from chronik.node.broker import Broker
 from chronik.node.trace_topic import TraceTopic

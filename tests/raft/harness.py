@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
+from tests.raft.memory_store import MemoryRaftStore
 from tests.raft.oracle import Oracle, Promise, Violation
 
-from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.membership import Member, Membership, MembershipChange, encode_membership
 from chronik.raft.messages import Heartbeat, HeartbeatReply, Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event, ProposalId, Ready, Refused, RoleChanged, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, EntryKind, HardState, StoredState
 
 SETTINGS = RaftSettings(
     heartbeat_interval_ms=50,
@@ -104,9 +104,7 @@ class Host:
     """By term: the local time of the last heartbeat received. Its reply may be sent later, after a disk write."""
     promise: Promise | None = None
     events: list[Event] = field(default_factory=list)
-    in_doubt: list[ProposalId] = field(default_factory=list)
     dropped: list[ProposalId] = field(default_factory=list)
-    reads: dict[int, int | None] = field(default_factory=dict)
     """By token: the index at which the read was answered, or None if it was refused."""
 
     def local_ms(self, now_ms: float) -> int:
@@ -149,8 +147,6 @@ class Cluster:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._proposals = 0
-        self._tokens = 0
-        self._read_floors: dict[int, int] = {}
         self.founders = tuple(sorted(stored)) if stored else tuple(range(1, size + 1))
         for node_id in self.founders:
             self.add_host(node_id, None if stored is None else stored[node_id])
@@ -347,18 +343,6 @@ class Cluster:
         self._settle(host)
         return result
 
-    def read(self, node_id: int) -> int:
-        """Request a linearizable read and return the token under which `Host.reads` stores the answer."""
-        self._tokens += 1
-        host, token = self.hosts[node_id], self._tokens
-        self._read_floors[token] = self.oracle.last_committed
-        self._when_awake(host, host.incarnation, lambda node: self._read(host, node, token))
-        return token
-
-    def _read(self, host: Host, node: RaftNode, token: int) -> None:
-        if node.read_index(token, host.local_ms(self.now_ms)) is not None:
-            host.reads[token] = None
-
     def transfer(self, node_id: int, target: int | None) -> Refused | None:
         host = self.hosts[node_id]
         refused = self.node(node_id).transfer_leadership(target, host.local_ms(self.now_ms))
@@ -502,14 +486,8 @@ class Cluster:
         for entry in ready.committed:
             host.machine.apply(entry)
             self.oracle.applied(entry.index, host.machine.checksum)
-        for answer in ready.reads:
-            host.reads[answer.token] = answer.index
-            self.oracle.read_answered(host.machine.index, self._read_floors[answer.token])
-        for token in ready.reads_refused:
-            host.reads[token] = None
         for proposal in ready.proposals_dropped:
             self.oracle.dropped(proposal)
-        host.in_doubt += ready.proposals_in_doubt
         host.dropped += ready.proposals_dropped
         if self.compacts_every and host.machine.index - host.node.snapshot_index >= self.compacts_every:
             host.node.compact(host.machine.index, host.machine.encode())

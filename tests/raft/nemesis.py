@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from tests.raft.harness import SETTINGS, Cluster
 from tests.raft.oracle import Violation
 
-from chronik.raft.membership import Demote, Remove
+from chronik.raft.membership import Remove
 
 PEACE_MS = 5_000
 """Within this time, from any state, a leader is elected, a command is committed and every member has it."""
 
 DRIFT = SETTINGS.clock_drift_percent / 100
 
-CLIENTS = {"propose": 30, "burst": 4, "read": 15, "nothing": 15}
+CLIENTS = {"propose": 30, "burst": 4, "nothing": 30}
 FAULTS = {"crash": 5, "start": 8, "split": 4, "cut_one_way": 4, "heal": 8, "pause": 3, "transfer": 3, "weather": 2}
-MEMBERS = {"wipe": 3, "add": 2, "remove": 2, "demote": 1}
+MEMBERS = {"wipe": 3, "add": 2, "remove": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Plan:
 
 FAULTY = Plan(CLIENTS | FAULTS)
 CHANGING = Plan(CLIENTS | FAULTS | MEMBERS)
-RESTLESS = Plan(CLIENTS | {"restart": 20, "deafen": 10, "heal": 6, "pause": 10, "read": 30, "weather": 1})
+RESTLESS = Plan(CLIENTS | {"restart": 20, "deafen": 10, "heal": 6, "pause": 10, "nothing": 45, "weather": 1})
 """Leaders are reachable by some nodes only, or pause while the other nodes continue."""
 LOSING = Plan(CLIENTS | FAULTS | {"wipe": 12, "split": 8, "cut_one_way": 8}, sizes=(3,))
 """Disks are lost while other nodes lag."""
@@ -90,11 +90,6 @@ class Nemesis:
     def _burst(self) -> None:
         for _ in range(self.cluster.random.randrange(2, 20)):
             self._propose()
-
-    def _read(self) -> None:
-        for host in self.cluster.running:
-            if host.node is not None and host.node.is_leader:
-                self.cluster.read(host.node_id)
 
     # Faults
 
@@ -190,11 +185,6 @@ class Nemesis:
         if leader is not None and self._may_lose_one() and len(self.cluster.hosts) > 3:
             target = self.cluster.random.choice(leader.membership.members).node_id
             self.cluster.change(leader.node_id, Remove(target))
-
-    def _demote(self) -> None:
-        leader = self.cluster.leader
-        if leader is not None and self._may_lose_one():
-            self.cluster.change(leader.node_id, Demote(self.cluster.random.choice(leader.membership.voters).node_id))
 
     def _let_go(self) -> None:
         """Delete hosts that a committed change has removed."""

@@ -1,6 +1,6 @@
 """The properties of a Raft cluster that must always hold, checked while it runs.
 
-They are those of the paper's figures 2 and 3, and those that the node relies on: reads, the lease, and the
+They are those of the paper's figures 2 and 3, and those that the node relies on: the lease, and the
 outcome of proposals. `Violation` names the property that fails.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from chronik.raft.entries import Entry, EntryKind, StoredState
 from chronik.raft.messages import AppendReply, Hello, HelloReply, Message, VoteReply, VoteRequest
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Persist, ProposalId
+from chronik.raft.ready import ProposalId
+from chronik.raft.store import Entry, EntryKind, Persist, StoredState
 
 Disks: TypeAlias = Mapping[int, StoredState]
 """The current content of each host's store."""
@@ -164,10 +164,6 @@ class Oracle:
         committed = self.committed.get(proposal.index)
         if committed is not None and committed.term == proposal.term:
             raise Violation(f"proposals: {proposal} is committed and was called dropped")
-
-    def read_answered(self, applied_index: int, committed_before: int) -> None:
-        if applied_index < committed_before:
-            raise Violation(f"reads: answered at {applied_index} after {committed_before} was committed")
 
     def commands(self) -> list[bytes]:
         """All committed commands in order."""

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 from pytest import MonkeyPatch
 from tests.raft.harness import Cluster
+from tests.raft.memory_store import MemoryRaftStore
 
-from chronik.raft.entries import Entry, StoredState
 from chronik.raft.follower import Follower
 from chronik.raft.leader import Leader
 from chronik.raft.log import RaftLog
-from chronik.raft.ready import Persist, ReadAnswer, Refused
 from chronik.raft.state import RaftState, ToCandidate, Transition
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.store import Entry, Persist, StoredState
 
 Maker = Callable[..., Cluster]
 
@@ -119,15 +118,6 @@ def lease_outlives_the_hand_over(patch: MonkeyPatch) -> Maker:
         return lease_from_ms + self._state.settings.lease_ms
 
     patch.setattr(Leader, "lease_until_ms", property(lease_until_ms))
-    return Cluster
-
-
-def reads_ask_nobody(patch: MonkeyPatch) -> Maker:
-    def read_index(self: Leader, token: int) -> Refused | None:
-        self._state.confirmed_reads.append(ReadAnswer(token, self._state.commit_index))
-        return None
-
-    patch.setattr(Leader, "read_index", read_index)
     return Cluster
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 from tests.raft.harness import SETTINGS, founded, store_id, stored_log
+from tests.raft.memory_store import MemoryRaftStore
 
-from chronik.raft.entries import Entry, Snapshot, StoredState
 from chronik.raft.messages import Append, AppendReply, Body, Heartbeat, HeartbeatReply, Message, VoteReply
 from chronik.raft.node import RaftNode
-from chronik.raft.ready import Event, Persist, ProposalId, Ready, RoleKind
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import MemoryRaftStore
+from chronik.raft.ready import Event, ProposalId, Ready, RoleKind
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, Persist, Snapshot, StoredState
 
 THREE = founded((1, 2, 3))
 
@@ -42,9 +42,7 @@ class Solo:
         self.committed: list[Entry] = []
         self.restored: Snapshot | None = None
         self.events: list[Event] = []
-        self.reads: dict[int, int | None] = {}
         self.dropped: list[ProposalId] = []
-        self.in_doubt: list[ProposalId] = []
         self.writing: Ready | None = None
         self.settle()
 
@@ -139,9 +137,6 @@ class Solo:
         self.committed += ready.committed
         self.events += ready.events
         self.dropped += ready.proposals_dropped
-        self.in_doubt += ready.proposals_in_doubt
-        self.reads |= {answer.token: answer.index for answer in ready.reads}
-        self.reads |= dict.fromkeys(ready.reads_refused)
         if ready.persist is not None:
             assert self.writing is None
             self.writing = ready

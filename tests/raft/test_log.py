@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.raft.harness import store_id
 from tests.raft.solo import THREE
 
-from chronik.raft.entries import Entry, EntryKind, HardState, RaftError, Snapshot, StoredState
-from chronik.raft.log import RaftLog, Unpersisted
-from chronik.raft.ready import Persist
-from chronik.raft.store import stored_after
+from chronik.raft.log import RaftLog
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, RaftError, Snapshot, StoredState, stored_after
+
+STATE = HardState()
 
 
 def entries(first: int, *terms: int) -> tuple[Entry, ...]:
@@ -66,12 +66,12 @@ def test_the_hint_is_the_last_index_at_which_the_logs_may_agree(
 def test_entries_truncated_during_their_write_are_not_durable() -> None:
     written = log(1)
     written.append(entries(2, 1, 1))
-    written.take_unpersisted()
+    written.take_unpersisted(STATE)
     written.cut_from(3)
     written.append(entries(3, 2, 2))
     written.persisted()
     assert written.durable_index == 2
-    assert written.take_unpersisted() == Unpersisted(None, None, 3, entries(3, 2, 2))
+    assert written.take_unpersisted(STATE) == Persist(STATE, None, None, 3, entries(3, 2, 2))
     written.persisted()
     assert written.durable_index == 4
 
@@ -79,12 +79,12 @@ def test_entries_truncated_during_their_write_are_not_durable() -> None:
 def test_a_write_that_began_before_a_snapshot_does_not_make_the_new_log_durable() -> None:
     written = log(1)
     written.append(entries(2, 1, 1))
-    written.take_unpersisted()
+    written.take_unpersisted(STATE)
     snapshot = Snapshot(2, 2, THREE, b"")
     written.restore(snapshot)
     written.persisted()
     assert written.durable_index == 0
-    assert written.take_unpersisted() == Unpersisted(snapshot, None, 1, ())
+    assert written.take_unpersisted(STATE) == Persist(STATE, snapshot, None, 1, ())
     written.persisted()
     assert written.durable_index == 2
 
@@ -99,7 +99,7 @@ class LogAndStore(RuleBasedStateMachine):
         super().__init__()
         self.log = RaftLog(None, ())
         self.stored = StoredState(store_id(1))
-        self.writing: Unpersisted | None = None
+        self.writing: Persist | None = None
         self.term = 1
 
     @rule(count=st.integers(1, 4))
@@ -133,13 +133,13 @@ class LogAndStore(RuleBasedStateMachine):
     @precondition(lambda self: self.writing is None)
     @rule()
     def write(self) -> None:
-        self.writing = self.log.take_unpersisted()
+        self.writing = self.log.take_unpersisted(STATE)
 
     @precondition(lambda self: self.writing is not None)
     @rule()
     def written(self) -> None:
         assert self.writing is not None
-        self.stored = stored_after(self.stored, Persist(HardState(), *self.writing))
+        self.stored = stored_after(self.stored, self.writing)
         self.writing = None
         self.log.persisted()
 

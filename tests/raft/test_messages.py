@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.raft.harness import store_id
 
-from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import Member, Membership
 from chronik.raft.messages import (
     FORMAT,
@@ -29,7 +28,8 @@ from chronik.raft.messages import (
     decode_message,
     encode_message,
 )
-from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Entry, EntryKind
 
 numbers = st.integers(0, 2**63 - 1)
 members = st.builds(Member, numbers, st.uuids(), st.booleans(), st.text(max_size=10))

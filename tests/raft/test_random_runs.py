@@ -15,7 +15,7 @@ from tests.raft.harness import Cluster
 from tests.raft.nemesis import CHANGING, FAULTY, HANDED_OVER, LOSING, RESTLESS, SICK, Plan, flapping_run, random_run
 from tests.raft.oracle import Violation
 
-from chronik.raft.entries import RaftError
+from chronik.raft.store import RaftError
 
 PLANS = {
     "faulty": FAULTY,
@@ -91,7 +91,6 @@ BUGS: list[tuple[Bug, Plan, int]] = [
     (planted.votes_are_given_while_a_leader_is_heard, RESTLESS, 10),
     (planted.restarted_nodes_vote_at_once, RESTLESS, 50),
     (planted.lease_outlives_the_hand_over, HANDED_OVER, 20),
-    (planted.reads_ask_nobody, RESTLESS, 40),
     (planted.lost_disks_go_unnoticed, LOSING, 30),
 ]
 """Each bug with its plan and the maximum number of seeds to find it: about three times the number needed."""

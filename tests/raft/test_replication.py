@@ -8,8 +8,9 @@ import pytest
 from tests.raft.harness import SETTINGS, Cluster, founded, log_of, log_terms, store_id, stored_log
 from tests.raft.solo import THREE, Solo, bodies
 
-from chronik.raft.entries import RaftError, Snapshot, StoredState
+from chronik.raft.leader import Leader
 from chronik.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, SnapshotChunk, SnapshotReply
+from chronik.raft.store import RaftError, Snapshot, StoredState
 
 TIMEOUT_MS = SETTINGS.election_timeout_ms
 
@@ -74,7 +75,8 @@ def test_a_peer_with_an_older_copy_of_its_store_receives_its_entries_again() -> 
     assert appends(solo, 3)[-1].prev_index == last_index - 1
     solo.hear(3, solo.node.term, AppendReply(last_index - 1, True, hint_index=4, hint_term=1))
     assert appends(solo, 3)[-1].prev_index == 4
-    assert solo.node.match_index(3) == 4
+    role = solo.node._role
+    assert isinstance(role, Leader) and role.progress[3].match_index == 4
 
 
 def test_a_heartbeat_commits_only_an_entry_with_the_term_of_the_leaders_entry() -> None:

@@ -8,9 +8,9 @@ import pytest
 from tests.raft.harness import SETTINGS, founded, log_of, log_terms, store_id, stored_log
 from tests.raft.solo import THREE, Solo, bodies
 
-from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
 from chronik.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, Message, VoteReply, VoteRequest
 from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind
+from chronik.raft.store import Entry, EntryKind, HardState, StoredState
 
 TIMEOUT_MS = SETTINGS.election_timeout_ms
 
@@ -306,17 +306,17 @@ def test_a_follower_refuses_a_proposal_and_names_the_leader() -> None:
     assert solo.node.propose(b"x", solo.now_ms) == Refused(Reason.NOT_LEADER, 2)
 
 
-def test_a_proposal_is_in_doubt_after_leadership_loss_and_dropped_when_overwritten() -> None:
+def test_a_proposal_is_open_after_leadership_loss_and_dropped_when_overwritten() -> None:
     solo = Solo()
     solo.lead()
     proposal = solo.propose()
     solo.hear(3, 9, AppendReply(0, is_rejected=True))
-    assert (solo.in_doubt, solo.dropped) == ([proposal], [])
+    assert solo.dropped == []
     solo.append(9, (proposal.index - 1, proposal.term), (entry(proposal.index, 9),))
     assert solo.dropped == [proposal]
 
 
-def test_a_proposal_in_doubt_may_still_be_committed() -> None:
+def test_an_open_proposal_may_still_be_committed_after_leadership_loss() -> None:
     solo = Solo()
     solo.lead()
     proposal = solo.propose(b"kept")

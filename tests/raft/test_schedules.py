@@ -113,10 +113,9 @@ class Schedules(RuleBasedStateMachine):
         self.cluster.restart(node_id)
 
     @rule(node_id=nodes)
-    def leader_gets_a_proposal_and_a_read(self, node_id: int) -> None:
+    def leader_gets_a_proposal(self, node_id: int) -> None:
         if self.cluster.node(node_id).is_leader:
             self.cluster.propose(node_id)
-            self.cluster.read(node_id)
 
     @rule(node_id=nodes, to=nodes)
     def leadership_is_handed_over(self, node_id: int, to: int) -> None:

@@ -12,10 +12,10 @@ from tests.sim.planted import Planted
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.metadata.elections import Loss
 from chronik.node.coordinators.group_service import GroupService
+from chronik.node.membership import metadata_mark
 from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_member import ClusterMember
-from chronik.node.membership.metadata_log import RaftMetadataLog
-from chronik.node.membership.metadata_mark import NO_MARK, MarkedRaftStore, MetadataMark
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition_host import PartitionHost
@@ -62,7 +62,7 @@ def damaged_replica_is_kept() -> Iterator[None]:
 @contextmanager
 def sick_disk_keeps_its_offices() -> Iterator[None]:
     """A node whose disk fails or hangs stays controller and leader; a controller rejects what it cannot write."""
-    init, write_failed, submit = BrokerSession.__init__, RaftMetadataLog.write_failed, RaftMetadataLog.submit
+    init, write_failed, submit = BrokerSession.__init__, MetadataLog.write_failed, MetadataLog.submit
 
     def ignore(*_: Any) -> None:
         return
@@ -71,11 +71,11 @@ def sick_disk_keeps_its_offices() -> Iterator[None]:
         init(session, *args, **kwargs)
         session._cannot_write = lambda: False
 
-    def refuse_all(metadata: RaftMetadataLog, error: Exception) -> None:
+    def refuse_all(metadata: MetadataLog, error: Exception) -> None:
         write_failed(metadata, error)
         metadata._fail_waiting(_not_written(error))
 
-    def submit_if_written(metadata: RaftMetadataLog, *args: Any) -> Any:
+    def submit_if_written(metadata: MetadataLog, *args: Any) -> Any:
         if metadata._write_error is not None:
             raise _not_written(metadata._write_error)
         return submit(metadata, *args)
@@ -83,8 +83,8 @@ def sick_disk_keeps_its_offices() -> Iterator[None]:
     with (
         patch.object(RaftService, "_storage_changed", ignore),
         patch.object(BrokerSession, "__init__", init_blind),
-        patch.object(RaftMetadataLog, "write_failed", refuse_all),
-        patch.object(RaftMetadataLog, "submit", submit_if_written),
+        patch.object(MetadataLog, "write_failed", refuse_all),
+        patch.object(MetadataLog, "submit", submit_if_written),
     ):
         yield
 
@@ -137,10 +137,10 @@ def synced_end_is_not_read() -> Iterator[None]:
 def metadata_mark_is_not_read() -> Iterator[None]:
     """A node votes with a Raft store that lost its last writes."""
 
-    def nothing(*_: Any) -> MetadataMark:
-        return NO_MARK
+    def nothing(*_: Any) -> None:
+        return None
 
-    with patch.object(MarkedRaftStore, "_read", nothing):
+    with patch.object(metadata_mark, "read_numbers", nothing):
         yield
 
 

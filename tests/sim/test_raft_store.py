@@ -7,9 +7,7 @@ from uuid import UUID
 import pytest
 from tests.sim.machines import Machines
 
-from chronik.raft.entries import Entry, EntryKind, HardState, StoredState
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, StoredState, StoreError
 from chronik.testing.sim.host import Crashed, Host
 from chronik.testing.sim.raft_store import DiskRaftStore
 

@@ -16,7 +16,7 @@ from tests.support.node import Node
 from tests.support.topics import numbered
 
 from chronik.client.batches import Batches
-from chronik.metadata.names import TRACES_TOPIC
+from chronik.metadata.image import TRACES_TOPIC
 from chronik.observe.traces import encode_trace
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.stalls_job import check_traces, stalls_of

@@ -8,8 +8,8 @@ import msgspec
 
 from chronik.client.connection import Connection
 from chronik.node.membership.cluster_secret import ClusterSecret
-from chronik.node.membership.handshake import NONCE_BYTES, Caller
 from chronik.node.membership.internal_api import VERSION, Hello, InternalKey
+from chronik.node.membership.peer_handshake import NONCE_BYTES, Caller
 from chronik.wire import frames
 
 ANSWER_S = 10.0

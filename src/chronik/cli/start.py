@@ -23,9 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from chronik.cli import unused_modules
 from chronik.cli.errors import CANNOT, CliError, say
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
 
     from chronik.node.broker import Broker
     from chronik.node.config import NodeConfig
+    from chronik.node.environment import Environment
+
+Adapt: TypeAlias = "Callable[[NodeConfig, Environment], Environment]"
+"""Replaces parts of the node's environment, such as its disk."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 HEAP_KEPT_BYTES = 64 * 1024 * 1024
@@ -49,9 +52,9 @@ THREADS_END_S, STUCK_THREADS_END_S = 20.0, 1.0
 """How long running jobs may take to finish after the node has stopped; the second limit is for a stuck disk."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], adapt: Adapt | None = None) -> int:
     """Run a node until it receives a signal to stop."""
-    exit_code = _main(arguments)
+    exit_code = _main(arguments, adapt)
     if _threads():
         # These threads hang in the kernel. The interpreter would wait for them before it exits.
         sys.stdout.flush()
@@ -60,7 +63,7 @@ def main(arguments: list[str]) -> int:
     return exit_code
 
 
-def _main(arguments: list[str]) -> int:
+def _main(arguments: list[str], adapt: Adapt | None) -> int:
     flags = _parser().parse_args(arguments)
     tune_process()
     with unused_modules("rich", "hypothesis"):
@@ -84,8 +87,7 @@ def _main(arguments: list[str]) -> int:
                 "log_levels": parse_levels(flags.log_level) or None,
             },
         )
-        with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
-            return runner.run(run_node(config))
+        return run_loop(config, adapt)
     except (ConfigError, DataFolderError, LogLevelError, StoreError) as error:
         say(str(error))
     except CliError as error:
@@ -171,7 +173,13 @@ class LogLines:
             self._is_torn = True
 
 
-async def run_node(config: NodeConfig) -> int:
+def run_loop(config: NodeConfig, adapt: Adapt | None = None) -> int:
+    """Run the node on a new event loop of the configured kind."""
+    with asyncio.Runner(loop_factory=partial(new_event_loop, config.loop)) as runner:
+        return runner.run(run_node(config, adapt))
+
+
+async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
     """Start everything, wait for a signal, stop everything."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -182,7 +190,6 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.config import ConfigError
         from chronik.node.environment import Environment
         from chronik.node.membership.cluster_secret import SECRET_VARIABLE
-        from chronik.node.membership.slow_store import SlowRaftStore
         from chronik.node.runtime import Runtime
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
@@ -190,7 +197,6 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.raft.store import StoreError
         from chronik.storage.disk import RealDisk
         from chronik.storage.errors import DataFolderError
-        from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
         from chronik.web.node_view import LocalNode
         from chronik.web.server import WebServer
@@ -207,9 +213,8 @@ async def run_node(config: NodeConfig) -> int:
         boot_id=machine_boot_id(),
         cluster_secret=os.environ.get(SECRET_VARIABLE, ""),
     )
-    if config.debug_slow_reads or config.debug_slow_syncs:
-        slow = SlowDisk(config.debug_slow_reads, config.debug_slow_syncs)
-        environment = replace(environment, disk=slow, open_raft_store=partial(SlowRaftStore, slow))
+    if adapt is not None:
+        environment = adapt(config, environment)
     http = config.advertised_http(http_socket.getsockname()[1])
     runtime = Runtime.make(config, environment, Metrics(), log)
     node = LocalNode(runtime)

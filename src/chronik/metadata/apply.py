@@ -3,27 +3,25 @@
 Pure and deterministic. A command that does not fit the image (the topic already exists, the epoch is old) raises
 KafkaError and changes nothing; every node refuses it in the same way. Rules that may differ between software versions
 (names, config values, limits) are checked by the proposer, never here: replaying an old log must not fail.
+
+Invariants of partitions after every change: the ISR is a subset of the replicas, the leader is in the ISR or absent, a
+new leader means a new leader epoch, and every change raises the partition epoch. A change that would break one of these
+is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.apply_brokers import (
-    fence_broker,
-    register_broker,
-    shut_down_broker,
-    unfence_broker,
-    unregister_broker,
-)
-from chronik.metadata.apply_partitions import change_partition, change_partitions, without_eligible
 from chronik.metadata.commands import (
     AllocateProducerIds,
     AlterConfigs,
     Assignment,
+    BrokerStatusChange,
     ChangePartition,
     ChangePartitions,
     Command,
@@ -32,12 +30,20 @@ from chronik.metadata.commands import (
     CreateTopic,
     DeleteTopic,
     FenceBroker,
+    PartitionChange,
     RegisterBroker,
     ShutDownBroker,
+    TopicChanges,
     UnfenceBroker,
     UnregisterBroker,
 )
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS
 from chronik.metadata.events import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerShuttingDown,
+    BrokerUnfenced,
+    BrokerUnregistered,
     ClusterCreated,
     ConfigChanged,
     Event,
@@ -45,9 +51,9 @@ from chronik.metadata.events import (
     ProducerIdsAllocated,
     TopicCreated,
     TopicDeleted,
+    partition_events,
 )
-from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS
+from chronik.metadata.image import NO_CONTROLLER, NO_LEADER, BrokerImage, ClusterImage, PartitionImage, TopicImage
 from chronik.wire.errors import ErrorCode, KafkaError
 
 Applied: TypeAlias = tuple[ClusterImage, list[Event]]
@@ -61,15 +67,15 @@ def apply(image: ClusterImage, command: Command) -> Applied:
         case CreateCluster():
             changed, events = _create_cluster(image, command)
         case RegisterBroker():
-            changed, events = register_broker(image, command)
+            changed, events = _register_broker(image, command)
         case FenceBroker():
-            changed, events = fence_broker(image, command)
+            changed, events = _change_status(image, command, BrokerFenced, is_fenced=True)
         case UnfenceBroker():
-            changed, events = unfence_broker(image, command)
+            changed, events = _change_status(image, command, BrokerUnfenced, is_fenced=False)
         case ShutDownBroker():
-            changed, events = shut_down_broker(image, command)
+            changed, events = _change_status(image, command, BrokerShuttingDown, is_shutting_down=True)
         case UnregisterBroker():
-            changed, events = unregister_broker(image, command)
+            changed, events = _unregister_broker(image, command)
         case CreateTopic():
             changed, events = _create_topic(image, command)
         case DeleteTopic():
@@ -77,7 +83,7 @@ def apply(image: ClusterImage, command: Command) -> Applied:
         case CreatePartitions():
             changed, events = _create_partitions(image, command)
         case ChangePartition():
-            changed, events = change_partition(image, command)
+            changed, events = _change_partition(image, command)
         case ChangePartitions():
             changed, events = _change_partitions(image, command)
         case AlterConfigs():
@@ -89,8 +95,84 @@ def apply(image: ClusterImage, command: Command) -> Applied:
 
 def _create_cluster(image: ClusterImage, command: CreateCluster) -> Applied:
     if image.cluster_id:
-        raise KafkaError(ErrorCode.invalid_request, f"the cluster has the id {image.cluster_id} already")
+        raise KafkaError(ErrorCode.invalid_request, f"the cluster already has the id {image.cluster_id}")
     return msgspec.structs.replace(image, cluster_id=command.cluster_id), [ClusterCreated(command.cluster_id)]
+
+
+# -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+def _register_broker(image: ClusterImage, command: RegisterBroker) -> Applied:
+    """Register the broker: with a new epoch for a new process, unchanged if the same process registers again."""
+    version = image.version + 1
+    known = image.brokers.get(command.broker_id)
+    is_new_process = known is None or known.incarnation != command.incarnation
+    broker = BrokerImage(
+        id=command.broker_id,
+        epoch=version if known is None or is_new_process else known.epoch,
+        host=command.host,
+        port=command.port,
+        incarnation=command.incarnation,
+        rack=command.rack,
+        is_fenced=command.starts_fenced if known is None or is_new_process else known.is_fenced,
+        is_shutting_down=known is not None and not is_new_process and known.is_shutting_down,
+        status_version=version if known is None or is_new_process else known.status_version,
+        durability=command.durability,
+        folder_id=command.folder_id or (None if known is None else known.folder_id),
+        internal=command.internal,
+        http=command.http,
+    )
+    events: list[Event] = [BrokerRegistered(broker)]
+    image, changed = _change_current(image, command.changes, is_strict=True)
+    events += changed
+    if known is not None and is_new_process:
+        image, bumped = _bump_epochs(image, command.broker_id)
+        events += bumped
+    controller_id = command.broker_id if image.controller_id == NO_CONTROLLER else image.controller_id
+    return msgspec.structs.replace(_with_broker(image, broker), controller_id=controller_id), events
+
+
+def _change_status(
+    image: ClusterImage,
+    command: BrokerStatusChange,
+    event: Callable[[BrokerImage], Event],
+    **status: Any,
+) -> Applied:
+    broker = _require_broker(image, command.broker_id, command.broker_epoch)
+    broker = msgspec.structs.replace(broker, status_version=image.version + 1, **status)
+    image, events = _change_current(_with_broker(image, broker), command.changes, is_strict=False)
+    return image, [event(broker), *events]
+
+
+def _unregister_broker(image: ClusterImage, command: UnregisterBroker) -> Applied:
+    broker = _require_broker(image, command.broker_id, command.broker_epoch)
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            if broker.id in partition.replicas:
+                raise KafkaError(
+                    ErrorCode.invalid_request,
+                    f"broker {broker.id} still has replicas, such as {topic.name}-{partition.partition}: "
+                    "move them to other brokers first",
+                )
+    return msgspec.structs.replace(image, brokers=_without(image.brokers, broker.id)), [BrokerUnregistered(broker)]
+
+
+def _require_broker(image: ClusterImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise KafkaError(ErrorCode.broker_id_not_registered, f"broker {broker_id} is not registered")
+    if broker.epoch != broker_epoch:
+        raise KafkaError(
+            ErrorCode.stale_broker_epoch, f"broker {broker_id} is at epoch {broker.epoch}, not {broker_epoch}"
+        )
+    return broker
+
+
+def _with_broker(image: ClusterImage, broker: BrokerImage) -> ClusterImage:
+    return msgspec.structs.replace(image, brokers={**image.brokers, broker.id: broker})
+
+
+# -- topics and configs ------------------------------------------------------------------------------------------------
 
 
 def _create_topic(image: ClusterImage, command: CreateTopic) -> Applied:
@@ -107,17 +189,15 @@ def _create_topic(image: ClusterImage, command: CreateTopic) -> Applied:
     return (
         msgspec.structs.replace(
             image,
-            topics=_with(image.topics, topic.name, topic),
-            names_by_id=_with(image.names_by_id, topic.id, topic.name),
+            topics={**image.topics, topic.name: topic},
+            names_by_id={**image.names_by_id, topic.id: topic.name},
         ),
         [TopicCreated(topic)],
     )
 
 
 def _delete_topic(image: ClusterImage, command: DeleteTopic) -> Applied:
-    topic = image.topics.get(command.name)
-    if topic is None or topic.id != command.id:
-        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {command.name!r} does not exist")
+    topic = _require_topic(image, command.name, command.id)
     return (
         msgspec.structs.replace(
             image, topics=_without(image.topics, topic.name), names_by_id=_without(image.names_by_id, topic.id)
@@ -127,23 +207,14 @@ def _delete_topic(image: ClusterImage, command: DeleteTopic) -> Applied:
 
 
 def _create_partitions(image: ClusterImage, command: CreatePartitions) -> Applied:
-    topic = image.topics.get(command.name)
-    if topic is None or topic.id != command.id:
-        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {command.name!r} does not exist")
+    topic = _require_topic(image, command.name, command.id)
     if command.first != len(topic.partitions):
         raise KafkaError(
-            ErrorCode.invalid_partitions, f"topic {topic.name!r} has {len(topic.partitions)} partitions meanwhile"
+            ErrorCode.invalid_partitions, f"topic {topic.name!r} now has {len(topic.partitions)} partitions"
         )
     added = _new_partitions(command.first, command.partitions)
     topic = msgspec.structs.replace(topic, partitions=topic.partitions + added)
     return _with_topic(image, topic), [PartitionsCreated(topic, added)]
-
-
-def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applied:
-    after, events = change_partitions(image, command.changes, is_strict=False)
-    if not events:
-        raise KafkaError(ErrorCode.invalid_update_version, "every partition to be changed has moved on")
-    return after, events
 
 
 def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
@@ -154,12 +225,12 @@ def _alter_configs(image: ClusterImage, command: AlterConfigs) -> Applied:
         topic = image.require_topic(command.name)
         configs = _altered(topic.configs, command.changes)
         topic = msgspec.structs.replace(topic, configs=configs)
-        after = _with_topic(image, without_eligible(topic, events) if is_other_minimum else topic)
+        after = _with_topic(image, _without_eligible(topic, events) if is_other_minimum else topic)
     else:
         configs = _altered(image.broker_configs.get(command.name, {}), command.changes)
-        after = msgspec.structs.replace(image, broker_configs=_with(image.broker_configs, command.name, configs))
+        after = msgspec.structs.replace(image, broker_configs={**image.broker_configs, command.name: configs})
         if is_other_minimum:
-            topics = {name: without_eligible(topic, events) for name, topic in image.topics.items()}
+            topics = {name: _without_eligible(topic, events) for name, topic in image.topics.items()}
             after = msgspec.structs.replace(after, topics=topics)
     changed = ConfigChanged(command.resource, command.name, configs, tuple(sorted(command.changes)))
     return after, [changed, *events]
@@ -197,16 +268,173 @@ def _altered(configs: Mapping[str, str], changes: Mapping[str, str | None]) -> d
 
 
 def _with_topic(image: ClusterImage, topic: TopicImage) -> ClusterImage:
-    return msgspec.structs.replace(image, topics=_with(image.topics, topic.name, topic))
+    return msgspec.structs.replace(image, topics={**image.topics, topic.name: topic})
 
 
-def _with(entries: Mapping[K, V], key: K, value: V) -> dict[K, V]:
-    copy = dict(entries)
-    copy[key] = value
-    return copy
+def _require_topic(image: ClusterImage, name: str, topic_id: UUID) -> TopicImage:
+    topic = image.topics.get(name)
+    if topic is None or topic.id != topic_id:
+        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
+    return topic
 
 
 def _without(entries: Mapping[K, V], key: K) -> dict[K, V]:
     copy = dict(entries)
     del copy[key]
     return copy
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+def _change_partitions(image: ClusterImage, command: ChangePartitions) -> Applied:
+    changed, events = _change_current(image, command.changes, is_strict=False)
+    if not events:
+        raise KafkaError(ErrorCode.invalid_update_version, "the partition epoch of every change is outdated")
+    return changed, events
+
+
+def _change_partition(image: ClusterImage, command: ChangePartition) -> Applied:
+    """Change one partition. Raises KafkaError if its epoch is outdated."""
+    change = PartitionChange(
+        command.partition,
+        command.partition_epoch,
+        command.leader,
+        command.isr,
+        command.eligible,
+        command.replicas,
+        command.adding,
+        command.removing,
+    )
+    return _change_current(image, (TopicChanges(command.topic_id, (change,)),), is_strict=True)
+
+
+def _change_current(image: ClusterImage, changes: Iterable[TopicChanges], *, is_strict: bool) -> Applied:
+    """Change all partitions whose epoch is current. If `is_strict`, one outdated epoch refuses all changes."""
+    topics: dict[str, TopicImage] | None = None
+    events: list[Event] = []
+    for of_topic in changes:
+        topic = image.topic_by_id(of_topic.topic_id)
+        if topic is None:
+            if is_strict:
+                raise KafkaError(ErrorCode.unknown_topic_or_partition, f"no topic has the id {of_topic.topic_id}")
+            continue
+        partitions = list(topic.partitions)
+        before = len(events)
+        for change in of_topic.partitions:
+            old = partitions[change.partition] if 0 <= change.partition < len(partitions) else None
+            if old is None or old.partition_epoch != change.partition_epoch:
+                if is_strict:
+                    raise _moved_on(topic, change, old)
+                continue
+            new = _changed(topic.name, old, change)
+            partitions[change.partition] = new
+            events += partition_events(topic, old, new)
+        if len(events) > before:
+            if topics is None:
+                topics = dict(image.topics)
+            topics[topic.name] = msgspec.structs.replace(topic, partitions=tuple(partitions))
+    if topics is None:
+        return image, events
+    return msgspec.structs.replace(image, topics=topics), events
+
+
+def _bump_epochs(image: ClusterImage, broker_id: int) -> Applied:
+    """Start a new leader epoch for every partition that `broker_id` leads.
+
+    The new incarnation may have lost the tail of its log; under the old epoch one offset could name two records.
+    """
+    events: list[Event] = []
+    topics = {
+        name: _with_partitions(
+            topic,
+            [
+                msgspec.structs.replace(partition, leader_epoch=partition.leader_epoch + 1)
+                for partition in topic.partitions
+                if partition.leader == broker_id
+            ],
+            events,
+        )
+        for name, topic in image.topics.items()
+    }
+    return msgspec.structs.replace(image, topics=topics), events
+
+
+def _without_eligible(topic: TopicImage, events: list[Event]) -> TopicImage:
+    """Remove the topic's eligible leaders, because records that they lack may be committed from now on.
+
+    If the ISR is empty they stay: without a leader, nothing is committed until one of them leads.
+    """
+    changed = [
+        msgspec.structs.replace(partition, eligible=())
+        for partition in topic.partitions
+        if partition.eligible and partition.isr
+    ]
+    return _with_partitions(topic, changed, events)
+
+
+def _with_partitions(topic: TopicImage, changed: Iterable[PartitionImage], events: list[Event]) -> TopicImage:
+    """Replace these partitions and raise their partition epochs. If there are none, return the same topic."""
+    partitions = list(topic.partitions)
+    before = len(events)
+    for partition in changed:
+        old = partitions[partition.partition]
+        new = msgspec.structs.replace(partition, partition_epoch=old.partition_epoch + 1)
+        partitions[partition.partition] = new
+        events += partition_events(topic, old, new)
+    return topic if len(events) == before else msgspec.structs.replace(topic, partitions=tuple(partitions))
+
+
+def _moved_on(topic: TopicImage, change: PartitionChange, partition: PartitionImage | None) -> KafkaError:
+    if partition is None:
+        return KafkaError(
+            ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} has no partition {change.partition}"
+        )
+    return KafkaError(
+        ErrorCode.invalid_update_version,
+        f"{topic.name}-{partition.partition} is at partition epoch {partition.partition_epoch}, "
+        f"not {change.partition_epoch}",
+    )
+
+
+def _changed(topic: str, old: PartitionImage, change: PartitionChange) -> PartitionImage:
+    replicas = old.replicas if change.replicas is None else change.replicas
+    leader = change.leader
+    _check_sound(topic, change, replicas)
+    last_known_leader = old.last_known_leader
+    if leader != NO_LEADER:
+        last_known_leader = NO_LEADER
+    elif old.leader != NO_LEADER:
+        last_known_leader = old.leader
+    leader_epoch = old.leader_epoch + (leader != old.leader or change.begins_epoch)
+    return PartitionImage(
+        old.partition,
+        leader,
+        leader_epoch,
+        replicas,
+        change.isr,
+        old.partition_epoch + 1,
+        change.eligible,
+        old.adding if change.adding is None else change.adding,
+        old.removing if change.removing is None else change.removing,
+        last_known_leader,
+        change.unproven,
+        leader_epoch if change.is_unclean else old.unclean_epoch,
+    )
+
+
+def _check_sound(topic: str, change: PartitionChange, replicas: tuple[int, ...]) -> None:
+    isr = change.isr
+    is_sound = (
+        len(set(isr)) == len(isr)
+        and all(member in replicas for member in isr)
+        and (change.leader == NO_LEADER or change.leader in isr)
+        and all(member in replicas and member not in isr for member in change.eligible)
+        and all(member in replicas and member not in (*isr, *change.eligible) for member in change.unproven)
+    )
+    if not is_sound:
+        raise KafkaError(
+            ErrorCode.invalid_request,
+            f"{topic}-{change.partition} cannot have leader {change.leader}, ISR {[*isr]} and eligible leaders "
+            f"{[*change.eligible]} with replicas {[*replicas]}",
+        )

@@ -11,7 +11,7 @@ that skipped a command would hold a different image than its peers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -83,31 +83,24 @@ class RegisterBroker(msgspec.Struct, frozen=True, tag="register_broker"):
     http: str = ""
 
 
-class FenceBroker(msgspec.Struct, frozen=True, tag="fence_broker"):
-    """Fence a broker that is down or unreachable; `changes` move its leaderships.
-
-    Here and in the commands below, a change with an outdated partition epoch is skipped: the controller decides again.
-    """
+class BrokerStatusChange(msgspec.Struct, frozen=True):
+    """A new status of a broker. A change with an outdated partition epoch is skipped: the controller decides again."""
 
     broker_id: int
     broker_epoch: int
     changes: tuple[TopicChanges, ...] = ()
 
 
-class UnfenceBroker(msgspec.Struct, frozen=True, tag="unfence_broker"):
+class FenceBroker(BrokerStatusChange, frozen=True, tag="fence_broker"):
+    """Fence a broker that is down or unreachable; `changes` move its leaderships."""
+
+
+class UnfenceBroker(BrokerStatusChange, frozen=True, tag="unfence_broker"):
     """Unfence a broker that is alive and up to date: it may lead and join ISRs."""
 
-    broker_id: int
-    broker_epoch: int
-    changes: tuple[TopicChanges, ...] = ()
 
-
-class ShutDownBroker(msgspec.Struct, frozen=True, tag="shut_down_broker"):
+class ShutDownBroker(BrokerStatusChange, frozen=True, tag="shut_down_broker"):
     """Record that the broker is about to stop cleanly: it gets no new partitions, and its leaderships move."""
-
-    broker_id: int
-    broker_epoch: int
-    changes: tuple[TopicChanges, ...] = ()
 
 
 class UnregisterBroker(msgspec.Struct, frozen=True, tag="unregister_broker"):
@@ -191,14 +184,7 @@ Command: TypeAlias = (
     | AllocateProducerIds
 )
 
-_encoder = msgspec.msgpack.Encoder()
+encode_command: Callable[[Command], bytes] = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-
-
-def encode_command(command: Command) -> bytes:
-    return _encoder.encode(command)
-
-
-def decode_command(data: bytes) -> Command:
-    """Decode a command. ValueError if the bytes are not a command, or are one of a newer version."""
-    return _decoder.decode(data)
+decode_command: Callable[[bytes], Command] = _decoder.decode
+"""Decode a command. ValueError if the bytes are not a command, or are one of a newer version."""

@@ -99,7 +99,6 @@ class ConfigDefinition:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The items of a list config."""
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 

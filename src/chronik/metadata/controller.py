@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 from chronik.metadata.calls import (
     AlterIsrCall,
@@ -30,7 +29,6 @@ from chronik.metadata.calls import (
     RegisterBrokerCall,
     ReportReplicasCall,
 )
-from chronik.metadata.changes import Changes
 from chronik.metadata.commands import (
     ChangePartition,
     ChangePartitions,
@@ -38,21 +36,17 @@ from chronik.metadata.commands import (
     FenceBroker,
     RegisterBroker,
     ShutDownBroker,
-    TopicChanges,
     UnfenceBroker,
 )
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
-from chronik.metadata.fitness import plan_report
-from chronik.metadata.growth import grow_internal_topics
-from chronik.metadata.hand_overs import HandOvers
+from chronik.metadata.fitness import Recoveries, plan_report
+from chronik.metadata.hand_overs import HandOvers, Rebalance, preferred_hand_over
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage
 from chronik.metadata.index import Key, PartitionIndex
 from chronik.metadata.isr import plan_isr_change
 from chronik.metadata.liveness import Liveness
-from chronik.metadata.preferred import preferred_hand_over
-from chronik.metadata.reassignment import Plan
-from chronik.metadata.rebalance import Rebalance
-from chronik.metadata.recoveries import Recoveries
+from chronik.metadata.plans import Changes, Plan, outcomes_of
+from chronik.metadata.reassignment import grow_internal_topics
 from chronik.metadata.registration import plan_registration
 from chronik.metadata.shutdown import Shutdowns
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -73,44 +67,43 @@ class ControllerSettings:
     shutdown_patience_ms: int = 5_000
     """How long a stopping broker waits while partitions that only it can lead have other replicas catching up."""
     rebalance_interval_ms: int = 5_000
-    asked_hand_over_ms: int = 1_000
+    requested_hand_over_ms: int = 1_000
     """How long a leader that stays up may take to hand over a partition before the controller moves it."""
     rebalance_partitions_max: int = 500
     """The maximum number of partitions that change leader in one interval."""
     recovery_wait_ms: int = 10_000
     """How long to wait for unproven replicas that do not report, counted from the first report."""
     internal_replicas: int = 3
-    starts_fenced: bool = True
 
 
 class Controller:
     """Owned by the node's loop. The caller passes images in the order in which they were applied."""
 
     def __init__(self, image: ClusterImage, now_ms: int, settings: ControllerSettings | None = None) -> None:
-        self._settings = settings or ControllerSettings()
+        self._settings = settings = settings or ControllerSettings()
         self._image = image
-        self._liveness = Liveness(self._settings.session_timeout_ms, self._settings.stall_ms, now_ms)
+        self._liveness = Liveness(settings.session_timeout_ms, settings.stall_ms, now_ms)
         self._index = PartitionIndex()
         self._states = BrokerStates(frozenset(), frozenset(), frozenset())
         self._suspects: dict[Key, None] = {}
+        self._hand_overs = HandOvers(settings.requested_hand_over_ms)
         self._rebalance = Rebalance(
-            self._settings.rebalance_interval_ms, self._settings.rebalance_partitions_max, now_ms
+            self._hand_overs, self._index, settings.rebalance_interval_ms, settings.rebalance_partitions_max, now_ms
         )
-        self._hand_overs = HandOvers(self._settings.asked_hand_over_ms)
-        self._shutdowns = Shutdowns(self._settings.hand_over_ms, self._settings.shutdown_patience_ms)
-        self._recoveries = Recoveries(self._settings.recovery_wait_ms)
-        self._liveness.follow(image, now_ms)
-        self._absorb(now_ms)
-        self._doubt_the_last_leaders(now_ms)
+        self._shutdowns = Shutdowns(self._index, self._liveness, settings.hand_over_ms, settings.shutdown_patience_ms)
+        self._recoveries = Recoveries(settings.recovery_wait_ms)
+        self._liveness.update(image, now_ms)
+        self._update_index(now_ms)
+        self._assume_unaware_leaders(now_ms)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def image_applied(self, image: ClusterImage) -> None:
         self._image = image
 
-    def broker_gone(self, broker_id: int, now_ms: int, incarnation: UUID | None = None) -> None:
-        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
-        self._liveness.refused(broker_id, incarnation, now_ms)
+    def broker_gone(self, broker_id: int, now_ms: int) -> None:
+        """Record that the broker's address refuses connections."""
+        self._liveness.refused(broker_id, now_ms)
 
     def heartbeat(self, call: HeartbeatCall, now_ms: int, confirmed_ms: int | None = None) -> HeartbeatResult:
         """Record a heartbeat and return the reply. Raises KafkaError if the sender is not the registered process.
@@ -120,11 +113,11 @@ class Controller:
         that the next controller waits.
         """
         broker = self._registered(call)
-        self._absorb(now_ms)
+        self._update_index(now_ms)
         session = self._liveness.heard(broker, call, now_ms)
         states = self._liveness.states(self._image, now_ms)
         lease_ms = 0
-        knows = session.knows_by(now_ms, self._settings.session_timeout_ms)
+        knows = session.knows_demotions(now_ms, self._settings.session_timeout_ms)
         if broker.id in states.serving and knows and not session.cannot_write:
             lease_ms = self._settings.session_timeout_ms - self._settings.lease_margin_ms
             if confirmed_ms is not None:
@@ -132,10 +125,8 @@ class Controller:
         hand_overs: tuple[HandOver, ...] = ()
         should_shut_down = False
         if session.leaves_since_ms is not None:
-            hand_overs = self._shutdowns.hand_overs(self._image, self._index, states, broker)
-            should_shut_down = self._shutdowns.may_stop(
-                self._image, self._index, self._liveness, states, broker, session, now_ms
-            )
+            hand_overs = self._shutdowns.hand_overs(self._image, states, broker)
+            should_shut_down = self._shutdowns.may_stop(self._image, states, broker, session, now_ms)
         elif lease_ms:
             hand_overs = self._hand_overs.of(self._image, broker.id)
         return HeartbeatResult(lease_ms, broker.is_fenced, should_shut_down, hand_overs)
@@ -150,8 +141,7 @@ class Controller:
             # This image is not applied yet, so which brokers know of its changes is unknown.
             replace(states, unaware=states.serving),
             call,
-            session_lives=self._liveness.lives(call.broker_id, now_ms),
-            starts_fenced=self._settings.starts_fenced,
+            is_session_alive=self._liveness.is_alive(call.broker_id, now_ms),
         )
 
     def alter_isr(self, image: ClusterImage, call: AlterIsrCall, now_ms: int) -> ChangePartition:
@@ -170,18 +160,14 @@ class Controller:
                 self._suspects[key] = None
         return plan
 
-    def elect_preferred(self, wanted: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
+    def elect_preferred(self, requested: Sequence[Key], now_ms: int) -> list[KafkaError | None]:
         """Request hand-overs to the preferred leaders of these partitions; return the reason for each refusal."""
         states = self._liveness.states(self._image, now_ms)
-        outcomes: list[KafkaError | None] = []
-        for key in wanted:
-            try:
-                self._hand_overs.ask(key, preferred_hand_over(self._image, states, key), now_ms)
-            except KafkaError as error:
-                outcomes.append(error)
-            else:
-                outcomes.append(None)
-        return outcomes
+
+        def request(key: Key) -> None:
+            self._hand_overs.request(key, preferred_hand_over(self._image, states, key), now_ms)
+
+        return outcomes_of(request, requested)
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
@@ -199,26 +185,26 @@ class Controller:
     def due(self, now_ms: int) -> list[Command]:
         """Return the commands to propose now, in order. The module docstring describes the protocol."""
         image = self._image
-        self._liveness.follow(image, now_ms)
-        self._absorb(now_ms)
-        fenced = self._liveness.over(image, now_ms)
-        unfenced = self._liveness.ready(image, now_ms)
+        self._liveness.update(image, now_ms)
+        self._update_index(now_ms)
+        fenced = self._liveness.expired(image, now_ms)
+        unfenced = self._liveness.returned(image, now_ms)
         states = self._liveness.states(image, now_ms)
-        leaving = self._shutdowns.leaving(image, self._index, self._liveness, states, now_ms)
+        leaving = self._shutdowns.leaving(image, states, now_ms)
         states = self._liveness.states(
             image,
             now_ms,
             unfenced=[broker.id for broker in unfenced],
             leaving=[broker.id for broker in leaving],
         )
-        self._suspect_all_of_changed(states)
-        changes = self._settled(states, now_ms)
+        self._suspect_changed_brokers(states)
+        changes = self._plan_suspects(states, now_ms)
         grow_internal_topics(image, states, self._settings.internal_replicas, changes)
-        self._rebalance.ask(image, self._index, states, self._hand_overs, now_ms)
-        self._take_from_late(states, changes, now_ms)
+        self._rebalance.request_due(image, states, now_ms)
+        self._move_overdue(states, changes, now_ms)
         return _commands(fenced, unfenced, leaving, changes)
 
-    def _absorb(self, now_ms: int) -> None:
+    def _update_index(self, now_ms: int) -> None:
         for key in self._index.update(self._image):
             self._suspects[key] = None
         for broker_id, version in self._index.demoted_version.items():
@@ -226,7 +212,7 @@ class Controller:
             if session is not None:
                 session.demoted(version, now_ms)
 
-    def _suspect_all_of_changed(self, states: BrokerStates) -> None:
+    def _suspect_changed_brokers(self, states: BrokerStates) -> None:
         """Mark the partitions of every broker whose state changed for another look."""
         before, self._states = self._states, states
         changed = (
@@ -239,7 +225,7 @@ class Controller:
             for key in self._index.hosted_by(broker_id):
                 self._suspects[key] = None
 
-    def _doubt_the_last_leaders(self, now_ms: int) -> None:
+    def _assume_unaware_leaders(self, now_ms: int) -> None:
         """Treat previous leaders as unaware that they no longer lead; only the previous controller may have known."""
         for topic in self._image.topics.values():
             for partition in topic.partitions:
@@ -247,17 +233,18 @@ class Controller:
                 if partition.leader == NO_LEADER and session is not None:
                     session.demoted(self._image.version, now_ms)
 
-    def _take_from_late(self, states: BrokerStates, changes: Changes, now_ms: int) -> None:
-        for (name, index), asked in self._hand_overs.take_late(self._image, now_ms):
+    def _move_overdue(self, states: BrokerStates, changes: Changes, now_ms: int) -> None:
+        """Replace the leaders that did not hand over in time."""
+        for (name, index), hand_over in self._hand_overs.take_overdue(self._image, now_ms):
             topic = self._image.topics[name]
             draft = Draft(topic.partitions[index])
-            if asked.to in draft.isr and asked.to in states.can_lead:
-                draft.leader = asked.to
+            if hand_over.to in draft.isr and hand_over.to in states.can_lead:
+                draft.leader = hand_over.to
                 draft.is_forced = True
                 draft.settle(states, TopicRules.of(self._image, topic))
                 changes.add(topic.id, draft.change())
 
-    def _settled(self, states: BrokerStates, now_ms: int) -> Changes:
+    def _plan_suspects(self, states: BrokerStates, now_ms: int) -> Changes:
         """Return the changes that the suspects need. A suspect stays one until the next image shows the change."""
         changes = Changes()
         image = self._image
@@ -274,8 +261,8 @@ class Controller:
             draft = Draft(partition)
             draft.settle(states, rules[name])
             if draft.hand_over_to is not None:
-                asked = HandOver(topic.id, index, partition.leader_epoch, draft.hand_over_to)
-                self._hand_overs.ask((name, index), asked, now_ms)
+                hand_over = HandOver(topic.id, index, partition.leader_epoch, draft.hand_over_to)
+                self._hand_overs.request((name, index), hand_over, now_ms)
             if draft.needs_recovery and not draft.is_waiting:
                 candidate = self._recoveries.candidate(image, (name, index), partition, states, now_ms)
                 if candidate is not None:
@@ -319,10 +306,8 @@ def _commands(
         *((ShutDownBroker, broker) for broker in leaving),
         *((FenceBroker, broker) for broker in fenced),
     ]
-    for at, (command, broker) in enumerate(of_brokers):
-        part: tuple[TopicChanges, ...] = ()
-        if at == len(of_brokers) - 1 and parts:
-            part = parts.pop(0)
-        commands.append(command(broker.id, broker.epoch, part))
+    for index, (command, broker) in enumerate(of_brokers):
+        is_last = index == len(of_brokers) - 1
+        commands.append(command(broker.id, broker.epoch, parts.pop(0) if is_last and parts else ()))
     commands += [ChangePartitions(part) for part in parts]
     return commands

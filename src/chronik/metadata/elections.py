@@ -10,7 +10,7 @@ Why an election is safe. Let S be the brokers in `isr` or `eligible` that have l
    stay, and the first to return leads.
 5. A broker that may have lost records leaves S before it can do anything else (`lose`), even if S becomes empty. If the
    last brokers of S lost only their page cache, they become `unproven`: the controller elects the longest log among
-   those that report (`recoveries`). Otherwise the partition has no leader until an administrator accepts the loss.
+   those that report (`fitness`). Otherwise the partition has no leader until an administrator accepts the loss.
 6. No new leader replaces a serving leader before that leader knows. Either the old leader hands over
    (`calls.HandOver`), or the partition has no leader until the old one applies the change or its lease expires. If two
    leaders served at once, clients would see the end offset go back. Only a hand-over keeps records that the leader
@@ -21,15 +21,23 @@ A reassignment (KIP-455) also completes here: one change removes the old replica
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.commands import PartitionChange
+from chronik.metadata.config_definitions import ConfigValue
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import configured_min_insync, image_value, min_insync_of
+from chronik.metadata.index import Key
+from chronik.metadata.plans import Plan, outcomes_of
+from chronik.metadata.topic_configs import TOPIC_CONFIGS
+from chronik.wire.errors import ErrorCode, KafkaError
 
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+REPLICATION_FACTOR_SAFE = 3
+"""With at least this many replicas, acks=all means two of them unless the topic or the cluster sets another number."""
 
 
 class Loss(Enum):
@@ -64,6 +72,10 @@ class BrokerStates:
         staying = frozenset(broker.id for broker in image.brokers.values() if broker.may_join_isr)
         return cls(serving, staying, staying, serving)
 
+    def without(self, broker_id: int) -> BrokerStates:
+        own = {broker_id}
+        return BrokerStates(self.serving - own, self.staying - own, self.can_lead - own, self.unaware - own)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
@@ -78,49 +90,37 @@ class TopicRules:
         return cls(configured_min_insync(image, topic.configs), is_unclean_allowed)
 
 
+@dataclass(slots=True)
 class Draft:
     """A pending change of one partition: create it from the image, adjust it, call `settle`, then take the `change`.
 
-    `is_given_up`: the leader itself requested a new leader and no longer serves. `is_forced`: the leader's time to hand
-    over has run out. `begins_epoch`: the leader stays and starts a new leader epoch. After `settle`, `hand_over_to` is
-    the broker that should receive the leadership. `is_waiting` means that the election waits until the previous leader
-    knows that it no longer leads.
+    `has_leader_resigned`: the leader itself requested a new leader and no longer serves. `is_forced`: the leader's time
+    to hand over has run out. `begins_epoch`: the leader stays and starts a new leader epoch. After `settle`,
+    `hand_over_to` is the broker that should receive the leadership. `is_waiting` means that the election waits until
+    the previous leader knows that it no longer leads.
     """
 
-    __slots__ = (
-        "_is_unclean",
-        "_lost",
-        "adding",
-        "begins_epoch",
-        "eligible",
-        "hand_over_to",
-        "image",
-        "is_forced",
-        "is_given_up",
-        "is_waiting",
-        "isr",
-        "leader",
-        "removing",
-        "replicas",
-        "unproven",
-    )
+    image: PartitionImage
+    leader: int = field(init=False)
+    replicas: tuple[int, ...] = field(init=False)
+    isr: tuple[int, ...] = field(init=False)
+    eligible: tuple[int, ...] = field(init=False)
+    unproven: tuple[int, ...] = field(init=False)
+    adding: tuple[int, ...] = field(init=False)
+    removing: tuple[int, ...] = field(init=False)
+    begins_epoch: bool = False
+    has_leader_resigned: bool = False
+    is_forced: bool = False
+    is_waiting: bool = False
+    hand_over_to: int | None = None
+    _lost: int | None = None
+    _is_unclean: bool = False
 
-    def __init__(self, image: PartitionImage) -> None:
-        self.image = image
-        self.leader = image.leader
-        self.replicas = image.replicas
-        self.isr = image.isr
-        self.eligible = image.eligible
-        self.unproven = image.unproven
-        self.adding = image.adding
-        self.removing = image.removing
-        self.begins_epoch = False
-        self.is_given_up = False
-        self.is_forced = False
-        self.is_waiting = False
-        self.hand_over_to: int | None = None
-        self._lost: int | None = None
-        self._is_unclean = False
+    def __post_init__(self) -> None:
+        image = self.image
+        self.leader, self.replicas, self.isr = image.leader, image.replicas, image.isr
+        self.eligible, self.unproven = image.eligible, image.unproven
+        self.adding, self.removing = image.adding, image.removing
 
     def lose(self, broker_id: int, loss: Loss) -> None:
         """Record that `broker_id` may lack committed records from now on.
@@ -197,7 +197,7 @@ class Draft:
 
     def _still_serves(self, brokers: BrokerStates) -> bool:
         """Whether the current leader may still answer clients."""
-        return self.image.leader in brokers.serving and not self.is_given_up
+        return self.image.leader in brokers.serving and not self.has_leader_resigned
 
     def _trim(self, brokers: BrokerStates) -> None:
         staying = tuple(member for member in self.isr if member in brokers.staying)
@@ -258,14 +258,85 @@ class Draft:
         )
 
 
-def first_able(order: Sequence[int], members: Iterable[int], brokers: BrokerStates) -> int | None:
+def plan_unclean_elections(image: ClusterImage, brokers: BrokerStates, requested: Sequence[Key]) -> Plan:
+    """Plan the requested unclean elections, in the order of the replicas, which an administrator can set."""
+    plan = Plan()
+
+    def plan_election(key: Key) -> None:
+        topic, partition = image.require_partition(*key)
+        plan.changes.add(topic.id, _elect_unclean(image, brokers, topic, partition))
+
+    plan.outcomes = outcomes_of(plan_election, requested)
+    return plan
+
+
+def _elect_unclean(
+    image: ClusterImage, brokers: BrokerStates, topic: TopicImage, partition: PartitionImage
+) -> PartitionChange | None:
+    name = f"{topic.name}-{partition.partition}"
+    if partition.leader != NO_LEADER and partition.leader in brokers.serving:
+        raise KafkaError(ErrorCode.election_not_needed, f"{name} is led by broker {partition.leader}")
+    draft = Draft(partition)
+    # The administrator chose not to wait for the previous leader or for replicas that may have longer logs.
+    brokers = replace(brokers, unaware=frozenset())
+    draft.unproven = ()
+    draft.settle(brokers, replace(TopicRules.of(image, topic), is_unclean_allowed=False))
+    if draft.leader == NO_LEADER:
+        draft.elect_unclean(brokers, partition.replicas)
+    if draft.leader == NO_LEADER:
+        raise KafkaError(
+            ErrorCode.eligible_leaders_not_available, f"none of the replicas {[*partition.replicas]} of {name} is alive"
+        )
+    return draft.change()
+
+
+def first_able(order: Sequence[int], members: Sequence[int], brokers: BrokerStates) -> int | None:
     """Return the first broker in `order` that is in `members` and can lead."""
-    members = tuple(members)
-    for replica in order:
-        if replica in members and replica in brokers.can_lead:
-            return replica
-    return None
+    return next((replica for replica in order if replica in members and replica in brokers.can_lead), None)
 
 
 def _without(members: tuple[int, ...], broker_id: int) -> tuple[int, ...]:
     return tuple(member for member in members if member != broker_id)
+
+
+# -- min.insync.replicas -----------------------------------------------------------------------------------------------
+# How many in-sync replicas a partition needs to commit a record: one rule for leaders and the controller. The leader
+# holds its high watermark while the ISR is smaller; the controller relies on that when it keeps replicas as eligible
+# leaders. So both take the number from the image alone, at the version that holds the ISR. A node's own settings must
+# not matter, or a leader could commit records that an eligible leader lacks.
+
+
+def min_insync_replicas(image: ClusterImage, topic: TopicImage, partition: PartitionImage) -> int:
+    """The topic's setting, the cluster's, or 2 for three or more replicas; at most the number of replicas.
+
+    Replicas being added do not count: otherwise a partition that gains some would have to wait for them.
+    """
+    return min_insync_of(configured_min_insync(image, topic.configs), len(partition.settled_replicas))
+
+
+def configured_min_insync(image: ClusterImage, topic_configs: Mapping[str, str]) -> int | None:
+    """Return the value set for the topic or the cluster, or None."""
+    value = image_value(image, topic_configs, MIN_INSYNC_REPLICAS)
+    return value if isinstance(value, int) else None
+
+
+def min_insync_of(configured: int | None, settled_replicas: int) -> int:
+    """Return the number for a partition with that many replicas, not counting those being added."""
+    if configured is None:
+        configured = 2 if settled_replicas >= REPLICATION_FACTOR_SAFE else 1
+    return max(1, min(configured, settled_replicas))
+
+
+def image_value(image: ClusterImage, topic_configs: Mapping[str, str], name: str) -> ConfigValue | None:
+    """Return a topic config set in the image, on the topic or as the cluster default; None if neither sets it."""
+    definition = TOPIC_CONFIGS[name]
+    defaults = image.broker_configs.get(CLUSTER_DEFAULT, {})
+    for text in (topic_configs.get(name), defaults.get(definition.synonym or name)):
+        if text is None:
+            continue
+        try:
+            return definition.parse(text)
+        except KafkaError:
+            # Another version of the software accepted this value.
+            continue
+    return None

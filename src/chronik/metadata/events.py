@@ -1,4 +1,4 @@
-"""What a command changed. Each event carries the new values, so listeners need no lookup."""
+"""What changed between two images. Each event carries the new values, so listeners need no lookup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from chronik.metadata.commands import ConfigResource
-from chronik.metadata.image import BrokerImage, PartitionImage, TopicImage
+from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag=True):
@@ -55,33 +55,30 @@ class PartitionsCreated(msgspec.Struct, frozen=True, tag=True):
     partitions: tuple[PartitionImage, ...]
 
 
-class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
+class PartitionEvent(msgspec.Struct, frozen=True):
+    """The partition after the change."""
+
+    topic: str
+    topic_id: UUID
+    partition: PartitionImage
+
+
+class ReplicasChanged(PartitionEvent, frozen=True, tag=True):
     """The set of replicas changed: `added` brokers open a log, `removed` ones delete theirs. Precedes LeaderChanged.
 
     Both are empty if only the order of the replicas or the state of the reassignment changed.
     """
 
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
 
 
-class LeaderChanged(msgspec.Struct, frozen=True, tag=True):
+class LeaderChanged(PartitionEvent, frozen=True, tag=True):
     """A new leader epoch: a new leader, none, or a new incarnation of the same broker."""
 
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
 
-
-class IsrChanged(msgspec.Struct, frozen=True, tag=True):
+class IsrChanged(PartitionEvent, frozen=True, tag=True):
     """The ISR changed under the same or a new leader; or only `partition_epoch`, which the leader's proposals need."""
-
-    topic: str
-    topic_id: UUID
-    partition: PartitionImage
 
 
 class ConfigChanged(msgspec.Struct, frozen=True, tag=True):
@@ -115,3 +112,76 @@ Event: TypeAlias = (
     | ConfigChanged
     | ProducerIdsAllocated
 )
+
+
+def partition_events(topic: TopicImage, old: PartitionImage, new: PartitionImage) -> list[Event]:
+    """Return the events of a partition's change. Every change has one: it raises at least the partition epoch."""
+    events: list[Event] = []
+    if (old.replicas, old.adding, old.removing) != (new.replicas, new.adding, new.removing):
+        added = tuple(replica for replica in new.replicas if replica not in old.replicas)
+        removed = tuple(replica for replica in old.replicas if replica not in new.replicas)
+        events.append(ReplicasChanged(topic.name, topic.id, new, added, removed))
+    if old.leader_epoch != new.leader_epoch:
+        events.append(LeaderChanged(topic.name, topic.id, new))
+    if old.isr != new.isr or not events:
+        events.append(IsrChanged(topic.name, topic.id, new))
+    return events
+
+
+def events_between(old: ClusterImage, new: ClusterImage) -> list[Event]:
+    """Return the events that lead from the old image to the new one: brokers, then topics, deleted topics first.
+
+    A node that lags far behind receives the newest image instead of the commands. Event listeners must not notice.
+    """
+    events: list[Event] = []
+    if new.cluster_id != old.cluster_id:
+        events.append(ClusterCreated(new.cluster_id))
+    for broker_id, broker in sorted(old.brokers.items()):
+        if broker_id not in new.brokers:
+            events.append(BrokerUnregistered(broker))
+    for broker_id, broker in sorted(new.brokers.items()):
+        events += _broker_events(old.brokers.get(broker_id), broker)
+    for name in sorted({*old.broker_configs, *new.broker_configs}):
+        before, after = old.broker_configs.get(name, {}), new.broker_configs.get(name, {})
+        if before != after:
+            events.append(ConfigChanged("broker", name, after, _changed(before, after)))
+    for name, topic in sorted(old.topics.items()):
+        kept = new.topics.get(name)
+        if kept is None or kept.id != topic.id:
+            events.append(TopicDeleted(topic))
+    for name, topic in sorted(new.topics.items()):
+        known = old.topics.get(name)
+        if known is None or known.id != topic.id:
+            events.append(TopicCreated(topic))
+        else:
+            events += _topic_events(known, topic)
+    return events
+
+
+def _broker_events(old: BrokerImage | None, new: BrokerImage) -> list[Event]:
+    if old is None or old.epoch != new.epoch or old.incarnation != new.incarnation:
+        return [BrokerRegistered(new)]
+    events: list[Event] = []
+    if new.is_shutting_down and not old.is_shutting_down:
+        events.append(BrokerShuttingDown(new))
+    if new.is_fenced != old.is_fenced:
+        events.append(BrokerFenced(new) if new.is_fenced else BrokerUnfenced(new))
+    # Each of these events carries the whole broker.
+    return events or ([BrokerRegistered(new)] if old != new else [])
+
+
+def _topic_events(old: TopicImage, new: TopicImage) -> list[Event]:
+    events: list[Event] = []
+    if old.configs != new.configs:
+        events.append(ConfigChanged("topic", new.name, new.configs, _changed(old.configs, new.configs)))
+    added = new.partitions[len(old.partitions) :]
+    if added:
+        events.append(PartitionsCreated(new, added))
+    for before, after in zip(old.partitions, new.partitions, strict=False):
+        if before != after:
+            events += partition_events(new, before, after)
+    return events
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in sorted({*before, *after}) if before.get(name) != after.get(name))

@@ -7,14 +7,21 @@ unfenced, so that no such replica is elected.
 Some losses leave no trace on disk: a file system that forgot a sync, or a copy of the folder made while the same
 process ran. If such a replica leads, a follower notices, because it knows of committed records that the leader lacks.
 The follower reports the leader.
+
+Under durability `replicated`, all replicas of a partition can lose their page cache at once. No record of such a
+partition is known to be safe, so the controller keeps as many as it can (`Recoveries`, KIP-966's unclean recovery). It
+waits until every unproven replica has reported how far its log goes, or until a timeout, and elects the longest log.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from chronik.metadata.calls import UNKNOWN_EPOCH, ReplicaReport, ReportReplicasCall
 from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
 from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.index import Key
+from chronik.metadata.plans import Plan
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -48,7 +55,7 @@ def plan_report(image: ClusterImage, brokers: BrokerStates, call: ReportReplicas
             continue
         # A leader that reports its own log no longer serves. Any other leader must not add the replica back to the ISR
         # because of its earlier fetches.
-        draft.is_given_up = partition.leader == broker.id
+        draft.has_leader_resigned = partition.leader == broker.id
         draft.begins_epoch = partition.leader not in (loser, NO_LEADER)
         draft.settle(brokers, TopicRules.of(image, topic))
         plan.changes.add(topic.id, draft.change())
@@ -65,3 +72,43 @@ def _loser(partition: PartitionImage, broker_id: int, report: ReplicaReport) -> 
     is_trusted = broker_id in partition.isr or broker_id in partition.eligible
     is_current = partition.leader not in (NO_LEADER, broker_id) and partition.leader_epoch == report.leader_epoch
     return partition.leader if is_trusted and is_current else None
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The latest report of each broker on one partition, with the broker's epoch at the time."""
+
+    since_ms: int
+    reports: dict[int, tuple[int, ReplicaReport]] = field(default_factory=dict)
+
+
+class Recoveries:
+    """Owned by the controller. Nothing here is durable: brokers report again until the partition has a leader."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self._wait_ms = wait_ms
+        self._recoveries: dict[Key, Recovery] = {}
+
+    def reported(self, key: Key, broker_id: int, broker_epoch: int, report: ReplicaReport, now_ms: int) -> None:
+        recovery = self._recoveries.setdefault(key, Recovery(now_ms))
+        recovery.reports[broker_id] = broker_epoch, report
+
+    def forget(self, key: Key) -> None:
+        self._recoveries.pop(key, None)
+
+    def candidate(
+        self, image: ClusterImage, key: Key, partition: PartitionImage, brokers: BrokerStates, now_ms: int
+    ) -> int | None:
+        """Return the broker to elect; None while another replica may have a longer log."""
+        recovery = self._recoveries.get(key)
+        if recovery is None:
+            return None
+        lengths: dict[int, tuple[int, int]] = {}
+        for broker_id, (broker_epoch, report) in recovery.reports.items():
+            broker = image.brokers.get(broker_id)
+            if broker is not None and broker.epoch == broker_epoch and broker_id in partition.unproven:
+                lengths[broker_id] = report.last_epoch, report.log_end_offset
+        if len(lengths) < len(partition.unproven) and now_ms - recovery.since_ms < self._wait_ms:
+            return None
+        able = [broker_id for broker_id in partition.replicas if broker_id in lengths and broker_id in brokers.can_lead]
+        return max(able, key=lengths.__getitem__, default=None)

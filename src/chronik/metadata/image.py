@@ -7,16 +7,51 @@ partitions and the flat map of topics, never the other topics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import msgspec
 
-from chronik.metadata.names import is_internal
 from chronik.wire.errors import ErrorCode, KafkaError
 
 NO_LEADER = -1
 NO_CONTROLLER = -1
+
+TOPIC_NAME_CHARS_MAX = 249
+
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+TRACES_TOPIC = "__chronik_traces"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def is_internal(name: str) -> bool:
+    """Whether the topic is internal: clients may read and list it, but not create or delete it."""
+    return name in INTERNAL_TOPICS
+
+
+def is_traceable(name: str) -> bool:
+    """Whether the topic may be traced. Tracing a topic that holds traces or cluster state would create more traces."""
+    return not name.startswith("__")
+
+
+def check_topic_name(name: str) -> None:
+    """Raise INVALID_TOPIC_EXCEPTION with the reason if the topic name is illegal. It becomes a folder name."""
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in {".", ".."}:
+        reason = "'.' and '..' are not allowed"
+    elif len(name) > TOPIC_NAME_CHARS_MAX:
+        reason = f"it is {len(name)} characters long, at most {TOPIC_NAME_CHARS_MAX} are allowed"
+    elif not _LEGAL.fullmatch(name):
+        reason = "only ASCII letters, digits, '.', '_' and '-' are allowed"
+    else:
+        return
+    shown = name if len(name) <= TOPIC_NAME_CHARS_MAX else name[:32] + "..."
+    raise KafkaError(ErrorCode.invalid_topic_exception, f"topic name {shown!r} is invalid: {reason}")
 
 
 class PartitionImage(msgspec.Struct, frozen=True):
@@ -49,7 +84,6 @@ class PartitionImage(msgspec.Struct, frozen=True):
 
     @property
     def is_reassigned(self) -> bool:
-        """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)
 
     @property
@@ -127,18 +161,25 @@ class ClusterImage(msgspec.Struct, frozen=True):
         return None if name is None else self.topics.get(name)
 
     def partition(self, topic: str, partition: int) -> PartitionImage | None:
-        found = self.topics.get(topic)
-        return None if found is None else found.partition(partition)
+        image = self.topics.get(topic)
+        return None if image is None else image.partition(partition)
 
     def require_topic(self, name: str) -> TopicImage:
         """Return the topic or raise UNKNOWN_TOPIC_OR_PARTITION."""
-        found = self.topics.get(name)
-        if found is None:
+        topic = self.topics.get(name)
+        if topic is None:
             raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
-        return found
+        return topic
+
+    def require_partition(self, topic_name: str, index: int) -> tuple[TopicImage, PartitionImage]:
+        """Return the partition with its topic, or raise UNKNOWN_TOPIC_OR_PARTITION."""
+        topic = self.topics.get(topic_name)
+        partition = None if topic is None else topic.partition(index)
+        if topic is None or partition is None:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{topic_name}-{index} does not exist")
+        return topic, partition
 
     def is_live(self, broker_id: int) -> bool:
-        """Whether the broker exists and is not fenced."""
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.is_fenced
 
@@ -157,15 +198,7 @@ class ClusterImage(msgspec.Struct, frozen=True):
         ]
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ClusterImage)
-
-
-def encode_image(image: ClusterImage) -> bytes:
-    """Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
-    return _encoder.encode(image)
-
-
-def decode_image(data: bytes) -> ClusterImage:
-    """Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""
-    return _decoder.decode(data)
+encode_image: Callable[[ClusterImage], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode the image as msgpack maps keyed by field name, so that a later version may add fields."""
+decode_image: Callable[[bytes], ClusterImage] = msgspec.msgpack.Decoder(ClusterImage).decode
+"""Decode an image. Unknown fields are ignored; ValueError if the bytes are not an image."""

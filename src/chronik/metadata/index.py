@@ -66,11 +66,11 @@ class PartitionIndex:
         is_same_topic = known is not None and known.id == topic.id and known.configs == topic.configs
         for partition in old[len(topic.partitions) :]:
             self._remove((topic.name, partition.partition), partition)
-        for at, partition in enumerate(topic.partitions):
-            before = old[at] if at < len(old) else None
+        for number, partition in enumerate(topic.partitions):
+            before = old[number] if number < len(old) else None
             if before is partition and is_same_topic:
                 continue
-            key = (topic.name, at)
+            key = (topic.name, number)
             if before is not None:
                 self._remove(key, before)
                 if before.leader_epoch != partition.leader_epoch and before.leader != NO_LEADER:

@@ -35,7 +35,7 @@ def plan_isr_change(image: ClusterImage, brokers: BrokerStates, call: AlterIsrCa
                 f"broker {call.hand_over_to} cannot lead {name}: keep leading it",
             )
         draft.leader = call.hand_over_to
-        draft.is_given_up = True
+        draft.has_leader_resigned = True
     draft.settle(brokers, TopicRules.of(image, topic))
     return ChangePartition(
         topic.id,
@@ -54,7 +54,8 @@ def _check_sender(image: ClusterImage, partition: PartitionImage, name: str, cal
     sender = image.brokers.get(call.broker_id)
     if sender is None or (call.broker_epoch != UNKNOWN_EPOCH and call.broker_epoch != sender.epoch):
         raise KafkaError(
-            ErrorCode.stale_broker_epoch, f"broker {call.broker_id} has registered anew since epoch {call.broker_epoch}"
+            ErrorCode.stale_broker_epoch,
+            f"broker {call.broker_id} has registered again since epoch {call.broker_epoch}",
         )
     if call.leader_epoch > partition.leader_epoch or call.partition_epoch > partition.partition_epoch:
         raise KafkaError(ErrorCode.not_controller, f"this controller's image of {name} is older than its leader's")
@@ -87,7 +88,7 @@ def _check_members(image: ClusterImage, partition: PartitionImage, name: str, ca
         if broker is None:
             reason = "is not registered"
         elif broker.epoch != member.broker_epoch:
-            reason = f"has registered anew as epoch {broker.epoch}"
+            reason = f"has registered again with epoch {broker.epoch}"
         elif member.broker_id != partition.leader and not broker.may_join_isr:
             reason = "is fenced" if broker.is_fenced else "is shutting down"
         if reason is not None:

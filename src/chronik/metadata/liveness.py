@@ -54,17 +54,17 @@ class Session:
             del self.demotions[1:]
             self.demotions.append((version, now_ms))
 
-    def knows_by(self, now_ms: int, patience_ms: int) -> bool:
+    def knows_demotions(self, now_ms: int, patience_ms: int) -> bool:
         """Whether it has applied every version that ended one of its leaderships, or still has time to."""
-        self._forget_known()
+        self._drop_known_demotions()
         return not self.demotions or now_ms - self.demotions[0][1] < patience_ms
 
     def serves_unaware(self, now_ms: int, lease_ms_max: int) -> bool:
         """Whether it may still serve partitions that it no longer leads. It gets no lease for that after a while."""
-        self._forget_known()
+        self._drop_known_demotions()
         return bool(self.demotions) and now_ms - self.demotions[-1][1] < lease_ms_max
 
-    def _forget_known(self) -> None:
+    def _drop_known_demotions(self) -> None:
         while self.demotions and self.demotions[0][0] <= self.applied_version:
             del self.demotions[0]
 
@@ -78,7 +78,7 @@ class Liveness:
         self._ran_ms = now_ms
         self.sessions: dict[int, Session] = {}
 
-    def follow(self, image: ClusterImage, now_ms: int) -> None:
+    def update(self, image: ClusterImage, now_ms: int) -> None:
         """Update the sessions from the image: registered brokers, and the outcome of pending fencing."""
         stalled_ms = now_ms - self._ran_ms
         self._ran_ms = now_ms
@@ -115,32 +115,30 @@ class Liveness:
             session.leaves_since_ms = now_ms
         return session
 
-    def refused(self, broker_id: int, incarnation: UUID | None, now_ms: int) -> None:
-        """Record that the broker's address refuses connections or another process than `incarnation` answers there."""
+    def refused(self, broker_id: int, now_ms: int) -> None:
+        """Record that the broker's address refuses connections."""
         session = self.sessions.get(broker_id)
-        if session is None or not session.trusts_refusals or session.gone_ms is not None:
-            return
-        if incarnation is None or incarnation == session.incarnation:
+        if session is not None and session.trusts_refusals and session.gone_ms is None:
             session.gone_ms = now_ms
 
-    def lives(self, broker_id: int, now_ms: int) -> bool:
+    def is_alive(self, broker_id: int, now_ms: int) -> bool:
         """Whether the broker's session may still be active."""
         session = self.sessions.get(broker_id)
         return session is not None and not self._is_over(session, now_ms)
 
-    def over(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
-        """Return the unfenced brokers whose session is over, by id. They get no lease from now on."""
-        ended = []
+    def expired(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
+        """Return the unfenced brokers whose session has ended, by id. They get no lease from now on."""
+        expired = []
         for broker in image.live_brokers():
             session = self.sessions.get(broker.id)
             if session is not None and (session.is_condemned or self._is_over(session, now_ms)):
                 session.is_condemned = True
-                ended.append(broker)
-        return ended
+                expired.append(broker)
+        return expired
 
-    def ready(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
+    def returned(self, image: ClusterImage, now_ms: int) -> list[BrokerImage]:
         """Return the fenced brokers that are alive and know that they are fenced, by id: they can be unfenced."""
-        found = []
+        returned = []
         for broker_id in sorted(image.brokers):
             broker = image.brokers[broker_id]
             session = self.sessions.get(broker_id)
@@ -153,8 +151,8 @@ class Liveness:
                 and session.applied_version >= broker.status_version
                 and not self._is_over(session, now_ms)
             ):
-                found.append(broker)
-        return found
+                returned.append(broker)
+        return returned
 
     def states(
         self,

@@ -4,17 +4,19 @@ A reassignment adds the new replicas to the old ones. Once all new replicas are 
 the same change as the last ISR addition or the next time `elections` looks. Until then it can be cancelled or given
 another target, relative to the replicas before it began. No timeout applies: a reassignment completes once its new
 replicas have caught up, however long that takes, and survives a change of controller.
+
+Internal topics gain replicas in the same way as brokers join: they may have been created when there was one broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from chronik.metadata.changes import Changes
-from chronik.metadata.commands import ChangePartitions, PartitionChange
+from chronik.metadata.commands import PartitionChange
 from chronik.metadata.elections import BrokerStates, Draft, TopicRules
-from chronik.metadata.image import NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.image import INTERNAL_TOPICS, NO_LEADER, ClusterImage, PartitionImage, TopicImage
+from chronik.metadata.plans import Changes, Plan, outcomes_of
 from chronik.wire.errors import ErrorCode, KafkaError
 
 
@@ -27,43 +29,29 @@ class Move:
     replicas: tuple[int, ...] | None
 
 
-@dataclass(slots=True)
-class Plan:
-    """The changes for a request, and for each entry the error that refused it, if any."""
-
-    changes: Changes = field(default_factory=Changes)
-    outcomes: list[KafkaError | None] = field(default_factory=list)
-
-    @property
-    def command(self) -> ChangePartitions | None:
-        return self.changes.command()
-
-
 def plan_moves(
     image: ClusterImage, brokers: BrokerStates, moves: Sequence[Move], *, may_change_factor: bool = True
 ) -> Plan:
     """Start, change or cancel the reassignments, each independently."""
     plan = Plan()
-    for move in moves:
-        try:
-            topic, partition = require_partition(image, move.topic, move.partition)
-            if plan.changes.has(topic.id, partition.partition):
-                raise KafkaError(ErrorCode.invalid_request, f"{topic.name}-{partition.partition} is named twice")
-            if move.replicas is None and not partition.is_reassigned:
-                raise KafkaError(
-                    ErrorCode.no_reassignment_in_progress, f"{topic.name}-{partition.partition} is not being moved"
-                )
-            if move.replicas is not None:
-                _check_target(image, partition, move.replicas, may_change_factor)
-            plan.changes.add(topic.id, moved(image, brokers, topic, partition, move.replicas))
-        except KafkaError as error:
-            plan.outcomes.append(error)
-        else:
-            plan.outcomes.append(None)
+
+    def plan_move(move: Move) -> None:
+        topic, partition = image.require_partition(move.topic, move.partition)
+        if plan.changes.has(topic.id, partition.partition):
+            raise KafkaError(ErrorCode.invalid_request, f"{topic.name}-{partition.partition} is named twice")
+        if move.replicas is None and not partition.is_reassigned:
+            raise KafkaError(
+                ErrorCode.no_reassignment_in_progress, f"{topic.name}-{partition.partition} is not being moved"
+            )
+        if move.replicas is not None:
+            _check_target(image, partition, move.replicas, may_change_factor)
+        plan.changes.add(topic.id, reassign(image, brokers, topic, partition, move.replicas))
+
+    plan.outcomes = outcomes_of(plan_move, moves)
     return plan
 
 
-def moved(
+def reassign(
     image: ClusterImage,
     brokers: BrokerStates,
     topic: TopicImage,
@@ -93,26 +81,16 @@ def moved(
     return draft.change()
 
 
-def moving(image: ClusterImage, wanted: Iterable[tuple[str, int]] | None) -> Iterator[tuple[str, PartitionImage]]:
-    """Yield the partitions being reassigned, all of them or the `wanted` ones, by topic and number."""
-    if wanted is None:
-        for name, topic in sorted(image.topics.items()):
-            for partition in topic.partitions:
-                if partition.is_reassigned:
-                    yield name, partition
-        return
-    for name, index in sorted(set(wanted)):
-        found = image.partition(name, index)
-        if found is not None and found.is_reassigned:
-            yield name, found
-
-
-def require_partition(image: ClusterImage, name: str, index: int) -> tuple[TopicImage, PartitionImage]:
-    topic = image.topics.get(name)
-    partition = None if topic is None else topic.partition(index)
-    if topic is None or partition is None:
-        raise KafkaError(ErrorCode.unknown_topic_or_partition, f"{name}-{index} does not exist")
-    return topic, partition
+def reassigning(
+    image: ClusterImage, requested: Iterable[tuple[str, int]] | None
+) -> Iterator[tuple[str, PartitionImage]]:
+    """Yield the partitions being reassigned, all of them or the `requested` ones, by topic and number."""
+    if requested is None:
+        requested = [(name, index) for name, topic in image.topics.items() for index in range(len(topic.partitions))]
+    for name, index in sorted(set(requested)):
+        partition = image.partition(name, index)
+        if partition is not None and partition.is_reassigned:
+            yield name, partition
 
 
 def _check_target(
@@ -133,3 +111,61 @@ def _check_target(
             ErrorCode.invalid_replication_factor,
             f"The replication factor is {factor} and would become {len(replicas)}.",
         )
+
+
+def grow_internal_topics(image: ClusterImage, brokers: BrokerStates, replication_factor: int, changes: Changes) -> None:
+    """Start to add replicas to each internal partition that has fewer than `replication_factor` allows.
+
+    New replicas go to brokers with the fewest replicas of that topic, on other racks first. The preferred leaders are
+    rebalanced, because all partitions may have started on one broker.
+    """
+    target = min(replication_factor, len(brokers.can_lead))
+    for name in sorted(INTERNAL_TOPICS):
+        topic = image.topics.get(name)
+        if topic is None or all(len(partition.replicas) >= target for partition in topic.partitions):
+            continue
+        hosted = dict.fromkeys(sorted(brokers.can_lead), 0)
+        preferred = dict.fromkeys(sorted(brokers.can_lead), 0)
+        for partition in topic.partitions:
+            for replica in partition.replicas:
+                hosted[replica] = hosted.get(replica, 0) + 1
+        for partition in topic.partitions:
+            if (
+                len(partition.replicas) >= target
+                or partition.is_reassigned
+                or changes.has(topic.id, partition.partition)
+            ):
+                continue
+            replicas = _grown(image, brokers, partition, target, hosted)
+            first = min(
+                (replica for replica in replicas if replica in brokers.can_lead), key=lambda replica: preferred[replica]
+            )
+            preferred[first] += 1
+            replicas = (first, *(replica for replica in replicas if replica != first))
+            try:
+                changes.add(topic.id, reassign(image, brokers, topic, partition, replicas))
+            except KafkaError:
+                # No ISR member is alive: the partition grows when one returns.
+                continue
+
+
+def _grown(
+    image: ClusterImage, brokers: BrokerStates, partition: PartitionImage, target: int, hosted: dict[int, int]
+) -> tuple[int, ...]:
+    replicas = partition.replicas
+    while len(replicas) < target:
+        racks = [image.brokers[replica].rack for replica in replicas if replica in image.brokers]
+        free = [broker_id for broker_id in sorted(brokers.can_lead) if broker_id not in replicas]
+        if not free:
+            break
+        chosen = min(
+            free,
+            key=lambda broker_id: (
+                image.brokers[broker_id].rack is not None and image.brokers[broker_id].rack in racks,
+                hosted.get(broker_id, 0),
+                broker_id,
+            ),
+        )
+        hosted[chosen] = hosted.get(chosen, 0) + 1
+        replicas = (*replicas, chosen)
+    return replicas

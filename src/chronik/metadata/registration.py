@@ -6,36 +6,36 @@ records, the same command removes the broker from every ISR and all eligible lea
 state.
 
 Which brokers may have lost records? Under durability `synced`, a crash loses none: records are acknowledged only once
-they are on disk. Under `replicated`, every broker that did not stop cleanly; the setting of the crashed process
-decides. In any case, a broker whose data folder is not the one its last process wrote to: a new folder, or an old copy.
+they are on disk. If the crashed process or the new one runs under `replicated`, every broker that did not stop cleanly.
+In any case, a broker whose data folder is not the one its last process wrote to: a new folder, or an old copy.
 """
 
 from __future__ import annotations
 
 from chronik.metadata.calls import RegisterBrokerCall
-from chronik.metadata.changes import Changes
 from chronik.metadata.commands import RegisterBroker, UnregisterBroker
 from chronik.metadata.elections import BrokerStates, Draft, Loss, TopicRules
 from chronik.metadata.image import BrokerImage, ClusterImage
+from chronik.metadata.plans import Changes
 from chronik.wire.errors import ErrorCode, KafkaError
 
 REPLICATED = "replicated"
 
 
 def plan_registration(
-    image: ClusterImage, brokers: BrokerStates, call: RegisterBrokerCall, *, session_lives: bool, starts_fenced: bool
+    image: ClusterImage, brokers: BrokerStates, call: RegisterBrokerCall, *, is_session_alive: bool
 ) -> RegisterBroker:
     """Return the registration command. Raises DUPLICATE_BROKER_REGISTRATION while another process uses the id."""
     known = image.brokers.get(call.broker_id)
     changes = Changes()
     if known is not None and known.incarnation != call.incarnation:
-        if session_lives and not _takes_its_place(known, call):
+        if is_session_alive and not _has_replaced(known, call):
             raise KafkaError(
                 ErrorCode.duplicate_broker_registration,
                 f"node id {call.broker_id} is in use by the node at {known.host}:{known.port}: "
                 f"give the node at {call.host}:{call.port} another id, or stop the other one first",
             )
-        _leave(image, brokers, known, call, changes)
+        _plan_departure(image, brokers, known, call, changes)
     return RegisterBroker(
         broker_id=call.broker_id,
         incarnation=call.incarnation,
@@ -46,7 +46,7 @@ def plan_registration(
         durability=call.durability,
         folder_id=call.folder_id,
         internal=call.internal,
-        starts_fenced=starts_fenced,
+        starts_fenced=True,
         changes=changes.of_topics(),
         http=call.http,
     )
@@ -72,7 +72,7 @@ def was_clean(known: BrokerImage | None, call: RegisterBrokerCall) -> bool:
     return call.previous_epoch is None or call.previous_epoch == known.epoch
 
 
-def _takes_its_place(known: BrokerImage, call: RegisterBrokerCall) -> bool:
+def _has_replaced(known: BrokerImage, call: RegisterBrokerCall) -> bool:
     """Whether the other process must have ended: this one has its address, and two cannot listen on it."""
     has_its_address = (known.host, known.port, known.internal) == (call.host, call.port, call.internal)
     return has_its_address and not _has_other_store(known, call)
@@ -94,16 +94,11 @@ def _loss(known: BrokerImage, call: RegisterBrokerCall) -> Loss | None:
     return Loss.POSSIBLE if may_lack_unsynced and not was_clean(known, call) else None
 
 
-def _leave(
+def _plan_departure(
     image: ClusterImage, brokers: BrokerStates, known: BrokerImage, call: RegisterBrokerCall, changes: Changes
 ) -> None:
     loss = _loss(known, call)
-    others = BrokerStates(
-        brokers.serving - {known.id},
-        brokers.staying - {known.id},
-        brokers.can_lead - {known.id},
-        brokers.unaware - {known.id},
-    )
+    others = brokers.without(known.id)
     for _, topic in sorted(image.topics.items()):
         rules = None
         for partition in topic.partitions:

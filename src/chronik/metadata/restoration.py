@@ -60,7 +60,7 @@ def restored_image(
     topics = {
         name: TopicImage(
             name,
-            _topic_id([log for found in partitions.values() for log in found]) or new_topic_id(),
+            _topic_id([log for of_partition in partitions.values() for log in of_partition]) or new_topic_id(),
             _partitions(partitions),
             known_configs.get(name, KEEP_ALL),
         )
@@ -87,9 +87,9 @@ def _topic_id(logs: Sequence[FoundLog]) -> UUID | None:
     return known[0].topic_id if known else None
 
 
-def _partitions(found: Mapping[int, Sequence[FoundLog]]) -> tuple[PartitionImage, ...]:
-    some = found[min(found)]
-    return tuple(_partition(index, found.get(index, ()), some) for index in range(max(found) + 1))
+def _partitions(logs: Mapping[int, Sequence[FoundLog]]) -> tuple[PartitionImage, ...]:
+    some = logs[min(logs)]
+    return tuple(_partition(index, logs.get(index, ()), some) for index in range(max(logs) + 1))
 
 
 def _partition(index: int, logs: Sequence[FoundLog], some: Sequence[FoundLog]) -> PartitionImage:

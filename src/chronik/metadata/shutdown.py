@@ -18,49 +18,40 @@ HAND_OVERS_PER_REPLY_MAX = 1_000
 class Shutdowns:
     """The rules for brokers that want to stop. Their state is in the sessions and the image."""
 
-    def __init__(self, hand_over_ms: int, patience_ms: int) -> None:
+    def __init__(self, index: PartitionIndex, liveness: Liveness, hand_over_ms: int, patience_ms: int) -> None:
+        self._index = index
+        self._liveness = liveness
         self._hand_over_ms = hand_over_ms
         self._patience_ms = patience_ms
 
-    def hand_overs(
-        self, image: ClusterImage, index: PartitionIndex, brokers: BrokerStates, broker: BrokerImage
-    ) -> tuple[HandOver, ...]:
+    def hand_overs(self, image: ClusterImage, brokers: BrokerStates, broker: BrokerImage) -> tuple[HandOver, ...]:
         """Return the partitions that the broker leads and another ISR member can lead."""
-        found: list[HandOver] = []
-        for name, number in index.led_by(broker.id):
+        hand_overs: list[HandOver] = []
+        for name, number in self._index.led_by(broker.id):
             partition = image.topics[name].partitions[number]
             to = first_able(partition.replicas, partition.isr, brokers)
             if to is not None and to != broker.id:
-                found.append(HandOver(image.topics[name].id, number, partition.leader_epoch, to))
-                if len(found) == HAND_OVERS_PER_REPLY_MAX:
+                hand_overs.append(HandOver(image.topics[name].id, number, partition.leader_epoch, to))
+                if len(hand_overs) == HAND_OVERS_PER_REPLY_MAX:
                     break
-        return tuple(found)
+        return tuple(hand_overs)
 
-    def leaving(
-        self, image: ClusterImage, index: PartitionIndex, liveness: Liveness, brokers: BrokerStates, now_ms: int
-    ) -> list[BrokerImage]:
+    def leaving(self, image: ClusterImage, brokers: BrokerStates, now_ms: int) -> list[BrokerImage]:
         """Return the brokers whose time to hand over has passed, or that have nothing to hand over, by id."""
-        found = []
+        leaving = []
         for broker in image.live_brokers():
-            session = liveness.sessions.get(broker.id)
+            session = self._liveness.sessions.get(broker.id)
             if session is None or session.leaves_since_ms is None:
                 continue
             if broker.is_shutting_down or broker.id not in brokers.serving:
                 continue
             is_time = now_ms - session.leaves_since_ms >= self._hand_over_ms
-            if is_time or not self.hand_overs(image, index, brokers, broker):
-                found.append(broker)
-        return found
+            if is_time or not self.hand_overs(image, brokers, broker):
+                leaving.append(broker)
+        return leaving
 
     def may_stop(
-        self,
-        image: ClusterImage,
-        index: PartitionIndex,
-        liveness: Liveness,
-        brokers: BrokerStates,
-        broker: BrokerImage,
-        session: Session,
-        now_ms: int,
+        self, image: ClusterImage, brokers: BrokerStates, broker: BrokerImage, session: Session, now_ms: int
     ) -> bool:
         """Whether the broker may stop. A positive answer ends its session."""
         others = brokers.serving - {broker.id}
@@ -68,25 +59,16 @@ class Shutdowns:
             return True
         if not broker.is_shutting_down or session.leaves_since_ms is None:
             return False
-        if now_ms - session.leaves_since_ms < self._patience_ms and not self._has_left(
-            image, index, liveness, brokers, broker
-        ):
+        is_time = now_ms - session.leaves_since_ms >= self._patience_ms
+        if not is_time and not self._has_left(image, brokers, broker):
             return False
         session.may_stop = True
         return True
 
-    def _has_left(
-        self,
-        image: ClusterImage,
-        index: PartitionIndex,
-        liveness: Liveness,
-        brokers: BrokerStates,
-        broker: BrokerImage,
-    ) -> bool:
-        for name, number in index.led_by(broker.id):
+    def _has_left(self, image: ClusterImage, brokers: BrokerStates, broker: BrokerImage) -> bool:
+        for name, number in self._index.led_by(broker.id):
             if any(replica in brokers.can_lead for replica in image.topics[name].partitions[number].replicas):
                 return False
-        told_version = max(broker.status_version, index.demoted_version.get(broker.id, 0))
-        return all(
-            liveness.sessions[other].applied_version >= told_version for other in brokers.serving if other != broker.id
-        )
+        left_version = max(broker.status_version, self._index.demoted_version.get(broker.id, 0))
+        sessions = self._liveness.sessions
+        return all(sessions[other].applied_version >= left_version for other in brokers.serving if other != broker.id)

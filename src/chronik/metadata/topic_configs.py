@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from chronik.metadata.config_definitions import (
     INT_MAX,
@@ -23,214 +24,151 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 VISIBILITIES = ("committed", "appended")
 
 
-def _whole(
-    name: str,
-    config_type: ConfigType,
-    default: int,
-    documentation: str,
-    lowest: int,
-    synonym: str | None,
-    highest: int | None = None,
-) -> ConfigDefinition:
-    if highest is None:
-        highest = LONG_MAX if config_type is ConfigType.LONG else INT_MAX
-    return ConfigDefinition(name, config_type, str(default), documentation, lowest, highest, (), synonym)
+_SYNONYMS: Mapping[str, str | None] = {
+    "chronik.trace": None,
+    "compression.type": "compression.type",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "min.insync.replicas": "min.insync.replicas",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "segment.jitter.ms": "log.roll.jitter.ms",
+    "segment.ms": "log.roll.ms",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+    "visibility": None,
+}
+"""The broker config that provides the default, if its name is not `log.` and the name of the topic config."""
 
 
-def _flag(name: str, default: bool, documentation: str, synonym: str | None) -> ConfigDefinition:
-    return ConfigDefinition(name, ConfigType.BOOLEAN, str(default).lower(), documentation, synonym=synonym)
+def _define(name: str, config_type: ConfigType, default: str, documentation: str, **limits: Any) -> ConfigDefinition:
+    synonym = _SYNONYMS.get(name, f"log.{name}")
+    return ConfigDefinition(name, config_type, default, documentation, synonym=synonym, **limits)
 
 
-_INT = ConfigType.INT
-_LONG = ConfigType.LONG
+def _int(name: str, default: int, documentation: str, lowest: int = 0) -> ConfigDefinition:
+    return _define(name, ConfigType.INT, str(default), documentation, lowest=lowest, highest=INT_MAX)
+
+
+def _long(name: str, default: int, documentation: str, lowest: int = 0) -> ConfigDefinition:
+    return _define(name, ConfigType.LONG, str(default), documentation, lowest=lowest, highest=LONG_MAX)
+
+
+def _choice(name: str, default: str, documentation: str, choices: tuple[str, ...]) -> ConfigDefinition:
+    return _define(name, ConfigType.STRING, default, documentation, choices=choices)
+
+
+def _off(name: str, documentation: str) -> ConfigDefinition:
+    return _define(name, ConfigType.BOOLEAN, "false", documentation)
+
 
 TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = by_name(
     (
-        _flag(
-            "chronik.trace",
-            False,
-            "Whether the node records a trace of each fetch, produce and watermark step of this topic.",
-            None,
-        ),
-        ConfigDefinition(
+        _off("chronik.trace", "Whether nodes trace each fetch, produce and watermark step of this topic."),
+        _define(
             "cleanup.policy",
             ConfigType.LIST,
             "delete",
             "What happens to old records: 'delete' drops segments by age and size, 'compact' keeps the latest record "
             "of each key. Both may be named.",
             choices=("compact", "delete"),
-            synonym="log.cleanup.policy",
         ),
-        ConfigDefinition(
+        _choice(
             "compression.type",
-            ConfigType.STRING,
             "producer",
-            "How batches are stored: 'producer' keeps them byte for byte as they were sent, any other value has the "
-            "broker compress them anew.",
-            choices=COMPRESSION_TYPES,
-            synonym="compression.type",
+            "How batches are stored: 'producer' keeps them byte for byte as they were sent, with any other value "
+            "the broker compresses them again.",
+            COMPRESSION_TYPES,
         ),
-        _whole(
-            "delete.retention.ms",
-            _LONG,
-            _DAY_MS,
-            "How long a tombstone stays in a compacted topic after it was compacted.",
-            0,
-            "log.cleaner.delete.retention.ms",
+        _long(
+            "delete.retention.ms", _DAY_MS, "How long a tombstone stays in a compacted topic after it was compacted."
         ),
-        _whole(
-            "file.delete.delay.ms",
-            _LONG,
-            60_000,
-            "How long a dropped segment's files may stay on disk.",
-            0,
-            "log.segment.delete.delay.ms",
-        ),
-        _whole(
+        _long("file.delete.delay.ms", 60_000, "How long a dropped segment's files may stay on disk."),
+        _long(
             "flush.messages",
-            _LONG,
             LONG_MAX,
             "Kafka's sync interval in records. When records are synced is the node's durability setting instead.",
-            1,
-            "log.flush.interval.messages",
+            lowest=1,
         ),
-        _whole(
+        _long(
             "flush.ms",
-            _LONG,
             LONG_MAX,
             "Kafka's sync interval in time. When records are synced is the node's durability setting instead.",
-            0,
-            "log.flush.interval.ms",
         ),
-        _whole(
-            "index.interval.bytes",
-            _INT,
-            4096,
-            "How many bytes of log one entry of the offset index stands for, at least.",
-            0,
-            "log.index.interval.bytes",
-        ),
-        _whole(
-            "max.compaction.lag.ms",
-            _LONG,
-            LONG_MAX,
-            "The longest time a record may wait for compaction.",
-            1,
-            "log.cleaner.max.compaction.lag.ms",
-        ),
-        _whole(
+        _int("index.interval.bytes", 4096, "The least number of log bytes between two entries of the offset index."),
+        _long("max.compaction.lag.ms", LONG_MAX, "The longest time a record may wait for compaction.", lowest=1),
+        _int(
             "max.message.bytes",
-            _INT,
             MAX_MESSAGE_BYTES_DEFAULT,
             "The largest record batch that is accepted, as sent (after compression).",
-            0,
-            "message.max.bytes",
         ),
-        _whole(
+        _long(
             "message.timestamp.after.max.ms",
-            _LONG,
             _DAY_MS // 24,
-            "How far a record's timestamp may lie ahead of the broker's clock. Not used with LogAppendTime.",
-            0,
-            "log.message.timestamp.after.max.ms",
+            "How far a record's timestamp may be ahead of the broker's clock. Not used with LogAppendTime.",
         ),
-        _whole(
+        _long(
             "message.timestamp.before.max.ms",
-            _LONG,
             LONG_MAX,
-            "How far a record's timestamp may lie behind the broker's clock. Not used with LogAppendTime.",
-            0,
-            "log.message.timestamp.before.max.ms",
+            "How far a record's timestamp may be behind the broker's clock. Not used with LogAppendTime.",
         ),
-        ConfigDefinition(
+        _choice(
             "message.timestamp.type",
-            ConfigType.STRING,
             "CreateTime",
             "Whether a record keeps the producer's time or gets the broker's at the append.",
-            choices=TIMESTAMP_TYPES,
-            synonym="log.message.timestamp.type",
+            TIMESTAMP_TYPES,
         ),
-        ConfigDefinition(
+        _define(
             "min.cleanable.dirty.ratio",
             ConfigType.DOUBLE,
             "0.5",
             "The share of a compacted log that must be uncompacted before it is compacted again.",
-            0,
-            1,
-            synonym="log.cleaner.min.cleanable.ratio",
+            lowest=0,
+            highest=1,
         ),
-        _whole(
-            "min.compaction.lag.ms",
-            _LONG,
-            0,
-            "How long a record stays uncompacted at least.",
-            0,
-            "log.cleaner.min.compaction.lag.ms",
-        ),
-        _whole(
+        _long("min.compaction.lag.ms", 0, "The least time that a record stays uncompacted."),
+        _int(
             "min.insync.replicas",
-            _INT,
             1,
-            "How many replicas must have a record before acks=all is answered. Unless set: 2 where a topic has three "
-            "or more replicas, otherwise 1.",
-            1,
-            "min.insync.replicas",
+            "How many replicas must have a record before acks=all is answered. Unless set: 2 if a topic has three or "
+            "more replicas, otherwise 1.",
+            lowest=1,
         ),
-        _flag("preallocate", False, "Whether a new segment's whole size is reserved on disk.", "log.preallocate"),
-        _whole(
+        _off("preallocate", "Whether a new segment's whole size is reserved on disk."),
+        _long(
             "retention.bytes",
-            _LONG,
             -1,
             "How large a partition's log may grow before its oldest segments are dropped; -1 is without limit.",
-            -1,
-            "log.retention.bytes",
+            lowest=-1,
         ),
-        _whole(
+        _long(
             "retention.ms",
-            _LONG,
             7 * _DAY_MS,
-            "How long records are kept before their segment is dropped; -1 is for ever.",
-            -1,
-            "log.retention.ms",
+            "How long records are kept before their segment is dropped; -1 is without limit.",
+            lowest=-1,
         ),
-        _whole(
-            "segment.bytes",
-            _INT,
-            1 << 30,
-            "The size at which a segment is closed and the next one begins.",
-            1024,
-            "log.segment.bytes",
-        ),
-        _whole(
-            "segment.index.bytes",
-            _INT,
-            10 * 1024 * 1024,
-            "The largest size of a segment's index.",
-            4,
-            "log.index.size.max.bytes",
-        ),
-        _whole(
+        _int("segment.bytes", 1 << 30, "The size at which a segment is closed and the next one begins.", lowest=1024),
+        _int("segment.index.bytes", 10 * 1024 * 1024, "The largest size of a segment's index.", lowest=4),
+        _long(
             "segment.jitter.ms",
-            _LONG,
             0,
             "The longest random time by which segments of different partitions are closed earlier.",
-            0,
-            "log.roll.jitter.ms",
         ),
-        _whole("segment.ms", _LONG, 7 * _DAY_MS, "The age at which a segment is closed.", 1, "log.roll.ms"),
-        _flag(
+        _long("segment.ms", 7 * _DAY_MS, "The age at which a segment is closed.", lowest=1),
+        _off(
             "unclean.leader.election.enable",
-            False,
-            "Whether a replica that lacks acknowledged records may lead when no other is left.",
-            "unclean.leader.election.enable",
+            "Whether a replica that lacks acknowledged records may lead if no other replica is left.",
         ),
-        ConfigDefinition(
+        _choice(
             "visibility",
-            ConfigType.STRING,
             "committed",
             "What consumers see: 'committed' ends at the high watermark; 'appended' ends at the leader's log end, and "
-            "gives up that end offsets never go back.",
-            choices=VISIBILITIES,
+            "allows end offsets to go back.",
+            VISIBILITIES,
         ),
     )
 )

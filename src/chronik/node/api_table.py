@@ -43,10 +43,10 @@ from chronik.node.apis import (
 )
 from chronik.node.coordinators.group_service import GroupService
 from chronik.node.forwarding.forwarding import Forwarding
+from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.membership.producer_ids import ProducerIds
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, ColdHandler, Handler

@@ -18,11 +18,11 @@ from chronik.node.disk_watch import DiskWatch
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.membership.cluster_member import Addresses, ClusterMember, StoredMetadata, load_metadata
 from chronik.node.membership.cluster_secret import ClusterSecret, load_secret
+from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.membership.departures import Departures
 from chronik.node.membership.envelopes import Envelopes
 from chronik.node.membership.internal_server import KAFKA_APIS, InternalServer, PeerApis
-from chronik.node.membership.metadata_log import RaftMetadataLog
-from chronik.node.membership.producer_ids import ProducerIds
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.replicas.cluster_links import ClusterLinks
 from chronik.node.replicas.damage import Damage
 from chronik.node.replicas.healing import Healing
@@ -107,7 +107,7 @@ class Broker:
         self._failed = asyncio.Event()
         self._is_serving = False
         incarnation = env.new_uuid()
-        self.metadata = RaftMetadataLog(loop, log)
+        self.metadata = MetadataLog(loop, log)
         self.host = self._make_host(held.folder, incarnation)
         self.member = ClusterMember(
             runtime,
@@ -134,7 +134,7 @@ class Broker:
             runtime, self.metadata, self.host, self.topics, member.lease_is_valid, self.age_clock
         )
         self.forwarding = Forwarding(runtime, self.metadata, member.peers, self.host, self.deadlines)
-        self.departures = Departures(loop, self.node_id, self.metadata, member.peers.status)
+        self.departures = Departures(runtime, self.metadata, member.peers.status)
         self.producer_ids = ProducerIds(member.client, self.node_id)
         self.watermarks = WatermarkWatch(loop, self.host.partitions, log)
         self._housekeeping = Housekeeping(loop, env, self.age_clock.now_ms, config, self.host, log)
@@ -158,9 +158,7 @@ class Broker:
             )
         )
         self._envelopes.serve(self.handlers)
-        self._peer_apis = PeerApis(
-            held.internal_server, member.greeter, member.raft, member.controller, self._envelopes, log
-        )
+        self._peer_apis = PeerApis(held.internal_server, member, self._envelopes, log)
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def _make_host(self, folder: DataFolder, incarnation: UUID) -> PartitionHost:
@@ -228,7 +226,7 @@ class Broker:
             self._closers.append(service.stop)
         member.session.start()
         self._closers.append(member.session.close)
-        await self._while_sound(member.session.unfenced())
+        await self._while_sound(member.session.wait_unfenced())
         await self.server.serve(self.handlers, self._envelopes)
         self._trace_topic.start()
         self._closers.append(self._trace_topic.stop)

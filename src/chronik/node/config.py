@@ -119,8 +119,6 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     scrub_interval_ms: int = 7 * 86_400_000
     set_aside_retention_ms: int = 14 * 86_400_000
     shutdown_timeout_ms: int = 2_000
-    debug_slow_reads: str = ""
-    debug_slow_syncs: str = ""
 
     @property
     def data_folder(self) -> str:

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from chronik.metadata.image import ClusterImage, encode_image
-from chronik.metadata.names import OFFSETS_TOPIC, TRACES_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, TRACES_TOPIC, ClusterImage, encode_image
 from chronik.metadata.restoration import FoundLog
 from chronik.node import trace_topic
 from chronik.node.coordinators.offsets_topic import OFFSETS_TOPIC_CONFIGS
 from chronik.node.membership.cluster_member import FOUNDERS_LARGE, FOUNDERS_SMALL, STORE_NAME
 from chronik.node.membership.metadata_mark import MARK_NAME
 from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
-from chronik.raft.entries import HardState, Snapshot
 from chronik.raft.membership import Member, Membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError
+from chronik.raft.store import HardState, Persist, Snapshot, StoreError
 from chronik.storage.folder import LOGS_NAME, DataFolder
 from chronik.storage.survey import LogSurvey, survey_log
 

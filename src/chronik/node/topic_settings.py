@@ -2,7 +2,7 @@
 
 A topic config takes its value from the first of these that sets it: the topic itself, the broker's dynamic config of
 the synonym (`log.retention.ms` for `retention.ms`), the cluster's dynamic default of the synonym, the node's
-`[topic_defaults]`, Kafka's default. Only min.insync.replicas is the same on all nodes (see `metadata.min_insync`): it
+`[topic_defaults]`, Kafka's default. Only min.insync.replicas is the same on all nodes (see `metadata.elections`): it
 is the topic's own, the cluster's, or depends on the number of replicas.
 """
 
@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from chronik.metadata.broker_configs import CLUSTER_DEFAULT
 from chronik.metadata.config_definitions import ConfigDefinition, ConfigSource
-from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
-from chronik.metadata.names import is_traceable
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR_SAFE, min_insync_replicas
+from chronik.metadata.image import ClusterImage, TopicImage, is_traceable
 from chronik.metadata.topic_configs import TOPIC_CONFIGS, check_topic_configs
 from chronik.node.config import NodeConfig
 from chronik.storage.config import LogConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from chronik.client.errors import ClientError
-from chronik.metadata.names import TRACES_TOPIC
+from chronik.metadata.image import TRACES_TOPIC
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import Peers

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
-from chronik.metadata.names import TRACES_TOPIC
+from chronik.metadata.image import TRACES_TOPIC
 from chronik.observe.traces import decode_trace
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.errors import PipelineError

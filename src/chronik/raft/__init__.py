@@ -2,11 +2,11 @@
 
 Events go in with their time, a `Ready` comes out; `chronik.node` sends, writes and applies what it contains. The caller
 provides every socket, file, clock and source of randomness. `node.RaftNode` is the public interface, `ready` describes
-how to process its output, and `entries.StoredState` is its initial state. Inside, `state` is shared by all roles;
-`follower`, `candidate` and `leader` are the roles; `votes`, `replication`, `rounds` (heartbeats, the lease, reads),
-`progress`, `log` and `membership` are their parts; `messages` defines the wire messages.
+how to process its output, and `store.StoredState` is its initial state. Inside, `state` is shared by all roles;
+`follower`, `candidate` and `leader` are the roles; `progress`, `log`, `membership` and `joining` are their parts;
+`messages` defines the wire messages.
 
-Beyond figure 2 of the paper: pre-vote, check-quorum, a lease, read-index reads, leadership transfer, snapshots in
+Beyond figure 2 of the paper: pre-vote, check-quorum, a lease, leadership transfer, snapshots in
 chunks, and membership changes of one voter at a time with learners. A change takes effect once it is appended. A leader
 changes the membership only after it has committed an entry of its term.
 

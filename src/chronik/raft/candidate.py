@@ -14,19 +14,19 @@ from chronik.raft.state import RaftState, ToCandidate, ToFollower, ToLeader, Tra
 class Candidate:
     """Invariant: `_answers` holds replies of voters, each from the store that the membership names."""
 
-    def __init__(self, state: RaftState, asked: ToCandidate) -> None:
-        self.kind = RoleKind.PRE_CANDIDATE if asked.is_pre_vote else RoleKind.CANDIDATE
+    def __init__(self, state: RaftState, transition: ToCandidate) -> None:
+        self.kind = RoleKind.PRE_CANDIDATE if transition.is_pre_vote else RoleKind.CANDIDATE
         self._state = state
-        self._is_pre_vote = asked.is_pre_vote
+        self._is_pre_vote = transition.is_pre_vote
         self._deadline_ms = state.now_ms + state.election_timeout_ms()
         self._answers: dict[int, bool] = {}
-        if not asked.is_pre_vote:
+        if not transition.is_pre_vote:
             state.enter_term(state.term + 1, state.node_id)
-        request = VoteRequest(state.log.last_index, state.log.last_term, asked.is_pre_vote, asked.is_transfer)
+        request = VoteRequest(state.log.last_index, state.log.last_term, transition.is_pre_vote, transition.is_transfer)
         for voter in state.membership.voters:
             if voter.node_id == state.node_id:
                 continue
-            if asked.is_pre_vote:
+            if transition.is_pre_vote:
                 state.send(voter.node_id, voter.store, request, term=self._election_term)
             else:
                 state.send_after(voter.node_id, voter.store, request)

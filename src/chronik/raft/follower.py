@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from uuid import UUID
+from dataclasses import dataclass, field
 
-from chronik.raft.entries import Snapshot
 from chronik.raft.messages import (
     Append,
     AppendReply,
@@ -18,17 +17,16 @@ from chronik.raft.messages import (
 )
 from chronik.raft.ready import RoleKind
 from chronik.raft.state import RaftState, ToCandidate, Transition
+from chronik.raft.store import Snapshot
 
 
+@dataclass(slots=True)
 class IncomingSnapshot:
     """A snapshot being received, in consecutive chunks."""
 
-    __slots__ = ("data", "index", "term")
-
-    def __init__(self, index: int, term: int) -> None:
-        self.index = index
-        self.term = term
-        self.data = bytearray()
+    index: int
+    term: int
+    data: bytearray = field(default_factory=bytearray)
 
 
 class Follower:
@@ -56,7 +54,7 @@ class Follower:
             return None
         return ToCandidate(is_pre_vote=True)
 
-    def wait_on(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the election timeout: a leader was heard from, or a vote given."""
         self._waiting_since_ms = self._state.now_ms
 
@@ -66,7 +64,7 @@ class Follower:
         body = message.body
         if isinstance(body, TimeoutNow):
             return ToCandidate(is_pre_vote=False, is_transfer=True) if self._may_campaign else None
-        self.wait_on()
+        self.restart_timeout()
         state.heard_ms = state.now_ms
         if isinstance(body, Append):
             self._append(message, body)
@@ -124,9 +122,5 @@ class Follower:
 
     def _answer_once_in_term(self, message: Message, body: Body) -> None:
         """Send a reply that requires this node's term to be durable, but nothing of its log."""
-        target: int = message.source
-        store: UUID = message.source_store
-        if self._state.is_state_durable:
-            self._state.send(target, store, body)
-        else:
-            self._state.send_after(target, store, body)
+        send = self._state.send if self._state.is_state_durable else self._state.send_after
+        send(message.source, message.source_store, body)

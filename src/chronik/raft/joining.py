@@ -1,4 +1,7 @@
-"""The nodes that request to join this leader, and the membership change that it should propose next.
+"""How a node without a cluster joins or founds one, and which membership change its leader should propose next.
+
+The package docstring explains the protocol. `Introduction` is the side of the node without a cluster, `Joiners` that of
+the leader:
 
     change = node.suggested_change(voters_max=3)
     if change is not None:
@@ -10,14 +13,19 @@ until then; a learner that has caught up gets a vote while there are too few vot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from chronik.raft.leader import Leader
-from chronik.raft.membership import AddLearner, MembershipChange, Promote
-from chronik.raft.messages import Hello
+from chronik.raft.membership import AddLearner, Member, Membership, MembershipChange, Promote, encode_membership
+from chronik.raft.messages import Hello, HelloReply, Message
 from chronik.raft.ready import NodeIdTaken
 from chronik.raft.state import RaftState
+from chronik.raft.store import Entry, EntryKind
+
+GENESIS_TERM = 1
+"""The term of a cluster's first entry. No node leads in it."""
 
 JOINERS_MAX = 100
 """The maximum number of joining nodes that a leader remembers."""
@@ -36,21 +44,21 @@ class Joiner(NamedTuple):
 class Joiners:
     """The nodes that recently asked to join, and those whose id was taken, so that each is reported once."""
 
-    __slots__ = ("_joiners", "_state", "_taken")
+    __slots__ = ("_joiners", "_reported", "_state")
 
     def __init__(self, state: RaftState) -> None:
         self._state = state
         self._joiners: dict[int, Joiner] = {}
-        self._taken: dict[UUID, None] = {}
+        self._reported: dict[UUID, None] = {}
 
     def clear(self) -> None:
         self._joiners.clear()
-        self._taken.clear()
+        self._reported.clear()
 
     def hello(self, hello: Hello, leader: Leader) -> None:
         if leader.is_in_use(hello.node_id, hello.store):
-            if hello.store not in self._taken and len(self._taken) < JOINERS_MAX:
-                self._taken[hello.store] = None
+            if hello.store not in self._reported and len(self._reported) < JOINERS_MAX:
+                self._reported[hello.store] = None
                 self._state.events.append(NodeIdTaken(hello.node_id, hello.store))
             return
         self._forget_old()
@@ -66,18 +74,18 @@ class Joiners:
     def _next_change(self, leader: Leader, voters_max: int) -> MembershipChange | None:
         self._forget_old()
         membership = self._state.membership
-        asking = [change for change in self._asking() if not leader.is_in_use(change.node_id, change.store)]
-        for change in asking:
+        changes = [change for change in self._additions() if not leader.is_in_use(change.node_id, change.store)]
+        for change in changes:
             if membership.member(change.node_id) is not None:
                 return change
         if len(membership.voters) < voters_max:
             for member in membership.members:
                 if not member.is_voter and leader.is_caught_up(member.node_id):
                     return Promote(member.node_id)
-        return asking[0] if asking else None
+        return changes[0] if changes else None
 
-    def _asking(self) -> list[AddLearner]:
-        """Return the joiners whose current store is neither a member's nor a removed one."""
+    def _additions(self) -> list[AddLearner]:
+        """Return the additions of joiners whose current store is neither a member's nor a removed one."""
         changes = [self._joiners[node_id].change for node_id in sorted(self._joiners)]
         membership = self._state.membership
         known = [member.store for member in membership.members] + list(membership.removed)
@@ -87,3 +95,78 @@ class Joiners:
         horizon_ms = self._state.now_ms - JOINER_HELLOS * self._state.settings.hello_interval_ms
         for node_id in [each for each, joiner in self._joiners.items() if joiner.heard_ms < horizon_ms]:
             del self._joiners[node_id]
+
+
+class Introduction:
+    """Sends hellos while this node has no cluster; the founder writes the first entry once all founders are empty.
+
+    Invariant: `_blank_founders` holds peers that reported to *this* store that theirs was empty.
+    """
+
+    def __init__(self, state: RaftState, seeds: Sequence[int], founders: tuple[int, ...]) -> None:
+        self._state = state
+        self._seeds = seeds
+        self._founders = founders
+        self._blank_founders: dict[int, Member] = {}
+        self._known_stores: dict[int, UUID] = {}
+        self._next_hello_ms = state.now_ms
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the next hello is due.
+
+        A learner that hears from no leader also sends hellos: the change that added it may have been reverted.
+        """
+        state = self._state
+        if state.is_blank:
+            return self._next_hello_ms
+        if state.may_campaign:
+            return None
+        return max(self._next_hello_ms, state.heard_ms + state.settings.election_timeout_ms)
+
+    def tick(self) -> bool:
+        """Send hellos if they are due; return whether this node has just founded the cluster."""
+        state = self._state
+        deadline_ms = self.deadline_ms
+        if deadline_ms is None or state.now_ms < deadline_ms:
+            return False
+        self._next_hello_ms = state.now_ms + state.settings.hello_interval_ms
+        known = [member.node_id for member in state.membership.members]
+        for target in sorted({*self._seeds, *known} - {state.node_id}):
+            state.send(target, None, Hello(state.node_id, state.store_id, state.address))
+        return self._found_cluster()
+
+    def is_from_lost_store(self, message: Message) -> bool:
+        """Return whether the message comes from a store that its node has lost: never join what it founded."""
+        known = self._known_stores.get(message.source)
+        return self._state.is_blank and known not in (None, message.source_store)
+
+    def hello(self, hello: Hello) -> None:
+        """Answer a node with an empty store: this store is empty too. Only that store receives the reply.
+
+        A node that may only join does not reply: a cluster must not be founded with it.
+        """
+        if hello.is_relayed:
+            return
+        self._known_stores[hello.node_id] = hello.store
+        if self._founders:
+            self._state.send(hello.node_id, hello.store, HelloReply(self._state.address))
+
+    def reply(self, message: Message, reply: HelloReply) -> bool:
+        """Note a founder's reply; return whether this node has just founded the cluster."""
+        self._blank_founders[message.source] = Member(message.source, message.source_store, True, reply.address)
+        return self._found_cluster()
+
+    def _found_cluster(self) -> bool:
+        """Found the cluster. Only the founder with the lowest id may, so that there is exactly one first entry."""
+        state = self._state
+        if not state.is_blank or not self._founders or state.node_id != min(self._founders):
+            return False
+        own = Member(state.node_id, state.store_id, True, state.address)
+        known = {**self._blank_founders, state.node_id: own}
+        if any(node_id not in known for node_id in self._founders):
+            return False
+        members = tuple(known[node_id] for node_id in sorted(self._founders))
+        state.enter_term(max(state.term, GENESIS_TERM), state.vote)
+        state.append([Entry(1, GENESIS_TERM, EntryKind.MEMBERSHIP, encode_membership(Membership(members)))])
+        return True

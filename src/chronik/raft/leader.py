@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from collections import deque
 from uuid import UUID
 
-from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import AddLearner, MembershipChange, MembershipError, Promote, encode_membership
 from chronik.raft.messages import (
+    Append,
     AppendReply,
     Heartbeat,
     HeartbeatReply,
     Message,
+    SnapshotChunk,
     SnapshotReply,
     TimeoutNow,
 )
 from chronik.raft.progress import Mode, Progress
-from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind, TransferAborted
-from chronik.raft.replication import send_due
-from chronik.raft.rounds import Rounds
+from chronik.raft.ready import ProposalId, Reason, Refused, RoleKind
 from chronik.raft.state import RaftState, ToFollower, Transition
+from chronik.raft.store import Entry, EntryKind
+
+
+class Rounds:
+    """Heartbeat rounds: how a leader knows that it still led at some moment. Its lease depends on them.
+
+    Each broadcast of heartbeats is a numbered round. When a majority has answered a round, no other node was leader
+    when the round started. The lease starts at that moment, not with the replies: from then on a majority refuses votes
+    for an election timeout. Invariant: `contact_ms` is the start of the latest round that a majority has answered.
+    """
+
+    __slots__ = ("_begun", "_state", "contact_ms", "lease_from_ms", "number")
+
+    def __init__(self, state: RaftState) -> None:
+        self._state = state
+        self.number = 0
+        self.contact_ms = state.now_ms
+        self.lease_from_ms: int | None = None
+        """None until a majority has answered this leader; being elected alone does not make voters refuse votes."""
+        self._begun: deque[tuple[int, int]] = deque()
+
+    def begin(self) -> int:
+        """Start a new round now and return its number."""
+        self.number += 1
+        self._begun.append((self.number, self._state.now_ms))
+        return self.number
+
+    def answered(self, number: int) -> None:
+        """Note that a majority has answered round `number`, and so all rounds before it."""
+        while self._begun and self._begun[0][0] <= number:
+            _, self.contact_ms = self._begun.popleft()
+            self.lease_from_ms = self.contact_ms
 
 
 class Leader:
@@ -37,18 +69,18 @@ class Leader:
         self._rounds = Rounds(state)
         self._transfer: tuple[int, int] | None = None
         self._has_handed_over = False
-        self._next_beat_ms = state.now_ms
+        self._next_heartbeat_ms = state.now_ms
         self._uncommitted_bytes = sum(entry.size_bytes for entry in state.uncommitted())
         # A leader knows what is committed only once an entry of its own term is (section 5.4.2 of the paper).
         self._established_index = self._append(EntryKind.NO_OP, b"").index
-        self._beat()
+        self._send_heartbeats()
 
     # Time
 
     @property
     def deadline_ms(self) -> int:
         quorum_ms = self._rounds.contact_ms + self._state.settings.election_timeout_ms
-        deadlines = [self._next_beat_ms, quorum_ms]
+        deadlines = [self._next_heartbeat_ms, quorum_ms]
         if self._transfer is not None:
             deadlines.append(self._transfer[1])
         return min(deadlines)
@@ -63,24 +95,22 @@ class Leader:
                 # The target may still start its election, which voters do not refuse. This leader has no lease for the
                 # rest of the term, so it steps down.
                 return ToFollower(state.term)
-            state.events.append(TransferAborted(self._transfer[0]))
             self._transfer = None
-        if state.now_ms >= self._next_beat_ms:
+        if state.now_ms >= self._next_heartbeat_ms:
             for progress in self.progress.values():
                 if progress.mode is Mode.REPLICATE and not self._is_active(progress):
                     progress.start(Mode.PROBE)
-            self._beat()
+            self._send_heartbeats()
         return None
 
-    def _beat(self) -> None:
-        """Start a round of heartbeats."""
+    def _send_heartbeats(self) -> None:
         state = self._state
         number = self._rounds.begin()
-        self._next_beat_ms = state.now_ms + state.settings.heartbeat_interval_ms
+        self._next_heartbeat_ms = state.now_ms + state.settings.heartbeat_interval_ms
         for node_id, progress in self.progress.items():
             commit = min(progress.match_index, state.commit_index)
             state.send(node_id, progress.store, Heartbeat(commit, number, state.log.term_at(commit) or 0))
-        self._count_rounds()
+        self._update_rounds()
 
     @property
     def lease_until_ms(self) -> int | None:
@@ -154,22 +184,14 @@ class Leader:
         progress = self.progress.get(node_id)
         return progress is not None and progress.store != store and self._is_active(progress)
 
-    def read_index(self, token: int) -> Refused | None:
-        state = self._state
-        refused = self._rounds.add_read(token, state.commit_index)
-        if refused is None and self._rounds.wants_round:
-            self._beat()
-        return refused
-
     def transfer(self, target: int | None) -> Refused | None:
-        """Transfer leadership to `target`, or to the most up-to-date voter."""
         state = self._state
         if self._transfer is not None:
             return Refused(Reason.TRANSFERRING)
         if target is None:
             target = self._most_up_to_date_voter()
         if target is None or target not in self.progress or not self._is_voter(target):
-            return Refused(Reason.INVALID, state.node_id, "no other voter to hand over to")
+            return Refused(Reason.INVALID, state.node_id, "there is no other voter to transfer leadership to")
         self._transfer = (target, state.now_ms + state.settings.transfer_timeout_ms)
         return None
 
@@ -200,9 +222,7 @@ class Leader:
         return ToFollower(state.term)
 
     def resign(self) -> None:
-        """Mark open proposals as in doubt, refuse waiting reads and stop refusing votes: this node no longer leads."""
-        self._state.proposals.doubt(self._state.term)
-        self._rounds.refuse_reads()
+        """Stop refusing votes: this node no longer leads."""
         self._state.stop_hearing()
 
     # The log
@@ -245,7 +265,8 @@ class Leader:
         committed = state.uncommitted(index)
         self._uncommitted_bytes -= sum(entry.size_bytes for entry in committed)
         state.commit_to(index)
-        self._count_rounds()
+        # A membership with fewer voters may have a majority for a later round.
+        self._update_rounds()
         is_member = state.membership.is_voter(state.node_id, state.store_id)
         if not is_member and state.members.index <= state.commit_index:
             # The change that removed this node's vote is committed: its work is done.
@@ -279,29 +300,67 @@ class Leader:
             # An append with nothing new reveals a message lost in either direction.
             progress.must_probe = progress.match_index < state.log.last_index
             progress.chunk_overdue(state.now_ms, state.settings.election_timeout_ms)
-            self._count_rounds()
+            self._update_rounds()
         elif isinstance(body, SnapshotReply):
             progress.chunk_taken(body.index, body.next_offset)
         return None
 
-    def _count_rounds(self) -> None:
-        state = self._state
-        number = state.membership.majority_value(self._acked_round)
-        self._rounds.answered(number)
-        self._rounds.confirm_reads(number, self._established_index)
-        if self._rounds.wants_round:
-            self._beat()
+    def _update_rounds(self) -> None:
+        self._rounds.answered(self._state.membership.majority_value(self._acked_round))
 
     def _acked_round(self, node_id: int) -> int:
         return self._rounds.number if node_id == self._state.node_id else self.progress[node_id].acked_round
+
+    # Replication
 
     def send_due(self) -> None:
         """Send each peer what it may receive now. Called once per Ready, so that proposals are sent in batches."""
         state = self._state
         for node_id, progress in self.progress.items():
-            send_due(state, node_id, progress)
+            if progress.mode is not Mode.SNAPSHOT:
+                self._send_appends(node_id, progress)
+            if progress.mode is Mode.SNAPSHOT:
+                self._send_chunk(node_id, progress)
         if self._transfer is not None and not self._has_handed_over:
             target = self.progress.get(self._transfer[0])
             if target is not None and target.match_index == state.log.last_index:
                 self._has_handed_over = True
                 state.send(self._transfer[0], target.store, TimeoutNow())
+
+    def _send_appends(self, node_id: int, progress: Progress) -> None:
+        state, log, settings = self._state, self._state.log, self._state.settings
+        while True:
+            prev_index = progress.next_index - 1
+            prev_term = log.term_at(prev_index)
+            if prev_term is None:
+                self._start_snapshot(progress)
+                return
+            entries = (
+                log.entries(progress.next_index, log.last_index, settings.append_bytes_max, settings.append_entries_max)
+                if progress.may_append(settings)
+                else ()
+            )
+            last_index = prev_index + len(entries)
+            commit = min(state.commit_index, last_index)
+            advances_commit = progress.mode is Mode.REPLICATE and commit > progress.sent_commit
+            if not entries and not progress.must_probe and not advances_commit:
+                return
+            state.send(node_id, progress.store, Append(prev_index, prev_term, entries, commit))
+            progress.appended(last_index, sum(entry.size_bytes for entry in entries), commit)
+
+    def _start_snapshot(self, progress: Progress) -> None:
+        """Start a snapshot only if the peer responds; until then heartbeats are enough."""
+        snapshot = self._state.log.snapshot
+        if snapshot is not None and self._is_active(progress):
+            progress.start(Mode.SNAPSHOT, snapshot)
+
+    def _send_chunk(self, node_id: int, progress: Progress) -> None:
+        """Send one chunk at a time: the next one after a reply, the same one again if the reply is overdue."""
+        state, snapshot = self._state, progress.snapshot
+        if snapshot is None or progress.chunk_sent_ms is not None:
+            return
+        start = progress.chunk_offset
+        data = snapshot.data[start : start + state.settings.snapshot_chunk_bytes]
+        chunk = SnapshotChunk(snapshot.index, snapshot.term, snapshot.membership, len(snapshot.data), start, data)
+        state.send(node_id, progress.store, chunk)
+        progress.chunk_sent_ms = state.now_ms

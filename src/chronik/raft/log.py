@@ -7,18 +7,8 @@ and the last durable entry. Truncating the log lowers the latter two, even while
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from chronik.raft.entries import Entry, RaftError, Snapshot
-
-
-class Unpersisted(NamedTuple):
-    """What the store must write: save the snapshot, then drop the head, cut the tail, append the entries."""
-
-    snapshot: Snapshot | None
-    drop_before: int | None
-    cut_from: int | None
-    entries: tuple[Entry, ...]
+from chronik.raft.store import Entry, HardState, Persist, RaftError, Snapshot
 
 
 class RaftLog:
@@ -77,10 +67,10 @@ class RaftLog:
         if start < 0:
             raise RaftError(f"entry {first} is compacted away: the log starts after {self.base_index}")
         size_bytes = 0
-        for at in range(start, stop):
-            size_bytes += self._entries[at].size_bytes
-            if size_bytes > bytes_max and at > start:
-                stop = at
+        for position in range(start, stop):
+            size_bytes += self._entries[position].size_bytes
+            if size_bytes > bytes_max and position > start:
+                stop = position
                 break
         return tuple(self._entries[start:stop])
 
@@ -93,10 +83,10 @@ class RaftLog:
 
         If another log differs at `index` and has `term` there, the two cannot agree on any position in between.
         """
-        at = min(index, self.last_index)
-        while (found := self.term_at(at)) is not None and found > term:
-            at -= 1
-        return at, found or 0
+        hint_index = min(index, self.last_index)
+        while (hint_term := self.term_at(hint_index)) is not None and hint_term > term:
+            hint_index -= 1
+        return hint_index, hint_term or 0
 
     def append(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -112,7 +102,6 @@ class RaftLog:
         return len(entries)
 
     def cut_from(self, index: int) -> None:
-        """Remove the entries from `index` on."""
         if index <= self.base_index:
             raise RaftError(f"entry {index} is compacted away and cannot be cut")
         del self._entries[index - self.base_index - 1 :]
@@ -145,19 +134,19 @@ class RaftLog:
         self.base_index, self.base_term = base_index, base_term
         self._drop_before = base_index + 1
 
-    def take_unpersisted(self) -> Unpersisted | None:
-        """Return everything the store lacks, as one write; `persisted` must follow before the next one."""
-        entries = tuple(self._entries[self._handed_index - self.base_index :]) if not self._is_handed else ()
-        taken = Unpersisted(self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
-        if taken == (None, None, None, ()):
+    def take_unpersisted(self, hard_state: HardState) -> Persist | None:
+        """Return everything the store lacks, as one write; `persisted` must follow before the next one.
+
+        None if the store lacks nothing, apart from a new `hard_state`.
+        """
+        are_entries_stored = self._handed_index >= self.last_index
+        entries = () if are_entries_stored else tuple(self._entries[self._handed_index - self.base_index :])
+        persist = Persist(hard_state, self._unpersisted_snapshot, self._drop_before, self._cut_from, entries)
+        if persist == Persist(hard_state):
             return None
         self._unpersisted_snapshot = self._drop_before = self._cut_from = None
         self._handed_index = self._write_end = self.last_index
-        return taken
-
-    @property
-    def _is_handed(self) -> bool:
-        return self._handed_index >= self.last_index
+        return persist
 
     def persisted(self) -> None:
         """Note that the write of the last `take_unpersisted` is durable, except entries cut since then."""

@@ -41,17 +41,11 @@ class Promote(msgspec.Struct, frozen=True):
     node_id: int
 
 
-class Demote(msgspec.Struct, frozen=True):
-    """Make a voter a learner."""
-
-    node_id: int
-
-
 class Remove(msgspec.Struct, frozen=True):
     node_id: int
 
 
-MembershipChange: TypeAlias = AddLearner | Promote | Demote | Remove
+MembershipChange: TypeAlias = AddLearner | Promote | Remove
 
 
 REMOVED_MAX = 100
@@ -90,18 +84,14 @@ class Membership(msgspec.Struct, frozen=True):
         member = self.member(change.node_id)
         if isinstance(change, AddLearner):
             if member is not None and member.store == change.store:
-                raise MembershipError(f"node {change.node_id} is a member already")
+                raise MembershipError(f"node {change.node_id} is already a member")
             return self._with(Member(change.node_id, change.store, False, change.address), change.node_id)
         if member is None:
             raise MembershipError(f"node {change.node_id} is not a member")
         if isinstance(change, Promote):
             if member.is_voter:
-                raise MembershipError(f"node {change.node_id} is a voter already")
+                raise MembershipError(f"node {change.node_id} is already a voter")
             return self._with(msgspec.structs.replace(member, is_voter=True), change.node_id)
-        if isinstance(change, Demote):
-            if not member.is_voter:
-                raise MembershipError(f"node {change.node_id} is a learner already")
-            return self._with(msgspec.structs.replace(member, is_voter=False), change.node_id)
         return self._with(None, change.node_id)
 
     def _with(self, member: Member | None, node_id: int) -> Membership:
@@ -111,24 +101,16 @@ class Membership(msgspec.Struct, frozen=True):
         if member is not None:
             members.append(member)
         if not any(each.is_voter for each in members):
-            raise MembershipError("the last voter has to stay")
+            raise MembershipError("the last voter cannot be removed")
         stores = [each.store for each in members]
         gone = [store for store in (*self.removed, *removed) if store not in stores]
         return Membership(tuple(sorted(members, key=lambda each: each.node_id)), tuple(gone[-REMOVED_MAX:]))
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Membership)
-
-
-def encode_membership(membership: Membership) -> bytes:
-    """Encode the membership as msgpack maps keyed by field name: the data of a membership entry."""
-    return _encoder.encode(membership)
-
-
-def decode_membership(data: bytes) -> Membership:
-    """Decode a membership; ValueError if the bytes are invalid."""
-    return _decoder.decode(data)
+encode_membership: Callable[[Membership], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode the membership as msgpack maps keyed by field name: the data of a membership entry."""
+decode_membership: Callable[[bytes], Membership] = msgspec.msgpack.Decoder(Membership).decode
+"""Decode a membership; ValueError if the bytes are invalid."""
 
 
 class MembershipHistory:
@@ -148,7 +130,6 @@ class MembershipHistory:
 
     @property
     def index(self) -> int:
-        """The index of the membership in effect."""
         return self._memberships[-1][0]
 
     def at(self, index: int) -> Membership:

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import msgspec
 
-from chronik.raft.entries import Entry, Natural
 from chronik.raft.membership import Membership
+from chronik.raft.store import Entry, Natural
 
 FORMAT = 1
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024

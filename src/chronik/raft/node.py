@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from random import Random
 
 from chronik.raft.candidate import Candidate
-from chronik.raft.entries import EntryKind, RaftError, StoredState
 from chronik.raft.follower import Follower
-from chronik.raft.introduction import Introduction
-from chronik.raft.joining import Joiners
+from chronik.raft.joining import Introduction, Joiners
 from chronik.raft.leader import Leader
 from chronik.raft.membership import Membership, MembershipChange
 from chronik.raft.messages import (
@@ -34,18 +32,9 @@ from chronik.raft.messages import (
     VoteReply,
     VoteRequest,
 )
-from chronik.raft.ready import (
-    LeaderEstablished,
-    ProposalId,
-    Ready,
-    Reason,
-    Refused,
-    RoleChanged,
-    RoleKind,
-)
-from chronik.raft.settings import RaftSettings
-from chronik.raft.state import RaftState, ToCandidate, ToFollower, Transition
-from chronik.raft.votes import answer_vote_request
+from chronik.raft.ready import LeaderEstablished, ProposalId, Ready, Reason, Refused, RoleChanged, RoleKind
+from chronik.raft.state import RaftSettings, RaftState, ToCandidate, ToFollower, Transition
+from chronik.raft.store import EntryKind, RaftError, StoredState
 
 
 class RaftNode:
@@ -72,7 +61,7 @@ class RaftNode:
         self._introduction = Introduction(state, seeds, tuple(founders))
         self._joiners = Joiners(state)
         self._role: Follower | Candidate | Leader = Follower(state)
-        self._told = RoleChanged(RoleKind.FOLLOWER, state.term, None)
+        self._reported = RoleChanged(RoleKind.FOLLOWER, state.term, None)
         self._persisting: Ready | None = None
 
     # Queries
@@ -134,15 +123,6 @@ class RaftNode:
         """
         return self._role.lease_until_ms if isinstance(self._role, Leader) else None
 
-    def match_index(self, node_id: int) -> int | None:
-        """Return up to which index a member's log is durable and equal to this leader's; None if this does not lead."""
-        if not isinstance(self._role, Leader):
-            return None
-        if node_id == self.node_id:
-            return self._state.log.durable_index
-        progress = self._role.progress.get(node_id)
-        return None if progress is None else progress.match_index
-
     # Events
 
     def next_deadline_ms(self) -> int | None:
@@ -153,9 +133,9 @@ class RaftNode:
     def tick(self, now_ms: int) -> None:
         self._set_time(now_ms)
         if self._introduction.tick():
-            self._go(ToCandidate(is_pre_vote=True))
+            self._change_role(ToCandidate(is_pre_vote=True))
         else:
-            self._go(self._role.tick())
+            self._change_role(self._role.tick())
 
     def step(self, message: Message, now_ms: int) -> None:
         """Handle a message from a peer. Outdated messages and messages for another store have no effect.
@@ -170,20 +150,20 @@ class RaftNode:
         if isinstance(body, Hello):
             self._hello(message, body)
             return
-        if message.target_store != state.store_id or self._introduction.is_ghost(message):
+        if message.target_store != state.store_id or self._introduction.is_from_lost_store(message):
             return
         if isinstance(body, HelloReply):
             if state.is_blank and self._introduction.reply(message, body):
-                self._go(ToCandidate(is_pre_vote=True))
+                self._change_role(ToCandidate(is_pre_vote=True))
         elif isinstance(body, VoteRequest):
             self._vote(message, body)
         elif isinstance(body, Append | Heartbeat | SnapshotChunk | TimeoutNow):
             self._follow(message)
         elif message.term > state.term and not (isinstance(body, VoteReply) and body.is_granted):
             # A granted pre-vote names a term that does not exist yet; every other reply names its sender's term.
-            self._go(ToFollower(message.term))
+            self._change_role(ToFollower(message.term))
         elif message.term >= state.term and not isinstance(self._role, Follower):
-            self._go(self._role.receive(message))
+            self._change_role(self._role.receive(message))
 
     def storage_failed(self, now_ms: int) -> None:
         """Note that the store refuses a write, or has not responded for too long; the write stays pending.
@@ -194,16 +174,16 @@ class RaftNode:
         self._set_time(now_ms)
         self._state.is_storage_failed = True
         if isinstance(self._role, Candidate):
-            self._go(ToFollower(self._state.term))
+            self._change_role(ToFollower(self._state.term))
         elif isinstance(self._role, Leader):
-            self._go(self._role.resign_if_storage_failed())
+            self._change_role(self._role.resign_if_storage_failed())
 
     def storage_recovered(self, now_ms: int) -> None:
         """Note that the store accepts writes again. A follower waits a whole timeout before it campaigns."""
         self._set_time(now_ms)
         self._state.is_storage_failed = False
         if isinstance(self._role, Follower):
-            self._role.wait_on()
+            self._role.restart_timeout()
 
     def propose(self, data: bytes, now_ms: int) -> ProposalId | Refused:
         """Append a command to the log. Later Readys report its outcome by index and term."""
@@ -219,15 +199,10 @@ class RaftNode:
         """Return the change to propose next (see `chronik.raft.joining`); None if none is needed or allowed."""
         return self._joiners.suggest_change(self._role, voters_max) if isinstance(self._role, Leader) else None
 
-    def read_index(self, token: int, now_ms: int) -> Refused | None:
-        """Start a linearizable read: a Ready answers the token once the state machine is new enough, or refuses it."""
-        self._set_time(now_ms)
-        return self._role.read_index(token) if isinstance(self._role, Leader) else self._not_leader()
-
     def transfer_leadership(self, target: int | None, now_ms: int) -> Refused | None:
         """Transfer leadership, within `transfer_timeout_ms`, to `target` or to the most up-to-date voter.
 
-        Proposals are refused meanwhile. Success: another leader is known. Failure: a TransferAborted event.
+        Proposals are refused meanwhile. Success: another leader is known. Failure: they are accepted again.
         """
         self._set_time(now_ms)
         return self._role.transfer(target) if isinstance(self._role, Leader) else self._not_leader()
@@ -248,14 +223,31 @@ class RaftNode:
     # Messages
 
     def _vote(self, message: Message, request: VoteRequest) -> None:
+        """Answer a vote request, also of a node outside the membership: a lagging log does not know all members."""
         state = self._state
         # A leader that lost its majority steps down by itself; until then no election is needed.
         if not request.is_transfer and (self.is_leader or state.hears_leader):
             return
         if message.term > state.term and not request.is_pre_vote:
-            self._go(ToFollower(message.term))
-        if answer_vote_request(state, message, request) and isinstance(self._role, Follower):
-            self._role.wait_on()
+            self._change_role(ToFollower(message.term))
+        is_granted = self._may_grant(message, request)
+        reply = VoteReply(is_granted, request.is_pre_vote)
+        if is_granted and request.is_pre_vote:
+            # A pre-vote binds nobody, so there is nothing to wait for.
+            state.send(message.source, message.source_store, reply, term=message.term)
+            return
+        if is_granted:
+            state.vote = message.source
+            if isinstance(self._role, Follower):
+                self._role.restart_timeout()
+        state.send_after(message.source, message.source_store, reply)
+
+    def _may_grant(self, message: Message, request: VoteRequest) -> bool:
+        state = self._state
+        is_newer = message.term > state.term
+        is_free = state.vote in (None, message.source) and state.leader is None
+        may_vote = (request.is_pre_vote and is_newer) or (message.term == state.term and is_free)
+        return may_vote and state.log.is_up_to_date(request.last_index, request.last_term)
 
     def _follow(self, message: Message) -> None:
         """Handle a message that only a leader sends."""
@@ -267,9 +259,9 @@ class RaftNode:
         if message.term == state.term and (self.is_leader or state.leader not in (None, message.source)):
             raise RaftError(f"nodes {state.leader} and {message.source} both lead in term {state.term}")
         if message.term > state.term or not isinstance(self._role, Follower) or state.leader is None:
-            self._go(ToFollower(message.term, message.source))
+            self._change_role(ToFollower(message.term, message.source))
         assert isinstance(self._role, Follower)
-        self._go(self._role.receive(message))
+        self._change_role(self._role.receive(message))
 
     def _hello(self, message: Message, hello: Hello) -> None:
         state, role = self._state, self._role
@@ -278,7 +270,7 @@ class RaftNode:
         if isinstance(role, Leader):
             self._joiners.hello(hello, role)
         elif state.is_blank:
-            self._introduction.hello(message, hello)
+            self._introduction.hello(hello)
         elif state.leader is not None and not hello.is_relayed:
             leader = state.membership.member(state.leader)
             relayed = Hello(hello.node_id, hello.store, hello.address, is_relayed=True)
@@ -286,7 +278,7 @@ class RaftNode:
 
     # Roles
 
-    def _go(self, transition: Transition | None) -> None:
+    def _change_role(self, transition: Transition | None) -> None:
         """Change the role, and repeat while the new role requests another one."""
         state = self._state
         while transition is not None:
@@ -307,8 +299,8 @@ class RaftNode:
                 self._role = Leader(state)
                 transition = None
         now = RoleChanged(self._role.kind, state.term, state.leader)
-        if now != self._told:
-            self._told = now
+        if now != self._reported:
+            self._reported = now
             state.events.append(now)
 
     # Output
@@ -330,21 +322,17 @@ class RaftNode:
         committed = state.take_committed()
         if self.is_leader and any(each.kind is EntryKind.NO_OP and each.term == state.term for each in committed):
             state.events.append(LeaderEstablished(state.term))
-        proposals = state.proposals
         ready = Ready(
             tuple(messages),
             persist,
             tuple(messages_after),
             restore,
             committed,
-            state.take_reads(),
-            tuple(state.reads_refused),
-            tuple(proposals.in_doubt),
-            tuple(proposals.dropped),
+            tuple(state.proposals.dropped),
             tuple(state.events),
         )
-        for taken in (state.reads_refused, proposals.in_doubt, proposals.dropped, state.events):
-            taken.clear()
+        state.proposals.dropped.clear()
+        state.events.clear()
         if ready == _NOTHING:
             return None
         if persist is not None:
@@ -357,10 +345,10 @@ class RaftNode:
         if ready.persist is None:
             return
         if ready is not self._persisting:
-            raise RaftError("a write was reported that is not the one under way")
+            raise RaftError("the reported write is not the pending one")
         self._persisting = None
         self._state.persisted()
-        self._go(self._role.persisted())
+        self._change_role(self._role.persisted())
 
 
 _NOTHING = Ready()

@@ -8,11 +8,12 @@ SNAPSHOT   the entries it needs are compacted away: send the snapshot first, in 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from chronik.raft.entries import Snapshot
-from chronik.raft.settings import RaftSettings
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import Snapshot
 
 
 class Mode(Enum):
@@ -21,53 +22,35 @@ class Mode(Enum):
     SNAPSHOT = "snapshot"
 
 
+@dataclass(slots=True)
 class Progress:
     """Invariant: match_index < next_index; everything up to `match_index` is durable on the peer and equal to ours.
 
     Only a peer that runs on an older copy of its store breaks it; its reply to a probe lowers `match_index`.
     """
 
-    __slots__ = (
-        "_in_flight",
-        "_in_flight_bytes",
-        "acked_ms",
-        "acked_round",
-        "chunk_offset",
-        "chunk_sent_ms",
-        "is_probe_sent",
-        "match_index",
-        "mode",
-        "must_probe",
-        "next_index",
-        "sent_commit",
-        "snapshot",
-        "store",
-    )
-
-    def __init__(self, store: UUID, next_index: int) -> None:
-        self.store = store
-        self.mode = Mode.PROBE
-        self.match_index = 0
-        self.next_index = next_index
-        self.sent_commit = 0
-        self.acked_round = 0
-        """The latest heartbeat round that it has answered."""
-        self.acked_ms: int | None = None
-        """When the peer last replied; None before the first reply."""
-        self.is_probe_sent = False
-        self.must_probe = True
-        """An append is due even if it is empty, since a message may have been lost."""
-        self.snapshot: Snapshot | None = None
-        self.chunk_offset = 0
-        self.chunk_sent_ms: int | None = None
-        self._in_flight: deque[tuple[int, int]] = deque()
-        self._in_flight_bytes = 0
+    store: UUID
+    next_index: int
+    mode: Mode = Mode.PROBE
+    match_index: int = 0
+    sent_commit: int = 0
+    acked_round: int = 0
+    """The latest heartbeat round that it has answered."""
+    acked_ms: int | None = None
+    """When the peer last replied; None before the first reply."""
+    is_probe_sent: bool = False
+    must_probe: bool = True
+    """An append is due even if it is empty, since a message may have been lost."""
+    snapshot: Snapshot | None = None
+    chunk_offset: int = 0
+    chunk_sent_ms: int | None = None
+    _in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    _in_flight_bytes: int = 0
 
     def is_active(self, now_ms: int, within_ms: int) -> bool:
         return self.acked_ms is not None and now_ms - self.acked_ms < within_ms
 
     def may_append(self, settings: RaftSettings) -> bool:
-        """Whether entries may be sent now."""
         if self.mode is Mode.PROBE:
             return not self.is_probe_sent
         return (

@@ -1,7 +1,7 @@
 """The output of the Raft core: results of calls, and the `Ready` that the node carries out.
 
 Process a Ready in this order: send `messages`; write `persist`, report it with `RaftNode.persisted`, then send
-`messages_after`; restore, apply `committed`, answer reads, handle the other fields. Only the write takes time, and only
+`messages_after`; restore, apply `committed`, handle the other fields. Only the write takes time, and only
 `messages_after` wait for it: everything else depends on earlier writes. During the write, `ready()` keeps returning
 work that does not depend on it (heartbeats, replication, committed durable entries), with `persist` None. A second
 write never starts before the first is reported.
@@ -14,9 +14,9 @@ from enum import Enum
 from typing import TypeAlias
 from uuid import UUID
 
-from chronik.raft.entries import Entry, HardState, Snapshot
 from chronik.raft.membership import Membership
 from chronik.raft.messages import Message
+from chronik.raft.store import Entry, Persist, Snapshot
 
 
 class RoleKind(Enum):
@@ -39,12 +39,12 @@ class Reason(Enum):
 
     NOT_LEADER = "this node does not lead"
     TRANSFERRING = "leadership is being handed over"
-    BUSY = "too much waits for agreement"
+    BUSY = "too many entries are uncommitted"
     TOO_LARGE = "the entry is too large"
     NOT_ESTABLISHED = "the leader has not committed an entry of its term yet"
     CHANGE_IN_FLIGHT = "another membership change is not committed yet"
     NOT_CAUGHT_UP = "the learner lags too far behind"
-    STORE_IN_USE = "the node answers with the store that it is known by"
+    STORE_IN_USE = "the node still responds from its known store"
     INVALID = "the change does not fit the membership"
 
 
@@ -55,14 +55,6 @@ class Refused:
     reason: Reason
     leader: int | None = None
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAnswer:
-    """Once this Ready is applied, the state machine has everything that was committed before the read."""
-
-    token: int
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +82,6 @@ class MembershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferAborted:
-    """The target of a leadership transfer did not catch up in time; this node stays leader."""
-
-    target: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeIdTaken:
     """A node with an empty store asks to join under the id of a live member: two nodes have the same id."""
 
@@ -104,18 +89,7 @@ class NodeIdTaken:
     store: UUID
 
 
-Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | TransferAborted | NodeIdTaken
-
-
-@dataclass(frozen=True, slots=True)
-class Persist:
-    """One atomic write: store the snapshot, drop entries below `drop_before`, cut those from `cut_from` on, append."""
-
-    hard_state: HardState
-    snapshot: Snapshot | None = None
-    drop_before: int | None = None
-    cut_from: int | None = None
-    entries: tuple[Entry, ...] = ()
+Event: TypeAlias = RoleChanged | LeaderEstablished | MembershipChanged | NodeIdTaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +104,6 @@ class Ready:
     """Replaces the state machine; already durable. The committed entries follow it."""
     committed: tuple[Entry, ...] = ()
     """Durable here and committed, in order and without a gap since the last Ready or `restore`."""
-    reads: tuple[ReadAnswer, ...] = ()
-    reads_refused: tuple[int, ...] = ()
-    proposals_in_doubt: tuple[ProposalId, ...] = ()
-    """This node lost leadership before these were committed. They may be committed or dropped later."""
     proposals_dropped: tuple[ProposalId, ...] = ()
     """These were overwritten: they never take effect."""
     events: tuple[Event, ...] = ()

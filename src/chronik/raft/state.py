@@ -1,24 +1,71 @@
-"""The Raft state that all roles share: term and vote, the log, the peers, and pending output."""
+"""The Raft state that all roles share: settings, term and vote, the log, the members, and pending output."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 from uuid import UUID
 
-from chronik.raft.entries import Entry, EntryKind, HardState, RaftError, Snapshot, StoredState
 from chronik.raft.log import RaftLog
 from chronik.raft.membership import Membership, MembershipHistory, decode_membership
 from chronik.raft.messages import Body, Message
-from chronik.raft.proposals import Proposals
-from chronik.raft.ready import Event, MembershipChanged, Persist, ReadAnswer
-from chronik.raft.settings import RaftSettings
+from chronik.raft.ready import Event, MembershipChanged, ProposalId
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, RaftError, Snapshot, StoredState
 
 COMMITTED_ENTRIES_MAX = 1_000
 """The maximum number of entries to apply in one Ready."""
+
+
+ROUNDING_MS = 2
+"""Two clocks that count whole milliseconds may each be off by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSettings:
+    """Times are by the node's monotonic clock. A follower gets several heartbeats per timeout: this is checked."""
+
+    heartbeat_interval_ms: int = 100
+    election_timeout_ms: int = 600
+    """How long a node refuses votes after hearing from a leader. It campaigns after one to two times this long."""
+    clock_drift_percent: int = 5
+    """How much a member's clock rate may differ from true time: the lease assumes this bound."""
+    hello_interval_ms: int = 200
+    transfer_timeout_ms: int = 600
+
+    entry_bytes_max: int = 8 * 1024 * 1024
+    append_bytes_max: int = 512 * 1024
+    """The maximum size of one append, unless it is a single larger entry."""
+    append_entries_max: int = 1_000
+    in_flight_appends_max: int = 32
+    in_flight_bytes_max: int = 4 * 1024 * 1024
+    uncommitted_entries_max: int = 20_000
+    uncommitted_bytes_max: int = 64 * 1024 * 1024
+    committed_bytes_max: int = 1024 * 1024
+    """The maximum size of the entries to apply in one Ready, unless it is a single larger entry."""
+    snapshot_chunk_bytes: int = 512 * 1024
+    snapshot_bytes_max: int = 256 * 1024 * 1024
+    trailing_entries: int = 1_000
+    """How many entries before a snapshot are kept for followers that lag a little."""
+    promotion_lag_entries_max: int = 100
+
+    def __post_init__(self) -> None:
+        if self.election_timeout_ms < 3 * self.heartbeat_interval_ms:
+            raise ValueError("election_timeout_ms must be at least three heartbeat_interval_ms")
+        if self.lease_ms <= self.heartbeat_interval_ms:
+            raise ValueError("with this clock_drift_percent a lease would end before the next heartbeat")
+
+    @property
+    def lease_ms(self) -> int:
+        """How long no other leader can be elected, counted from sending a heartbeat that a majority answers.
+
+        Voters refuse votes for the election timeout by their clocks, which may run fast while the leader's runs slow.
+        """
+        drift = self.clock_drift_percent
+        return self.election_timeout_ms * (100 - drift) // (100 + drift) - ROUNDING_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +93,32 @@ Transition: TypeAlias = ToFollower | ToCandidate | ToLeader
 """The next role that the current role requests from `RaftNode`."""
 
 
+class Proposals:
+    """Pending proposals by increasing index. Invariant: each one's entry is in this node's log as proposed."""
+
+    __slots__ = ("_open", "dropped")
+
+    def __init__(self) -> None:
+        self._open: deque[ProposalId] = deque()
+        self.dropped: list[ProposalId] = []
+        """Reported with the next Ready."""
+
+    def add(self, proposal: ProposalId) -> None:
+        self._open.append(proposal)
+
+    def committed(self, index: int) -> None:
+        """Note that entries up to `index` are committed as in the log; proposers see them in `Ready.committed`."""
+        while self._open and self._open[0].index <= index:
+            self._open.popleft()
+
+    def cut_from(self, index: int) -> None:
+        """Note that the next leader's entries replaced those from `index` on."""
+        dropped: list[ProposalId] = []
+        while self._open and self._open[-1].index >= index:
+            dropped.append(self._open.pop())
+        self.dropped.extend(reversed(dropped))
+
+
 class RaftState:
     """Shared by the roles, of which one is active at a time.
 
@@ -64,7 +137,9 @@ class RaftState:
         self.now_ms = now_ms
         self.log = RaftLog(stored.snapshot, stored.entries)
         snapshot = stored.snapshot
-        self.members = MembershipHistory(snapshot.index, snapshot.membership) if snapshot else _no_members()
+        self.members = MembershipHistory(0, Membership())
+        if snapshot is not None:
+            self.members = MembershipHistory(snapshot.index, snapshot.membership)
         for entry in stored.entries:
             if entry.kind is EntryKind.MEMBERSHIP and entry.index > self.members.index:
                 self.members.append(entry.index, decode_membership(entry.data))
@@ -82,9 +157,6 @@ class RaftState:
         self.is_storage_failed = False
         """Whether the store refuses writes, or does not respond: this node must not lead then."""
         self.proposals = Proposals()
-        self.confirmed_reads: list[ReadAnswer] = []
-        """Confirmed reads that wait only until enough entries are applied."""
-        self.reads_refused: list[int] = []
         self.events: list[Event] = []
         self.messages: list[Message] = []
         self.messages_after: list[Message] = []
@@ -210,13 +282,13 @@ class RaftState:
     # Output
 
     def take_persist(self) -> Persist | None:
-        unpersisted = self.log.take_unpersisted()
+        hard_state = HardState(self.term, self.vote, self.commit_index)
+        persist = self.log.take_unpersisted(hard_state)
         state = (self.term, self.vote)
-        if unpersisted is None and state == self._handed_state:
+        if persist is None and state == self._handed_state:
             return None
         self._handed_state = state
-        hard_state = HardState(self.term, self.vote, self.commit_index)
-        return Persist(hard_state) if unpersisted is None else Persist(hard_state, *unpersisted)
+        return persist or Persist(hard_state)
 
     def persisted(self) -> None:
         self._durable_state = self._handed_state
@@ -237,13 +309,3 @@ class RaftState:
         entries = self.log.entries(self.applied_index + 1, last, bytes_max, COMMITTED_ENTRIES_MAX)
         self.applied_index = entries[-1].index
         return entries
-
-    def take_reads(self) -> tuple[ReadAnswer, ...]:
-        answers = tuple(read for read in self.confirmed_reads if read.index <= self.applied_index)
-        if answers:
-            self.confirmed_reads = [read for read in self.confirmed_reads if read.index > self.applied_index]
-        return answers
-
-
-def _no_members() -> MembershipHistory:
-    return MembershipHistory(0, Membership())

@@ -25,12 +25,17 @@ def tied_environment() -> dict[str, str]:
     return {**clean_environment(), TIED_TO: str(os.getpid())}
 
 
-def main() -> int:
+def tie_to_parent() -> bool:
+    """End this process with its parent; return False if the parent has died already."""
     parent = int(os.environ.pop(TIED_TO, "0"))
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        return 1  # the parent died before the prctl call
+    return not parent or os.getppid() == parent
+
+
+def main() -> int:
+    if not tie_to_parent():
+        return 1
     from chronik.cli import main as chronik
 
     return chronik()

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.plans import Plan
 from chronik.node.membership.metadata_log import MetadataLog, propose_plan
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import ErrorValues, Request, Values

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from chronik.metadata.image import TopicImage
 from chronik.node.membership.controller_client import ControllerClient
-from chronik.node.membership.internal_api import CreateTopicCall
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic
 
@@ -26,10 +27,6 @@ class Topics:
         TOPIC_ALREADY_EXISTS if it exists. `by_broker` allows internal topics.
         """
         new = NewTopic(topic) if isinstance(topic, str) else topic
-        await self._client.call(
-            CreateTopicCall(
-                new.name, new.num_partitions, new.replication_factor, new.assignments, new.configs, by_broker
-            )
-        )
+        await self._client.call(msgspec.structs.replace(new, by_broker=by_broker))
         await self._applied()
         return self._metadata.image.require_topic(new.name)

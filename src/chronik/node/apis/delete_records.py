@@ -13,7 +13,7 @@ Not supported: internal topics (INVALID_TOPIC_EXCEPTION).
 
 from typing import Any
 
-from chronik.metadata.names import is_internal
+from chronik.metadata.image import is_internal
 from chronik.node.admin.responses import each_partition, within
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime

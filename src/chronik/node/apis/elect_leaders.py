@@ -11,10 +11,9 @@ Versions: 0 preferred leaders only, 1 election type and the top-level error, 2 f
 Answered by the controller; other nodes forward the request to it.
 """
 
-from chronik.metadata.elections import BrokerStates
+from chronik.metadata.elections import BrokerStates, plan_unclean_elections
 from chronik.metadata.image import ClusterImage
 from chronik.metadata.index import Key
-from chronik.metadata.preferred import plan_unclean_elections
 from chronik.node.admin.responses import by_topic, error_values, propose_within
 from chronik.node.membership.controller_service import ControllerService
 from chronik.node.membership.metadata_log import MetadataLog

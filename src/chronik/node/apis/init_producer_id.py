@@ -9,7 +9,7 @@ Not supported: a transactional id; `transactions` explains the error.
 """
 
 from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_REFUSED_MESSAGE
-from chronik.node.membership.producer_ids import ProducerIds
+from chronik.node.membership.controller_client import ProducerIds
 from chronik.node.serving.api import Api, Request, Values
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError

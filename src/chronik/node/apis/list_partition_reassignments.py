@@ -6,7 +6,7 @@ Behaviour
 Answered by the controller, which begins and ends reassignments; other nodes forward the request to it.
 """
 
-from chronik.metadata.reassignment import moving
+from chronik.metadata.reassignment import reassigning
 from chronik.node.admin.responses import by_topic, error_values
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.serving.api import Api, Request, Values
@@ -28,7 +28,7 @@ async def handle(metadata: MetadataLog, request: Request) -> Values:
                 "removing_replicas": list(partition.removing),
             },
         )
-        for name, partition in moving(metadata.image, requested)
+        for name, partition in reassigning(metadata.image, requested)
     )
     return {
         **error_values(None),

@@ -13,8 +13,7 @@ Versions: 1 controller and rack, 2 cluster id, 4 auto-creation switch, 5 offline
 
 from typing import Any, NamedTuple
 
-from chronik.metadata.image import ClusterImage, TopicImage
-from chronik.metadata.names import OFFSETS_TOPIC, check_topic_name
+from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage, TopicImage, check_topic_name
 from chronik.node.admin.responses import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS, find_topic
 from chronik.node.admin.topics import Topics
 from chronik.node.config import NodeConfig
@@ -42,13 +41,13 @@ async def handle(node: Services, request: Request) -> Values:
     message = request.message
     requested = message.topics
     if requested is None or (request.api_version == 0 and not requested):
-        await node.departures.noticed(None)
+        await node.departures.wait_for_failover(None)
         image = node.metadata.image
         topics = [_described(image, topic) for _, topic in sorted(image.topics.items())]
     else:
         found = [find_topic(node.metadata.image, entry) for entry in requested]
         names = [entry.name if topic is None else topic.name for entry, topic in zip(requested, found, strict=True)]
-        await node.departures.noticed([name for name in names if name is not None])
+        await node.departures.wait_for_failover([name for name in names if name is not None])
         may_create = getattr(message, "allow_auto_topic_creation", True) and node.config.auto_create_topics
         topics = [await _find(node, entry, may_create) for entry in requested]
     if getattr(message, "include_topic_authorized_operations", False):
@@ -60,7 +59,7 @@ async def handle(node: Services, request: Request) -> Values:
     return {
         "brokers": [
             {"node_id": member.id, "host": member.host, "port": member.port, "rack": member.rack}
-            for member in node.departures.named_brokers()
+            for member in node.departures.listed_brokers()
         ],
         "cluster_id": image.cluster_id,
         "controller_id": node.metadata.controller_id,

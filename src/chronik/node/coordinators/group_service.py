@@ -19,8 +19,7 @@ from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.member import JoinRequest, SyncRequest
 from chronik.groups.records import CommittedOffset, TopicPartition
 from chronik.groups.step import Action, Append, GroupSettings, Moment, Rebalanced, Reply
-from chronik.metadata.image import BrokerImage
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, BrokerImage
 from chronik.node.admin.topics import Topics
 from chronik.node.age_clock import AgeClock
 from chronik.node.coordinators.offsets_topic import OffsetsTopic

@@ -14,8 +14,7 @@ from functools import partial
 from chronik.groups.coordinator import GroupCoordinator
 from chronik.groups.step import Action, Append, Moment
 from chronik.metadata.events import Event, LeaderChanged, TopicCreated, TopicDeleted
-from chronik.metadata.image import ClusterImage
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC, ClusterImage
 from chronik.node.admin.topics import Topics
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.topic_plans import NewTopic

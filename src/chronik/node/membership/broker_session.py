@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from uuid import UUID
 
 from chronik.metadata.calls import HeartbeatCall, HeartbeatResult, RegisterBrokerCall
 from chronik.metadata.events import BrokerUnfenced, Event, LeaderChanged, PartitionsCreated, TopicCreated, TopicDeleted
@@ -17,8 +16,8 @@ from chronik.node.config import ConfigError
 from chronik.node.membership.controller_client import ControllerClient
 from chronik.node.membership.controller_service import HostedPartitions
 from chronik.node.membership.internal_api import RegisteredResult
-from chronik.node.membership.metadata_log import RaftMetadataLog
-from chronik.observe.logging import Logger
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import ErrorCode, KafkaError
 
 HEARTBEAT_INTERVAL_S = 0.3
@@ -41,19 +40,18 @@ class BrokerSession:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        runtime: Runtime,
         client: ControllerClient,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         registration: RegisterBrokerCall,
         hosted: HostedPartitions,
         on_replaced: Callable[[Exception], None],
         cannot_write: Callable[[], bool],
-        log: Logger,
     ) -> None:
         """`cannot_write` returns whether the disk is stuck."""
         self.broker_epoch = -1
         self.applied_version = 0
-        self._loop = loop
+        self._loop = runtime.loop
         self._client = client
         self._metadata = metadata
         self.registration = registration
@@ -61,21 +59,17 @@ class BrokerSession:
         self._on_replaced = on_replaced
         self._cannot_write = cannot_write
         self._is_removed = False
-        self._is_relieved = False
+        self._has_handed_over = False
         self._answered_s = 0.0
-        self._log = log
+        self._log = runtime.log
         self._lease_until_s = 0.0
         self._is_leaving = False
         self._has_news = False
         self._is_fenced: bool | None = None
-        self._poked = asyncio.Event()
-        self._beating: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
+        self._applying: asyncio.Task[None] | None = None
         self._left = asyncio.Event()
-
-    @property
-    def incarnation(self) -> UUID:
-        return self.registration.incarnation
 
     @property
     def lease_is_valid(self) -> bool:
@@ -91,12 +85,11 @@ class BrokerSession:
         self.broker_epoch = result.broker_epoch
 
     def start(self) -> None:
-        """Start sending heartbeats."""
         self._metadata.subscribe(self._metadata_changed)
-        self._follow()
-        self._beating = self._loop.create_task(self._beat(), name="heartbeats")
+        self._start_applying()
+        self._heartbeats = self._loop.create_task(self._send_heartbeats(), name="heartbeats")
 
-    async def unfenced(self) -> None:
+    async def wait_unfenced(self) -> None:
         """Wait until the controller has unfenced this broker, so that it can lead and join ISRs."""
         while True:
             broker = self._metadata.image.brokers.get(self.registration.broker_id)
@@ -108,38 +101,38 @@ class BrokerSession:
 
     async def leave(self, timeout_s: float) -> bool:
         """Request a controlled shutdown. Return whether other brokers took over all leadership in time."""
-        if self._beating is None:
+        if self._heartbeats is None:
             return False
         self._is_leaving = True
         self._answered_s = self._loop.time()
-        self._poked.set()
+        self._wake.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
             return False
-        return self._is_relieved
+        return self._has_handed_over
 
     def removed(self) -> None:
         """Handle this broker's removal from the cluster: it leads nothing and does not register again."""
-        self._is_removed = self._is_relieved = True
+        self._is_removed = self._has_handed_over = True
         self._left.set()
 
     async def close(self) -> None:
-        for task in (self._beating, self._settling):
+        for task in (self._heartbeats, self._applying):
             if task is not None:
                 task.cancel()
         self._lease_until_s = 0.0
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
-    def poke(self) -> None:
+    def heartbeat_soon(self) -> None:
         """Send a heartbeat now: it has news that should not wait for the next interval."""
-        self._poked.set()
+        self._wake.set()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            self._poked.clear()
+            self._wake.clear()
             try:
                 await self._heartbeat()
             except Exception:
@@ -148,7 +141,7 @@ class BrokerSession:
             interval_s = LEAVING_INTERVAL_S if self._is_leaving else HEARTBEAT_INTERVAL_S
             try:
                 async with asyncio.timeout(interval_s):
-                    await self._poked.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
@@ -185,7 +178,7 @@ class BrokerSession:
         if result.hand_overs:
             self._hosted.hand_over(result.hand_overs)
         if result.should_shut_down:
-            self._is_relieved = True
+            self._has_handed_over = True
             self._left.set()
 
     async def _register_again(self, reason: KafkaError) -> None:
@@ -198,25 +191,27 @@ class BrokerSession:
     # -- applying the image --------------------------------------------------------------------------------------------
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
-        self._has_news = self._has_news or any(is_structural(event) or self._makes_way(event) for event in events)
-        self._follow()
+        self._has_news = self._has_news or any(
+            is_structural(event) or self._ends_own_leadership(event) for event in events
+        )
+        self._start_applying()
         for event in events:
             if isinstance(event, BrokerUnfenced) and event.broker.id == self.registration.broker_id:
                 # The next heartbeat brings a lease. Send it now, so that clients do not wait.
-                self._poked.set()
+                self._wake.set()
 
-    def _makes_way(self, event: Event) -> bool:
+    def _ends_own_leadership(self, event: Event) -> bool:
         """Return whether a partition's next leader waits until this broker knows that it no longer leads."""
         if not isinstance(event, LeaderChanged):
             return False
         partition = event.partition
         return partition.leader == NO_LEADER and partition.last_known_leader == self.registration.broker_id
 
-    def _follow(self) -> None:
-        if self._settling is None:
-            self._settling = self._loop.create_task(self._settle(), name="follow-image")
+    def _start_applying(self) -> None:
+        if self._applying is None:
+            self._applying = self._loop.create_task(self._apply_images(), name="follow-image")
 
-    async def _settle(self) -> None:
+    async def _apply_images(self) -> None:
         """Record each image version that the partitions have applied; other nodes may be waiting for it."""
         while self.applied_version < self._metadata.version:
             version, has_news = self._metadata.version, self._has_news
@@ -228,8 +223,8 @@ class BrokerSession:
                 break
             self.applied_version = version
             if has_news or self._is_fenced is not False:
-                self._poked.set()
-        self._settling = None
+                self._wake.set()
+        self._applying = None
 
 
 def is_structural(event: Event) -> bool:

@@ -30,21 +30,19 @@ from chronik.node.membership.broker_session import BrokerSession
 from chronik.node.membership.cluster_secret import ClusterSecret
 from chronik.node.membership.controller_client import ControllerClient
 from chronik.node.membership.controller_service import ControllerService, HostedPartitions
-from chronik.node.membership.greeter import Greeter
-from chronik.node.membership.identity import Identity
-from chronik.node.membership.metadata_log import RaftMetadataLog, new_cluster_id
+from chronik.node.membership.metadata_log import MetadataLog, new_cluster_id
 from chronik.node.membership.metadata_mark import MarkedRaftStore, MetadataMark
+from chronik.node.membership.peer_handshake import Identity, PeerHandshake
 from chronik.node.membership.peers import Peers, PeerState
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.node.runtime import Runtime
-from chronik.raft.entries import StoredState
 from chronik.raft.membership import Membership
 from chronik.raft.node import RaftNode
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
-from chronik.raft.settings import RaftSettings
-from chronik.raft.store import StoreError
+from chronik.raft.state import RaftSettings
+from chronik.raft.store import StoredState, StoreError
 from chronik.storage.errors import DataFolderError
 from chronik.storage.folder import DataFolder
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -115,20 +113,20 @@ class ClusterMember:
         addresses: Addresses,
         incarnation: UUID,
         loaded: StoredMetadata,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         hosted: HostedPartitions,
         failed_by: Callable[[Exception], None],
     ) -> None:
         """Raise ConfigError or StoreError if the data folder or the configuration is unusable."""
-        config, loop, log, random = runtime.config, runtime.loop, runtime.log, runtime.env.random
+        config = runtime.config
         stored = loaded.state
         self._runtime = runtime
         self._disk_watch = disk_watch
         self._folder = folder
         self._failed_by = failed_by
         self._config = config
-        self._loop = loop
-        self._log = log
+        self._loop = runtime.loop
+        self._log = runtime.log
         self._is_open = True
         self._is_majority_lost = False
         self._leaderless: asyncio.TimerHandle | None = None
@@ -146,18 +144,15 @@ class ClusterMember:
         self._check(node, stored, loaded.store.mark)
         self.metadata = metadata
         self._member_ids: set[int] = set()
-        configured = {peer.id: Endpoint.parse(peer.internal) for peer in config.peers if peer.id != config.node_id}
-        links_log = log.bind(component="links")
-        self.peers = Peers(loop, random, self.identity, secret, links_log, self._peer_refused, configured)
-        self.greeter = Greeter(self.identity, secret, random, loop.time, links_log, self.peers.learn, self._peer_left)
-        self.raft = RaftService(
-            loop, runtime.env, node, loaded.store, self.peers, self.metadata, log, failed_by, disk_watch
-        )
+        self.peers = Peers(runtime, self.identity, secret, self._peer_refused)
+        self.handshake = PeerHandshake(runtime, self.identity, secret, self.peers.learn, self.peers.probe)
+        """It probes a peer whose last connection ended, to learn at once whether its process is still running."""
+        self.raft = RaftService(runtime, disk_watch, node, loaded.store, self.peers, self.metadata, failed_by)
         self.metadata.attach(self.raft)
         self.controller = ControllerService(runtime, self.raft, self.metadata, self.peers, hosted)
-        self.client = ControllerClient(loop, config.node_id, self.metadata, self.peers, self.controller.answer)
+        self.client = ControllerClient(runtime, self.metadata, self.peers, self.controller.answer)
         self.session = BrokerSession(
-            loop,
+            runtime,
             self.client,
             self.metadata,
             self._registration(addresses, stored.store_id),
@@ -165,14 +160,12 @@ class ClusterMember:
             failed_by,
             # In a single-node cluster no other node could lead.
             lambda: disk_watch.is_stuck and not self.raft.is_alone,
-            log,
         )
-        disk_watch.subscribe(self.session.poke)
+        disk_watch.subscribe(self.session.heartbeat_soon)
 
     # -- lifecycle: start ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start taking part in the Raft group."""
         config, node = self._config, self.raft.node
         self.metadata.subscribe(self._metadata_changed)
         self.raft.subscribe(self._raft_event)
@@ -209,7 +202,7 @@ class ClusterMember:
             return False
         path = f"{self._folder.path}/{STORE_NAME}"
         if not self._config.peers:
-            raise StoreError(f"{path} is missing or empty though there are logs beside it: {WITHOUT_METADATA}")
+            raise StoreError(f"{path} is missing or empty, although there are logs beside it: {WITHOUT_METADATA}")
         self._log.error("metadata_lost", path=path, then="this node joins its cluster again and keeps its logs")
         return True
 
@@ -276,8 +269,8 @@ class ClusterMember:
                     raise StoreError(
                         f"this start cannot be recorded ({self.raft.write_error}): make room on the disk"
                     ) from None
-                self._give_up_if_refused(now_s, error)
-                self._give_up_without_metadata(now_s)
+                self._fail_if_refused(now_s, error)
+                self._fail_without_metadata(now_s)
                 if now_s - logged_s >= WAITING_LOGGED_S:
                     logged_s = now_s
                     self._log.warning("waiting_for_controller", reason=error.message, missing=self.missing())
@@ -309,7 +302,7 @@ class ClusterMember:
             if node_id != self._config.node_id and not self.peers.is_connected(node_id)
         ]
 
-    def _give_up_if_refused(self, now_s: float, error: KafkaError) -> None:
+    def _fail_if_refused(self, now_s: float, error: KafkaError) -> None:
         """Raise ConfigError if the cluster has refused this node for REFUSED_S, instead of waiting forever.
 
         The time starts at the first refusal, because the node may have waited for a controller before.
@@ -335,7 +328,7 @@ class ClusterMember:
         is_connected = any(status.state is PeerState.CONNECTED for status in statuses)
         return refusals[0] if refusals and not is_connected else ""
 
-    def _give_up_without_metadata(self, now_s: float) -> None:
+    def _fail_without_metadata(self, now_s: float) -> None:
         """Raise StoreError if this node lost its metadata and most founders did too: no cluster is left to join."""
         if not self._has_lost_metadata:
             return
@@ -348,7 +341,7 @@ class ClusterMember:
             self._leaderless_since_s = now_s
         if now_s - self._leaderless_since_s >= NO_METADATA_S:
             raise StoreError(
-                f"{self._folder.path}/{STORE_NAME} is missing or empty though there are logs beside it, and no "
+                f"{self._folder.path}/{STORE_NAME} is missing or empty, although there are logs beside it, and no "
                 f"majority of this cluster has its metadata: {WITHOUT_METADATA}"
             )
 
@@ -388,14 +381,13 @@ class ClusterMember:
         if len(self.raft.node.membership.members) <= 1:
             return
         if not await self.session.leave(LEAVE_TIMEOUT_S):
-            self._log.warning("left_without_handover", then="others take over when they miss this node")
+            self._log.warning("left_without_handover", then="other nodes take over when this node's session ends")
         if self.raft.node.is_leader and self.raft.transfer_leadership() is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_S):
                     await self._follows.wait()
 
     async def close(self) -> None:
-        """Stop all parts. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -442,7 +434,7 @@ class ClusterMember:
             "majority_lost",
             voters=voters,
             missing=self.missing(),
-            then="nothing is changed or acknowledged until most voters are there again: start the missing ones",
+            then="nothing is changed or acknowledged without a majority of the voters: start the missing nodes",
         )
 
     def _metadata_changed(self, image: ClusterImage, events: Sequence[Event]) -> None:
@@ -493,12 +485,8 @@ class ClusterMember:
 
     def _peer_refused(self, node_id: int) -> None:
         """Handle a refused connection. The peer's process is gone only if it holds no connection to this node."""
-        if not self.greeter.is_present(node_id):
+        if not self.handshake.is_present(node_id):
             self.controller.broker_gone(node_id)
-
-    def _peer_left(self, node_id: int) -> None:
-        """Probe a peer whose last connection ended, to learn at once whether its process is still running."""
-        self.peers.probe(node_id)
 
 
 def founders(config: NodeConfig) -> tuple[int, ...]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from chronik.client.errors import ClientError
 from chronik.node.membership.internal_api import (
+    AllocateProducerIdsCall,
     Call,
     CallReply,
     EnvelopeReply,
     InternalKey,
+    ProducerIdsResult,
     Result,
     decode_call_reply,
     encode,
     refusal_of,
 )
+from chronik.node.membership.metadata_log import MetadataLog
+from chronik.node.membership.peers import Peers
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-
-if TYPE_CHECKING:
-    from chronik.node.membership.metadata_log import RaftMetadataLog
-    from chronik.node.membership.peers import Peers
 
 R = TypeVar("R", CallReply, EnvelopeReply)
 
@@ -29,6 +30,7 @@ CALL_TIMEOUT_S = 30.0
 RETRY_PAUSE_S_MIN = 0.02
 RETRY_PAUSE_S_MAX = 0.25
 NOBODY = -1
+PRODUCER_IDS_PER_BLOCK = 1000
 
 
 class ControllerClient:
@@ -36,14 +38,13 @@ class ControllerClient:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        node_id: int,
-        metadata: RaftMetadataLog,
+        runtime: Runtime,
+        metadata: MetadataLog,
         peers: Peers,
         answer_here: Callable[[Call, int], Awaitable[CallReply]],
     ) -> None:
-        self._loop = loop
-        self._node_id = node_id
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
         self._metadata = metadata
         self._peers = peers
         self._answer_here = answer_here
@@ -82,28 +83,28 @@ class ControllerClient:
         pause_s = RETRY_PAUSE_S_MIN
         hint = NOBODY
         while True:
-            asked = hint if hint != NOBODY else self._metadata.controller_id
+            target = hint if hint != NOBODY else self._metadata.controller_id
             hint = NOBODY
             reason = "no controller is known"
-            if asked == NOBODY:
+            if target == NOBODY:
                 # A node that is not in the Raft group (not yet or no longer) knows no leader; its peers may.
-                asked = self._next_peer()
+                target = self._next_peer()
             try:
                 reply: R | None = None
-                if asked == self._node_id:
+                if target == self._node_id:
                     reply = await answer_here()
-                elif asked != NOBODY:
+                elif target != NOBODY:
                     left_s = max(0.0, deadline_s - self._loop.time())
-                    reply = decode(await self._peers.call(asked, key, body, left_s))
+                    reply = decode(await self._peers.call(target, key, body, left_s))
                 if reply is not None and reply.is_controller:
                     return reply
                 if reply is not None:
-                    reason = f"node {asked} is not the controller"
-                    hint = reply.controller_id if reply.controller_id != asked else NOBODY
+                    reason = f"node {target} is not the controller"
+                    hint = reply.controller_id if reply.controller_id != target else NOBODY
             except (ClientError, MalformedRequest) as error:
                 reason = str(error)
             if deadline_s - self._loop.time() <= pause_s:
-                raise KafkaError(ErrorCode.request_timed_out, f"the controller could not be asked: {reason}")
+                raise KafkaError(ErrorCode.request_timed_out, f"the controller cannot be reached: {reason}")
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, 2 * pause_s)
 
@@ -122,5 +123,31 @@ class ControllerClient:
                 await self._metadata.applied(version)
         except TimeoutError:
             raise KafkaError(
-                ErrorCode.request_timed_out, f"done, but this node has not heard of version {version} yet"
+                ErrorCode.request_timed_out,
+                f"the change is committed, but this node has not applied version {version} yet",
             ) from None
+
+
+class ProducerIds:
+    """Producer ids for idempotent producers, from blocks that the controller allocates.
+
+    Invariant: an id is handed out at most once. The unused ids of a block are lost when the process ends.
+    """
+
+    def __init__(self, client: ControllerClient, node_id: int) -> None:
+        self._client = client
+        self._node_id = node_id
+        self._next = 0
+        self._end = 0
+        self._allocating = asyncio.Lock()
+
+    async def next(self) -> int:
+        async with self._allocating:
+            if self._next == self._end:
+                result = await self._client.call(
+                    AllocateProducerIdsCall(self._node_id, PRODUCER_IDS_PER_BLOCK), waits_for_image=False
+                )
+                assert isinstance(result, ProducerIdsResult)
+                self._next, self._end = result.first, result.first + result.count
+            self._next += 1
+            return self._next - 1

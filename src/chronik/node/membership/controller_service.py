@@ -29,14 +29,13 @@ from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
     Call,
     CallReply,
-    CreateTopicCall,
     Done,
     ProducerIdsResult,
     RegisteredResult,
     Result,
     TopicCreatedResult,
 )
-from chronik.node.membership.metadata_log import NotController, RaftMetadataLog, propose_plan
+from chronik.node.membership.metadata_log import MetadataLog, NotController, propose_plan
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_service import RaftService
 from chronik.node.membership.topic_plans import NewTopic, plan_topic
@@ -71,7 +70,7 @@ class ControllerService:
     """Owned by the loop. Invariant: `_controller` is set exactly while this node is the controller."""
 
     def __init__(
-        self, runtime: Runtime, raft: RaftService, metadata: RaftMetadataLog, peers: Peers, hosted: HostedPartitions
+        self, runtime: Runtime, raft: RaftService, metadata: MetadataLog, peers: Peers, hosted: HostedPartitions
     ) -> None:
         self._runtime = runtime
         self._raft = raft
@@ -100,16 +99,15 @@ class ControllerService:
                 self._stop()
                 self._controller = Controller(self._metadata.image, self._now())
                 self._running = self._loop.create_task(self._run(self._controller), name="controller")
-                self._ask_after_the_absent()
+                self._probe_disconnected_peers()
             case RoleChanged(role=role) if role is not RoleKind.LEADER:
                 self._stop()
 
-    def _ask_after_the_absent(self) -> None:
-        """Probe disconnected peers, above all the former controller: they may have left before this node took over."""
-        peers = self._peers
-        for node_id in peers.known():
-            if not peers.is_connected(node_id):
-                peers.probe(node_id)
+    def _probe_disconnected_peers(self) -> None:
+        """Probe above all the former controller: it may have failed before this node took over."""
+        for node_id in self._peers.known():
+            if not self._peers.is_connected(node_id):
+                self._peers.probe(node_id)
 
     def _stop(self) -> None:
         self._controller = None
@@ -194,27 +192,27 @@ class ControllerService:
         `caller_id` is the authenticated sender: a node may make calls only in its own name.
         """
         node_id, metadata = self._runtime.node_id, self._metadata
-        claimed_id = caller_id if isinstance(call, CreateTopicCall) else call.broker_id
+        claimed_id = caller_id if isinstance(call, NewTopic) else call.broker_id
         if claimed_id != caller_id:
             self._log.error("call_refused", call=type(call).__name__, peer=caller_id, claimed=claimed_id)
-            message = f"node {caller_id} may not speak for node {claimed_id}"
+            message = f"node {caller_id} may not make calls for node {claimed_id}"
             return CallReply(True, node_id, metadata.version, ErrorCode.cluster_authorization_failed, message)
         controller = self._controller
         if controller is None:
             return CallReply(False, metadata.controller_id)
         try:
-            result = await self._carry_out(controller, call)
+            result = await self._execute(controller, call)
         except KafkaError as error:
             if error.code is ErrorCode.not_controller:
                 return CallReply(False, error.controller_id if isinstance(error, NotController) else node_id)
             return CallReply(True, node_id, metadata.version, error.code, error.message)
         except Exception:
             self._log.exception("controller_call_failed", call=type(call).__name__)
-            message = "unexpected error; the controller's log has it"
+            message = "unexpected error; see the controller's log"
             return CallReply(True, node_id, metadata.version, ErrorCode.unknown_server_error, message)
         return CallReply(True, node_id, metadata.version, result=result)
 
-    async def _carry_out(self, controller: Controller, call: Call) -> Result:
+    async def _execute(self, controller: Controller, call: Call) -> Result:
         metadata = self._metadata
         match call:
             case HeartbeatCall():
@@ -234,21 +232,19 @@ class ControllerService:
                 events = await metadata.propose(AllocateProducerIds(broker_id, count))
                 allocated = next(event for event in events if isinstance(event, ProducerIdsAllocated))
                 return ProducerIdsResult(allocated.first, allocated.count)
-            case CreateTopicCall():
-                new = NewTopic(call.name, call.num_partitions, call.replication_factor, call.assignments, call.configs)
-                created = await self._create_topic(new, by_broker=call.by_broker)
-                return TopicCreatedResult(created.id)
+            case NewTopic():
+                return TopicCreatedResult((await self._create_topic(call)).id)
 
-    async def _create_topic(self, new: NewTopic, *, by_broker: bool) -> TopicImage:
+    async def _create_topic(self, new: NewTopic) -> TopicImage:
         """Create a topic; return when the live brokers serve it."""
         config, env = self._runtime.config, self._runtime.env
-        events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new, by_broker=by_broker))
+        events = await self._metadata.propose(lambda image: plan_topic(image, config, env, new))
         await self.applied_everywhere()
         created = next(event.topic for event in events if isinstance(event, TopicCreated))
         if not self._hosted.has_opened(created):
             raise KafkaError(
                 ErrorCode.kafka_storage_error,
-                f"{created.name} was created, but not every log of it could be opened yet",
+                f"{created.name} was created, but not all of its logs are open yet",
             )
         return created
 
@@ -264,31 +260,27 @@ class ControllerService:
         if known is None or (call.folder_id is not None and known.store != call.folder_id):
             raise KafkaError(
                 ErrorCode.invalid_registration,
-                f"node {call.broker_id} is no member of this cluster: start it with an empty data folder to join",
+                f"node {call.broker_id} is not a member of this cluster: start it with an empty data folder to join",
             )
 
     # -- preferred leader election -------------------------------------------------------------------------------------
 
-    async def elect_preferred(self, wanted: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
+    async def elect_preferred(self, requested: Sequence[Key], wait_s: float) -> list[KafkaError | None]:
         """Elect the preferred leaders and wait until they lead. Return an error or None for each partition."""
         controller, metadata = self._controller, self._metadata
         if controller is None:
             raise NotController(metadata.controller_id)
-        outcomes = controller.elect_preferred(wanted, self._now())
-        asked = [key for key, error in zip(wanted, outcomes, strict=True) if error is None]
-
-        def are_led() -> bool:
-            return all(_is_led_by_preferred(metadata.image, key) for key in asked)
-
+        outcomes = controller.elect_preferred(requested, self._now())
+        accepted = [key for key, error in zip(requested, outcomes, strict=True) if error is None]
         try:
             async with asyncio.timeout(wait_s):
-                while not are_led():
+                while not all(_is_led_by_preferred(metadata.image, key) for key in accepted):
                     await metadata.applied(metadata.version + 1)
         except TimeoutError:
-            late = KafkaError(ErrorCode.request_timed_out, "not handed over in time; it may still be")
+            late = KafkaError(ErrorCode.request_timed_out, "the leader has not handed over in time; it may still do so")
             return [
                 late if error is None and not _is_led_by_preferred(metadata.image, key) else error
-                for key, error in zip(wanted, outcomes, strict=True)
+                for key, error in zip(requested, outcomes, strict=True)
             ]
         return outcomes
 
@@ -317,10 +309,10 @@ class ControllerService:
         if member.is_voter:
             learners = [other for other in membership.members if not other.is_voter]
             if learners:
-                await self._have_member(Promote(learners[0].node_id))
-        await self._have_member(Remove(node_id))
+                await self._change_member(Promote(learners[0].node_id))
+        await self._change_member(Remove(node_id))
 
-    async def _have_member(self, change: Promote | Remove) -> None:
+    async def _change_member(self, change: Promote | Remove) -> None:
         """Propose a membership change until it is in force and committed."""
         raft = self._raft
         while self._controller is not None:
@@ -345,7 +337,7 @@ class ControllerService:
             async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
                 await self.applied_by(image.version, sorted(image.brokers))
         except TimeoutError:
-            self._log.warning("image_not_followed", version=image.version, then="answered all the same")
+            self._log.warning("image_not_followed", version=image.version, then="the caller is answered anyway")
         except NotController:
             # Another controller has taken over. The change itself is committed.
             return
@@ -355,22 +347,22 @@ class ControllerService:
         controller = self._controller
         if controller is None:
             raise NotController(self._metadata.controller_id)
-        wanted = tuple(broker_ids)
-        if controller.has_applied(version, wanted):
+        broker_ids = tuple(broker_ids)
+        if controller.has_applied(version, broker_ids):
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((version, wanted, waiter))
+        self._waiters.append((version, broker_ids, waiter))
         await waiter
 
     def _answer_waiters(self, controller: Controller) -> None:
         waiting, self._waiters = self._waiters, []
-        for version, wanted, waiter in waiting:
+        for version, broker_ids, waiter in waiting:
             if waiter.done():
                 continue
-            if controller.has_applied(version, wanted):
+            if controller.has_applied(version, broker_ids):
                 waiter.set_result(None)
             else:
-                self._waiters.append((version, wanted, waiter))
+                self._waiters.append((version, broker_ids, waiter))
 
 
 def _is_led_by_preferred(image: ClusterImage, key: Key) -> bool:

@@ -15,24 +15,19 @@ from chronik.metadata.events import BrokerFenced, BrokerUnfenced, BrokerUnregist
 from chronik.metadata.image import NO_LEADER, BrokerImage, ClusterImage, TopicImage
 from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.membership.peers import PeerState, PeerStatus
+from chronik.node.runtime import Runtime
 
-NOTICED_S = 1.5
+FAILOVER_S = 1.5
 """A failed leader is replaced within this time, even if it was also the controller."""
-NAMED_S = 10.0
+LISTED_S = 10.0
 
 
 class Departures:
     """When each broker was fenced. Owned by the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        node_id: int,
-        metadata: MetadataLog,
-        peer_status: Callable[[int], PeerStatus],
-    ) -> None:
-        self._loop = loop
-        self._node_id = node_id
+    def __init__(self, runtime: Runtime, metadata: MetadataLog, peer_status: Callable[[int], PeerStatus]) -> None:
+        self._loop = runtime.loop
+        self._node_id = runtime.node_id
         self._metadata = metadata
         self._peer_status = peer_status
         self._fenced_s: dict[int, float] = {}
@@ -44,9 +39,9 @@ class Departures:
             elif isinstance(event, BrokerUnfenced | BrokerUnregistered):
                 self._fenced_s.pop(event.broker.id, None)
 
-    def named_brokers(self) -> list[BrokerImage]:
+    def listed_brokers(self) -> list[BrokerImage]:
         """Return the active brokers and the recently fenced ones, sorted by id."""
-        since_s = self._loop.time() - NAMED_S
+        since_s = self._loop.time() - LISTED_S
         brokers = self._metadata.image.brokers
         return [
             brokers[broker_id]
@@ -54,7 +49,7 @@ class Departures:
             if not brokers[broker_id].is_fenced or self._fenced_s.get(broker_id, since_s) > since_s
         ]
 
-    async def noticed(self, topics: Iterable[str] | None) -> None:
+    async def wait_for_failover(self, topics: Iterable[str] | None) -> None:
         """Wait, for a bounded time, while a failed node still leads one of these topics (None: any topic)."""
         names = None if topics is None else list(topics)
         try:
@@ -67,10 +62,10 @@ class Departures:
     def _expected_until_s(self, topics: Sequence[str] | None) -> float | None:
         """Return the deadline for replacing the failed leaders of these topics; None if there are none."""
         image, now_s = self._metadata.image, self._loop.time()
-        lost = {broker_id: fenced_s + NOTICED_S for broker_id, fenced_s in self._fenced_s.items()}
+        lost = {broker_id: fenced_s + FAILOVER_S for broker_id, fenced_s in self._fenced_s.items()}
         for broker in image.live_brokers():
             if broker.id != self._node_id and (status := self._peer_status(broker.id)).state is not PeerState.CONNECTED:
-                lost[broker.id] = status.since_s + NOTICED_S
+                lost[broker.id] = status.since_s + FAILOVER_S
         lost = {broker_id: until_s for broker_id, until_s in lost.items() if until_s > now_s}
         if not lost:
             return None

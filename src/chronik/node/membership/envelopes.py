@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from chronik.node.membership.controller_client import CALL_TIMEOUT_S, ControllerClient
 from chronik.node.membership.internal_api import Envelope, EnvelopeReply, InternalKey, decode_envelope_reply, encode
-from chronik.node.membership.metadata_log import RaftMetadataLog
+from chronik.node.membership.metadata_log import MetadataLog
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Handler
 from chronik.node.serving.connection import Request
@@ -31,7 +31,7 @@ class Envelopes:
     def __init__(
         self,
         runtime: Runtime,
-        metadata: RaftMetadataLog,
+        metadata: MetadataLog,
         client: ControllerClient,
         applied: Callable[[], Awaitable[None]],
     ) -> None:
@@ -68,7 +68,9 @@ class Envelopes:
                 await self._metadata.applied(reply.version)
                 await self._applied()
         except TimeoutError:
-            raise KafkaError(ErrorCode.request_timed_out, "done, but not yet in effect at this node") from None
+            raise KafkaError(
+                ErrorCode.request_timed_out, "the change is committed, but not yet applied on this node"
+            ) from None
         return reply.body, reply.is_failed
 
     async def open(self, envelope: Envelope, carrier: Request) -> EnvelopeReply:

@@ -14,7 +14,7 @@ delay a heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -29,6 +29,7 @@ from chronik.metadata.calls import (
     ReportedResult,
     ReportReplicasCall,
 )
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 
 VERSION = 0
@@ -51,7 +52,7 @@ class Hello(msgspec.Struct, frozen=True):
     """The caller's identity. `cluster_id` is empty while the caller has none; `internal` is its own address, HOST:PORT.
 
     `purpose` distinguishes the control link from data connections. `nonce` is set in the first HELLO of a connection,
-    which must be followed by a proof (see `handshake`).
+    which must be followed by a proof (see `peer_handshake`).
     """
 
     cluster_id: str
@@ -90,24 +91,13 @@ class ProofReply(msgspec.Struct, frozen=True):
 # -- calls to the controller -------------------------------------------------------------------------------------------
 
 
-class CreateTopicCall(msgspec.Struct, frozen=True, tag="create_topic"):
-    """A topic that a broker needs for itself or a client; the fields are those of `topic_plans.NewTopic`."""
-
-    name: str
-    num_partitions: int = -1
-    replication_factor: int = -1
-    assignments: Mapping[int, Sequence[int]] = {}
-    configs: Mapping[str, str | None] = {}
-    by_broker: bool = False
-
-
 class AllocateProducerIdsCall(msgspec.Struct, frozen=True, tag="allocate_producer_ids"):
     broker_id: int
     count: int
 
 
 Call: TypeAlias = (
-    CreateTopicCall | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReportReplicasCall
+    NewTopic | AllocateProducerIdsCall | RegisterBrokerCall | HeartbeatCall | AlterIsrCall | ReportReplicasCall
 )
 
 
@@ -173,59 +163,29 @@ class EnvelopeReply(msgspec.Struct, frozen=True):
 T = TypeVar("T")
 Body: TypeAlias = bytes | memoryview
 
-_encoder = msgspec.msgpack.Encoder()
-_hello = msgspec.msgpack.Decoder(Hello)
-_hello_reply = msgspec.msgpack.Decoder(HelloReply)
-_proof = msgspec.msgpack.Decoder(Proof)
-_proof_reply = msgspec.msgpack.Decoder(ProofReply)
+encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+"""Encode any struct of this module."""
+
+
+def _decode_by(decoder: msgspec.msgpack.Decoder[T]) -> Callable[[Body], T]:
+    def decode(body: Body) -> T:
+        try:
+            return decoder.decode(body)
+        except ValueError as error:
+            raise MalformedRequest(f"a message of another node does not parse: {error}") from None
+
+    return decode
+
+
 _call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-_call_reply = msgspec.msgpack.Decoder(CallReply)
-_envelope = msgspec.msgpack.Decoder(Envelope)
-_envelope_reply = msgspec.msgpack.Decoder(EnvelopeReply)
-
-
-def encode(body: Any) -> bytes:
-    """Encode any struct of this module."""
-    return _encoder.encode(body)
-
-
-def decode_hello(body: Body) -> Hello:
-    return _decode(_hello, body)
-
-
-def decode_hello_reply(body: Body) -> HelloReply:
-    return _decode(_hello_reply, body)
-
-
-def decode_proof(body: Body) -> Proof:
-    return _decode(_proof, body)
-
-
-def decode_proof_reply(body: Body) -> ProofReply:
-    return _decode(_proof_reply, body)
-
-
-def decode_call(body: memoryview) -> Call:
-    return _decode(_call, body)
-
-
-def decode_call_reply(body: memoryview) -> CallReply:
-    return _decode(_call_reply, body)
-
-
-def decode_envelope(body: memoryview) -> Envelope:
-    return _decode(_envelope, body)
-
-
-def decode_envelope_reply(body: memoryview) -> EnvelopeReply:
-    return _decode(_envelope_reply, body)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: Body) -> T:
-    try:
-        return decoder.decode(body)
-    except ValueError as error:
-        raise MalformedRequest(f"a message of another node does not parse: {error}") from None
+decode_hello = _decode_by(msgspec.msgpack.Decoder(Hello))
+decode_hello_reply = _decode_by(msgspec.msgpack.Decoder(HelloReply))
+decode_proof = _decode_by(msgspec.msgpack.Decoder(Proof))
+decode_proof_reply = _decode_by(msgspec.msgpack.Decoder(ProofReply))
+decode_call = _decode_by(_call)
+decode_call_reply = _decode_by(msgspec.msgpack.Decoder(CallReply))
+decode_envelope = _decode_by(msgspec.msgpack.Decoder(Envelope))
+decode_envelope_reply = _decode_by(msgspec.msgpack.Decoder(EnvelopeReply))
 
 
 def refusal_of(reply: CallReply) -> KafkaError | None:

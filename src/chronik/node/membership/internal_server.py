@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from chronik.node.membership.controller_service import ControllerService
+from chronik.node.membership.cluster_member import ClusterMember
 from chronik.node.membership.envelopes import Envelopes
-from chronik.node.membership.greeter import Greeter, PeerConnection
 from chronik.node.membership.internal_api import (
     Call,
     Envelope,
@@ -16,7 +15,7 @@ from chronik.node.membership.internal_api import (
     decode_hello,
     encode,
 )
-from chronik.node.membership.raft_service import RaftService
+from chronik.node.membership.peer_handshake import PeerConnection
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Connection, Reply, Request
@@ -79,7 +78,9 @@ class InternalServer(Server):
 
     def connection_opened(self, connection: Connection) -> bool:
         if len(self._unproven) >= UNPROVEN_MAX:
-            self._drop_unproven(next(iter(self._unproven)), f"{UNPROVEN_MAX} newer connections have proven nothing yet")
+            self._drop_unproven(
+                next(iter(self._unproven)), f"{UNPROVEN_MAX} newer connections have not authenticated yet"
+            )
         if not super().connection_opened(connection):
             return False
         connection.frame_bytes_max = UNPROVEN_FRAME_BYTES_MAX
@@ -120,19 +121,11 @@ class InternalServer(Server):
 class PeerApis:
     """The APIs between nodes other than Kafka's. Owned by the loop."""
 
-    def __init__(
-        self,
-        server: InternalServer,
-        greeter: Greeter,
-        raft: RaftService,
-        controller: ControllerService,
-        envelopes: Envelopes,
-        log: Logger,
-    ) -> None:
+    def __init__(self, server: InternalServer, member: ClusterMember, envelopes: Envelopes, log: Logger) -> None:
         self._server = server
-        self._greeter = greeter
-        self._raft = raft
-        self._controller = controller
+        self._handshake = member.handshake
+        self._raft = member.raft
+        self._controller = member.controller
         self._envelopes = envelopes
         self._log = log
 
@@ -148,16 +141,16 @@ class PeerApis:
     def _hello(self, request: Request, reply: Reply) -> None:
         connection, body = _peer(request), bytes(request.frame[request.body_at :])
         if connection.peer_id is None:
-            reply.send((self._greeter.challenge(body, connection),))
+            reply.send((self._handshake.challenge(body, connection),))
             return
-        answer = self._greeter.greet(decode_hello(body), connection)
+        answer = self._handshake.answer_keepalive(decode_hello(body), connection)
         reply.send((encode(answer),))
         if answer.refusal:
             connection.close()
 
     def _proof(self, request: Request, reply: Reply) -> None:
         connection = _peer(request)
-        answer = self._greeter.prove(bytes(request.frame[request.body_at :]), connection)
+        answer = self._handshake.prove(bytes(request.frame[request.body_at :]), connection)
         reply.send((encode(answer),))
         if connection.peer_id is None:
             connection.close()

@@ -1,8 +1,8 @@
 """The ordered, durable log of metadata commands, and the image that results from it.
 
 Callers propose commands to `MetadataLog`, and receive the events once a command is committed and applied on this node.
-`RaftMetadataLog` orders the commands by Raft; a single-node cluster is a Raft group of one. Only the controller, the
-leader of that group, accepts proposals. It validates each one against the image that includes all earlier proposals.
+Raft orders the commands; a single-node cluster is a Raft group of one. Only the controller, the leader of that group,
+accepts proposals. It validates each one against the image that includes all earlier proposals.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import base64
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import ChangePartitions, Command, decode_command, encode_command
-from chronik.metadata.difference import events_between
-from chronik.metadata.events import Event
+from chronik.metadata.events import Event, events_between
 from chronik.metadata.image import ClusterImage, decode_image, encode_image
-from chronik.metadata.reassignment import Plan
+from chronik.metadata.plans import Plan
 from chronik.node.environment import Environment
 from chronik.node.membership.raft_service import RaftService
 from chronik.observe.logging import Logger
-from chronik.raft.entries import Entry, EntryKind, RaftError, Snapshot
 from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, ProposalId, Reason, Refused, RoleChanged, RoleKind
+from chronik.raft.store import Entry, EntryKind, RaftError, Snapshot
 from chronik.wire.errors import ErrorCode, KafkaError
 
 SNAPSHOT_COMMANDS = 1000
@@ -50,38 +49,6 @@ class NotController(KafkaError):
         self.controller_id = controller_id
 
 
-class MetadataLog(Protocol):
-    """The interface to propose and observe metadata changes. Owned by the node's loop."""
-
-    @property
-    def image(self) -> ClusterImage:
-        """The image after every command that is committed and applied on this node."""
-
-    @property
-    def is_controller(self) -> bool:
-        """Whether this node is the controller, so that it may propose."""
-
-    @property
-    def controller_id(self) -> int:
-        """The controller that this node knows of; -1 for none."""
-
-    async def propose(self, proposal: Proposal) -> list[Event]:
-        """Propose one command; return its events once it is committed and applied on this node.
-
-        A function receives the image with all earlier proposals applied, and returns the command. Validation belongs in
-        it, because no other command can come in between. If it raises, or NotController is raised, nothing is written.
-        After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the command may still take effect.
-        """
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener(image, events)` on the loop after each applied command, before its proposer resumes."""
-
-    async def applied(self, version: int) -> None:
-        """Wait until this node's image is at least as new as `version`."""
-
-    async def close(self) -> None: ...
-
-
 @dataclass(slots=True)
 class _Waiting:
     """A pending proposal and its speculative result."""
@@ -92,8 +59,8 @@ class _Waiting:
     done: asyncio.Future[list[Event]]
 
 
-class RaftMetadataLog:
-    """The metadata as this node has applied it.
+class MetadataLog:
+    """The metadata as this node has applied it. Owned by the node's loop.
 
     Invariant: `image` holds exactly the commands that Raft delivered as committed. While this node is the controller,
     `_projected` also holds all pending commands, so each proposal is validated against everything before it.
@@ -123,6 +90,7 @@ class RaftMetadataLog:
 
     @property
     def image(self) -> ClusterImage:
+        """The image after every command that is committed and applied on this node."""
         return self._image
 
     @property
@@ -136,16 +104,20 @@ class RaftMetadataLog:
 
     @property
     def is_controller(self) -> bool:
+        """Whether this node is the controller, so that it may propose."""
         return self._is_controller
 
     @property
     def controller_id(self) -> int:
+        """The controller that this node knows of; -1 for none."""
         return self._raft.leader_id
 
     def subscribe(self, listener: Listener) -> None:
+        """Call `listener(image, events)` on the loop after each applied command, before its proposer resumes."""
         self._listeners.append(listener)
 
     async def applied(self, version: int) -> None:
+        """Wait until this node's image is at least as new as `version`."""
         if self._image.version >= version:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -155,6 +127,12 @@ class RaftMetadataLog:
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, proposal: Proposal) -> list[Event]:
+        """Propose one command; return its events once it is committed and applied on this node.
+
+        A function receives the image with all earlier proposals applied, and returns the command. Validation belongs in
+        it, because no other command can come in between. If it raises, or NotController is raised, nothing is written.
+        After KAFKA_STORAGE_ERROR or REQUEST_TIMED_OUT the command may still take effect.
+        """
         done = self.submit(proposal)
         try:
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
@@ -162,7 +140,7 @@ class RaftMetadataLog:
                 return await asyncio.shield(done)
         except TimeoutError:
             raise KafkaError(
-                ErrorCode.request_timed_out, "no majority has agreed to this yet; it may still be done"
+                ErrorCode.request_timed_out, "no majority has committed the change yet; it may still take effect"
             ) from None
 
     def submit(self, proposal: Proposal) -> asyncio.Future[list[Event]]:
@@ -170,7 +148,7 @@ class RaftMetadataLog:
         if not self._is_controller or self._is_closed:
             raise NotController(self.controller_id if not self._is_controller else -1)
         if len(self._waiting) >= WAITING_COMMANDS_MAX:
-            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+            raise KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
         if self._write_error is not None and self._raft.is_alone:
             # In a group of several nodes the others may still commit it, which shows that they can write.
             raise KafkaError(ErrorCode.kafka_storage_error, f"metadata cannot be written: {self._write_error}")
@@ -189,7 +167,7 @@ class RaftMetadataLog:
         if refused.reason is Reason.TOO_LARGE:
             return KafkaError(ErrorCode.policy_violation, "the change is too large for one command: split it")
         if refused.reason is Reason.BUSY:
-            return KafkaError(ErrorCode.request_timed_out, "too many metadata changes are waiting")
+            return KafkaError(ErrorCode.request_timed_out, "too many metadata changes are pending")
         return NotController(-1 if refused.leader is None else refused.leader)
 
     async def close(self) -> None:
@@ -200,7 +178,9 @@ class RaftMetadataLog:
             await asyncio.wait(waiting, timeout=CLOSE_WAIT_S)
         self._is_controller = False
         await self._raft.close()
-        self._fail_waiting(KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still be done"))
+        self._fail_waiting(
+            KafkaError(ErrorCode.request_timed_out, "the node stopped; the change may still take effect")
+        )
         for _, waiter in self._version_waiters:
             if not waiter.done():
                 waiter.set_exception(KafkaError(ErrorCode.request_timed_out, "the node stopped"))
@@ -307,7 +287,7 @@ class RaftMetadataLog:
 
 
 def _taken_over() -> KafkaError:
-    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may be done")
+    return KafkaError(ErrorCode.request_timed_out, "another controller took over; the change may have taken effect")
 
 
 def _retrieve(done: asyncio.Future[list[Event]]) -> None:

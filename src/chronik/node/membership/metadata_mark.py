@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from chronik.raft.entries import StoredState
-from chronik.raft.ready import Persist
-from chronik.raft.store import RaftStore
+from chronik.raft.store import Persist, RaftStore, StoredState
 from chronik.storage.disk import Disk
 from chronik.storage.small_files import read_numbers, write_numbers
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
-from random import Random
 from typing import NamedTuple
 
 from chronik.client.connection import Connection
 from chronik.client.endpoint import Endpoint
 from chronik.client.errors import ClientError, ConnectionLost, Refused, Unreachable
 from chronik.node.membership.cluster_secret import SECRET_NAME, SECRET_VARIABLE, ClusterSecret
-from chronik.node.membership.handshake import NONCE_BYTES, Caller
-from chronik.node.membership.identity import Identity
 from chronik.node.membership.internal_api import VERSION, HelloReply, InternalKey, decode_hello_reply, encode
-from chronik.observe.logging import Logger
+from chronik.node.membership.peer_handshake import NONCE_BYTES, Caller, Identity
+from chronik.node.runtime import Runtime
 from chronik.wire.errors import MalformedRequest
 
 CONTROL = "control"
@@ -29,7 +27,7 @@ CONNECT_TIMEOUT_S = 1.0
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
-GREET_INTERVAL_S = 1.0
+KEEPALIVE_INTERVAL_S = 1.0
 SILENCE_S_MAX = 4.0
 """If a HELLO stays unanswered this long, the connections to the peer are closed and their requests fail."""
 
@@ -65,21 +63,21 @@ class Peers:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        random: Random,
+        runtime: Runtime,
         identity: Identity,
         secret: ClusterSecret,
-        log: Logger,
         on_refused: Callable[[int], None],
-        configured: Mapping[int, Endpoint],
     ) -> None:
-        self.loop = loop
-        self.random = random
+        self.loop = runtime.loop
+        self.random = runtime.env.random
         self.identity = identity
-        self.log = log
+        self.log = runtime.log.bind(component="links")
         self._secret = secret
-        self._on_refused = on_refused
-        self._configured = dict(configured)
+        self.on_refused = on_refused
+        """Called when no process listens at the address of a node."""
+        self._configured = {
+            peer.id: Endpoint.parse(peer.internal) for peer in runtime.config.peers if peer.id != identity.node_id
+        }
         self._links: dict[int, Link] = {}
         self._data: dict[tuple[int, str], asyncio.Task[Connection]] = {}
         self._is_closed = False
@@ -101,7 +99,7 @@ class Peers:
             return
         if link is not None:
             link.close()
-        self._close_data(node_id)
+        self.close_data(node_id)
         self._links[node_id] = Link(self, node_id, endpoint)
 
     def probe(self, node_id: int) -> None:
@@ -117,20 +115,17 @@ class Peers:
         link = self._links.pop(node_id, None)
         if link is not None:
             link.close()
-        self._close_data(node_id)
+        self.close_data(node_id)
 
     def known(self) -> list[int]:
         return sorted(self._links)
 
     def status(self, node_id: int) -> PeerStatus:
         link = self._links.get(node_id)
-        return PeerStatus(PeerState.SILENT, 0.0, "its address is not known") if link is None else link.status
-
-    def state(self, node_id: int) -> PeerState:
-        return self.status(node_id).state
+        return PeerStatus(PeerState.SILENT, 0.0, "its address is unknown") if link is None else link.status
 
     def is_connected(self, node_id: int) -> bool:
-        return self.state(node_id) is PeerState.CONNECTED
+        return self.status(node_id).state is PeerState.CONNECTED
 
     async def close(self) -> None:
         self._is_closed = True
@@ -174,10 +169,10 @@ class Peers:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            asking = asyncio.current_task()
-            if task.cancelled() and (asking is None or not asking.cancelling()):
+            caller = asyncio.current_task()
+            if task.cancelled() and (caller is None or not caller.cancelling()):
                 # The connection attempt was cancelled, not its caller.
-                raise Unreachable(f"node {node_id} was given up meanwhile") from None
+                raise Unreachable(f"node {node_id} was dropped meanwhile") from None
             raise
 
     def open_connection(self, node_id: int, purpose: str) -> Connection | None:
@@ -188,7 +183,7 @@ class Peers:
         connection = task.result()
         return None if connection.is_closed else connection
 
-    def _close_data(self, node_id: int) -> None:
+    def close_data(self, node_id: int) -> None:
         for key in [key for key in self._data if key[0] == node_id]:
             task = self._data.pop(key)
             if not task.done():
@@ -212,7 +207,7 @@ class Peers:
         )
 
     async def _authenticate(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
-        """Prove the cluster secret to the peer, and verify the peer's proof. See `handshake`."""
+        """Prove the cluster secret to the peer, and verify the peer's proof. See `peer_handshake`."""
         hello = self.identity.hello(node_id, purpose, self.random.randbytes(NONCE_BYTES))
         caller = Caller(self._secret, hello)
         try:
@@ -233,7 +228,7 @@ class Peers:
             raise Rejected(f"node {reply.node_id} answers at {connection.name}, not node {node_id}: correct the peers")
         self._check_cluster(connection, reply)
 
-    async def greet(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
+    async def check_alive(self, connection: Connection, node_id: int, purpose: str, timeout_s: float) -> None:
         """Check that an authenticated peer is alive and still in this cluster."""
         hello = encode(self.identity.hello(node_id, purpose))
         try:
@@ -259,13 +254,6 @@ class Peers:
                 f"this node to {own_id}: correct the peers"
             )
 
-    def refused(self, node_id: int) -> None:
-        self._on_refused(node_id)
-
-    def silent(self, node_id: int) -> None:
-        """Close the data connections of a peer that no longer answers, so that their requests fail."""
-        self._close_data(node_id)
-
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:
     """Retrieve the exception, because the caller may be gone: an unretrieved one is logged as an error."""
@@ -288,7 +276,7 @@ class Link:
         self._draining: asyncio.Task[None] | None = None
         self._poked = asyncio.Event()
         self._tried: asyncio.Future[None] = self._loop.create_future()
-        self._task = self._loop.create_task(self._keep_up(), name=f"link-{node_id}")
+        self._task = self._loop.create_task(self._keep_connected(), name=f"link-{node_id}")
 
     def poke(self) -> None:
         """Try to connect now instead of after the backoff."""
@@ -345,7 +333,7 @@ class Link:
 
     # -- reconnecting --------------------------------------------------------------------------------------------------
 
-    async def _keep_up(self) -> None:
+    async def _keep_connected(self) -> None:
         pause_s = 0.0
         while True:
             self._poked.clear()
@@ -380,13 +368,14 @@ class Link:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(GREET_INTERVAL_S):
+                    async with asyncio.timeout(KEEPALIVE_INTERVAL_S):
                         return await connection.wait_closed()
                 except TimeoutError:
-                    await self._peers.greet(connection, self.node_id, CONTROL, SILENCE_S_MAX)
+                    await self._peers.check_alive(connection, self.node_id, CONTROL, SILENCE_S_MAX)
         except ClientError as error:
             if not connection.is_closed:
-                self._peers.silent(self.node_id)
+                # The peer no longer answers: the requests on its data connections must fail too.
+                self._peers.close_data(self.node_id)
             return error
         finally:
             connection.close()
@@ -396,12 +385,12 @@ class Link:
         state = _state_after(error)
         reason = str(error)
         if state is not self.status.state or (state is PeerState.REJECTED and reason != self.status.reason):
-            say = self._peers.log.error if state is PeerState.REJECTED else self._peers.log.warning
-            say("peer_not_connected", peer=self.node_id, address=str(self.endpoint), state=state.value, reason=reason)
+            log = self._peers.log.error if state is PeerState.REJECTED else self._peers.log.warning
+            log("peer_not_connected", peer=self.node_id, address=str(self.endpoint), state=state.value, reason=reason)
         self._queue.clear()
         self._set_status(state, reason)
         if state is PeerState.REFUSED:
-            self._peers.refused(self.node_id)
+            self._peers.on_refused(self.node_id)
 
     def _set_status(self, state: PeerState, reason: str) -> None:
         since_s = self.status.since_s if state is self.status.state else self._loop.time()

@@ -12,12 +12,10 @@ from typing import Protocol
 
 from chronik.client.endpoint import Endpoint, EndpointError
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch
-from chronik.node.environment import Environment
 from chronik.node.membership.internal_api import InternalKey
 from chronik.node.membership.peers import Peers
 from chronik.node.membership.raft_store import is_full
-from chronik.observe.logging import Logger
-from chronik.raft.entries import Entry, RaftError, Snapshot
+from chronik.node.runtime import Runtime
 from chronik.raft.membership import MembershipChange
 from chronik.raft.messages import Message, decode_message, encode_message
 from chronik.raft.node import RaftNode
@@ -31,7 +29,7 @@ from chronik.raft.ready import (
     Refused,
     RoleChanged,
 )
-from chronik.raft.store import RaftStore, StoreError
+from chronik.raft.store import Entry, RaftError, RaftStore, Snapshot, StoreError
 
 WRITE_RETRY_S = 1.0
 NO_LEADER = -1
@@ -62,24 +60,22 @@ class RaftService:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
+        runtime: Runtime,
+        disk: DiskWatch,
         node: RaftNode,
         store: RaftStore,
         peers: Peers,
         machine: StateMachine,
-        log: Logger,
         on_fatal: Callable[[Exception], None],
-        disk: DiskWatch,
     ) -> None:
         self.node = node
-        self._loop = loop
-        self._env = env
+        self._loop = runtime.loop
+        self._executor = runtime.env.executor
         self._disk = disk
         self._store = store
         self._peers = peers
         self._machine = machine
-        self._log = log.bind(component="raft")
+        self._log = runtime.log.bind(component="raft")
         self._on_fatal = on_fatal
         self._listeners: list[Callable[[Event], None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -115,7 +111,7 @@ class RaftService:
             if self._job is not None:
                 # Wait for the job, not the task: the thread keeps writing even if the task was cancelled.
                 await self._disk.wait(asyncio.gather(self._job, return_exceptions=True))
-            await self._disk.wait(self._loop.run_in_executor(self._env.executor, self._store.close))
+            await self._disk.wait(self._loop.run_in_executor(self._executor, self._store.close))
         except TimeoutError as error:
             self._log.error("raft_store_not_closed", reason=str(error))
 
@@ -150,7 +146,9 @@ class RaftService:
             self._log.warning("raft_message_refused", peer=peer_id, reason=str(error))
             return
         if message.source != peer_id:
-            self._log.error("raft_message_refused", peer=peer_id, reason=f"it says that node {message.source} sent it")
+            self._log.error(
+                "raft_message_refused", peer=peer_id, reason=f"it claims to come from node {message.source}"
+            )
         elif not self._is_closed:
             self._step(lambda: self.node.step(message, self.now()))
 
@@ -215,7 +213,7 @@ class RaftService:
         if ready.proposals_dropped:
             self._machine.dropped(ready.proposals_dropped)
         for event in ready.events:
-            self._note(event)
+            self._handle_event(event)
             for listener in self._listeners:
                 listener(event)
 
@@ -233,14 +231,14 @@ class RaftService:
         write = self._disk.begin(self._write_is_late)
         while True:
             try:
-                self._job = self._loop.run_in_executor(self._env.executor, self._store.persist, persist)
+                self._job = self._loop.run_in_executor(self._executor, self._store.persist, persist)
                 await asyncio.shield(self._job)
                 break
             except Exception as error:
                 if is_full(error):
                     # The disk answers but is full. Meanwhile the node serves requests that need no space.
                     write.end()
-                self._write_failed(error, then="it is tried again every second")
+                self._write_failed(error, then="the write is retried every second")
             await asyncio.sleep(WRITE_RETRY_S)
         write.end()
         if self.write_error is not None:
@@ -288,7 +286,7 @@ class RaftService:
 
     # -- events and failures -------------------------------------------------------------------------------------------
 
-    def _note(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         match event:
             case RoleChanged(role=role, term=term, leader=leader):
                 self._log.info("raft_role", role=role.value, term=term, leader=leader)
@@ -308,12 +306,11 @@ class RaftService:
                 self._log.error(
                     "node_id_taken",
                     peer=node_id,
-                    reason=f"a node with an empty data folder asks to join as node {node_id}, which is alive: "
+                    reason=f"a node with an empty data folder requests to join as node {node_id}, which is alive: "
                     "give it a node_id of its own",
                 )
 
     def learn(self, node_id: int, address: str) -> None:
-        """Record the address of a member."""
         try:
             self._peers.learn(node_id, Endpoint.parse(address))
         except EndpointError:

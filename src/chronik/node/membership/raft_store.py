@@ -21,10 +21,8 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
 from chronik.raft.membership import decode_membership, encode_membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError
 
 FORMAT = 1
 NO_VOTE = -1
@@ -44,53 +42,87 @@ CREATE TABLE IF NOT EXISTS entries (
 """
 
 
-class SqliteFile:
-    """One file with one connection. Blocking; called from one thread at a time, though not always the same one.
+class SqliteRaftStore:
+    """`RaftStore` in one SQLite file with one connection. Called from one thread at a time, not always the same one.
 
-    Invariant: once a transaction has returned, its writes survive any crash; until then no caller may rely on them.
+    Invariant: after any crash the file holds exactly the writes whose `persist` returned, and perhaps one more.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, new_store_id: Callable[[], UUID]) -> None:
+        self._path = path
+        self._new_store_id = new_store_id
         self._connection: sqlite3.Connection | None = None
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the file if necessary. Raise a StoreError that names the file if it is damaged or cannot be opened."""
+    def load(self) -> StoredState:
         try:
-            yield self._open()
+            connection = self._open()
+            try:
+                store_id = self._store_id(connection)
+                stored = StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
+            except (ValueError, TypeError, struct.error) as error:
+                raise sqlite3.DatabaseError(f"a row cannot be read: {error}") from error
+            _check_end(stored, _last_position(connection))
+            return stored
         except (sqlite3.Error, UnicodeDecodeError) as error:
             # UnicodeDecodeError occurs when SQLite quotes damaged text from the file.
             raise StoreError(
-                f"{self.path} is damaged or cannot be opened ({one_line(error)}): "
+                f"{self._path} is damaged or cannot be opened ({one_line(error)}): "
                 "remove it, and a node of a cluster joins again with its logs; for a node alone, run "
                 "`chronik cluster restore-metadata`"
             ) from error
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run an atomic transaction that is durable when the block ends."""
-        try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path} cannot be written: {one_line(error)}") from error
+    def persist(self, persist: Persist) -> None:
+        state = persist.hard_state
+        numbers = (state.term, NO_VOTE if state.vote is None else state.vote, state.commit)
+        with self._transaction() as connection:
+            row = (0, *numbers, row_checksum(numbers))
+            connection.execute("INSERT OR REPLACE INTO hard_state VALUES (?, ?, ?, ?, ?)", row)
+            if persist.snapshot is not None:
+                connection.execute("DELETE FROM snapshot")
+                connection.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", _snapshot_row(persist.snapshot))
+            if persist.drop_before is not None:
+                connection.execute("DELETE FROM entries WHERE position < ?", (persist.drop_before,))
+            if persist.cut_from is not None:
+                connection.execute("DELETE FROM entries WHERE position >= ?", (persist.cut_from,))
+            if persist.entries:
+                self._append(connection, persist.entries)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run an atomic transaction that is durable when the block ends."""
+        try:
+            connection = self._open()
+            with _atomic(connection):
+                yield connection
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path} cannot be written: {one_line(error)}") from error
+
+    def _append(self, connection: sqlite3.Connection, entries: tuple[Entry, ...]) -> None:
+        first = entries[0].index
+        # A write that reported an error may still have reached the disk; it is retried.
+        connection.execute("DELETE FROM entries WHERE position >= ?", (first,))
+        last = _last_position(connection)
+        if last != first - 1:
+            raise StoreError(f"{self._path} ends at entry {last}, not {first - 1}: restart the node")
+        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", map(_entry_row, entries))
+
+    def _store_id(self, connection: sqlite3.Connection) -> UUID:
+        row = connection.execute("SELECT value FROM settings WHERE name = 'store_id'").fetchone()
+        if row is not None:
+            return UUID(row[0])
+        store_id = self._new_store_id()
+        with self._transaction():
+            connection.execute("INSERT INTO settings VALUES ('store_id', ?)", (str(store_id),))
+        return store_id
+
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(connection)
             except BaseException:
@@ -105,77 +137,25 @@ class SqliteFile:
         report = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
         if report != ["ok"]:
             raise sqlite3.DatabaseError(report[0])
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _atomic(connection):
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
         connection.execute("INSERT OR IGNORE INTO settings VALUES ('format', ?)", (FORMAT,))
-        (found,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
-        if found != FORMAT:
-            raise StoreError(f"{self.path} has format {found}, this version reads {FORMAT}: use a newer version")
+        (version,) = connection.execute("SELECT value FROM settings WHERE name = 'format'").fetchone()
+        if version != FORMAT:
+            raise StoreError(f"{self._path} has format {version}, this version reads {FORMAT}: use a newer version")
 
 
-class SqliteRaftStore:
-    """`RaftStore` in one SQLite file.
-
-    Invariant: after any crash the file holds exactly the writes whose `persist` returned, and perhaps one more.
-    """
-
-    def __init__(self, path: str, new_store_id: Callable[[], UUID]) -> None:
-        self._file = SqliteFile(path)
-        self._new_store_id = new_store_id
-
-    def load(self) -> StoredState:
-        with self._file.reading() as connection:
-            try:
-                store_id = self._store_id(connection)
-                stored = StoredState(store_id, _hard_state(connection), _snapshot(connection), _entries(connection))
-            except (ValueError, TypeError, struct.error) as error:
-                raise sqlite3.DatabaseError(f"a row cannot be read: {error}") from error
-            _check_end(stored, _last_position(connection))
-            return stored
-
-    def persist(self, persist: Persist) -> None:
-        state = persist.hard_state
-        numbers = (state.term, NO_VOTE if state.vote is None else state.vote, state.commit)
-        with self._file.transaction() as connection:
-            row = (0, *numbers, row_checksum(numbers))
-            connection.execute("INSERT OR REPLACE INTO hard_state VALUES (?, ?, ?, ?, ?)", row)
-            if persist.snapshot is not None:
-                connection.execute("DELETE FROM snapshot")
-                connection.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", _snapshot_row(persist.snapshot))
-            if persist.drop_before is not None:
-                connection.execute("DELETE FROM entries WHERE position < ?", (persist.drop_before,))
-            if persist.cut_from is not None:
-                connection.execute("DELETE FROM entries WHERE position >= ?", (persist.cut_from,))
-            if persist.entries:
-                self._append(connection, persist.entries)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _append(self, connection: sqlite3.Connection, entries: tuple[Entry, ...]) -> None:
-        first = entries[0].index
-        # A write that reported an error may still have reached the disk; it is retried.
-        connection.execute("DELETE FROM entries WHERE position >= ?", (first,))
-        last = _last_position(connection)
-        if last != first - 1:
-            raise StoreError(f"{self._file.path} ends at entry {last}, not {first - 1}: restart the node")
-        connection.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", map(_entry_row, entries))
-
-    def _store_id(self, connection: sqlite3.Connection) -> UUID:
-        row = connection.execute("SELECT value FROM settings WHERE name = 'store_id'").fetchone()
-        if row is not None:
-            return UUID(row[0])
-        store_id = self._new_store_id()
-        with self._file.transaction():
-            connection.execute("INSERT INTO settings VALUES ('store_id', ?)", (str(store_id),))
-        return store_id
+@contextmanager
+def _atomic(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def is_full(error: Exception) -> bool:

@@ -6,12 +6,12 @@ The plans run inside `MetadataLog.propose`, so the image cannot change before th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from chronik.metadata.commands import Assignment, CreatePartitions, CreateTopic
-from chronik.metadata.image import ClusterImage
-from chronik.metadata.min_insync import MIN_INSYNC_REPLICAS, configured_min_insync
-from chronik.metadata.names import check_topic_name, is_internal
+from chronik.metadata.elections import MIN_INSYNC_REPLICAS, configured_min_insync
+from chronik.metadata.image import ClusterImage, check_topic_name, is_internal
 from chronik.metadata.placement import assign_manually, place_replicas
 from chronik.metadata.topic_configs import check_topic_configs
 from chronik.node.config import NodeConfig
@@ -25,25 +25,26 @@ PARTITIONS_PER_REQUEST_MAX = 10_000
 DEFAULT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class NewTopic:
-    """A requested topic. -1 means the node's default; `assignments` replaces both numbers."""
+class NewTopic(msgspec.Struct, frozen=True, tag="create_topic"):
+    """A requested topic, also as a call to the controller. -1 means the node's default.
+
+    `assignments` replaces both numbers. `by_broker` allows internal topics.
+    """
 
     name: str
     num_partitions: int = DEFAULT
     replication_factor: int = DEFAULT
-    assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    configs: Mapping[str, str | None] = field(default_factory=dict)
+    assignments: Mapping[int, Sequence[int]] = {}
+    configs: Mapping[str, str | None] = {}
+    by_broker: bool = False
 
 
-def plan_topic(
-    image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic, *, by_broker: bool = False
-) -> CreateTopic:
+def plan_topic(image: ClusterImage, config: NodeConfig, env: Environment, new: NewTopic) -> CreateTopic:
     """Return the command that creates the topic, or raise KafkaError. Only the broker creates internal topics."""
     check_topic_name(new.name)
-    if is_internal(new.name) and not by_broker:
+    if is_internal(new.name) and not new.by_broker:
         raise KafkaError(
-            ErrorCode.invalid_topic_exception, f"{new.name!r} is internal: the cluster makes it when it is needed"
+            ErrorCode.invalid_topic_exception, f"{new.name!r} is internal: the cluster creates it when it is needed"
         )
     if new.name in image.topics:
         raise KafkaError(ErrorCode.topic_already_exists, f"Topic {new.name!r} already exists.")
@@ -130,5 +131,5 @@ def _check_equal_factors(partitions: Sequence[Assignment], factor: int) -> None:
         if len(assignment.replicas) != factor:
             raise KafkaError(
                 ErrorCode.invalid_replica_assignment,
-                f"The assignment {[*assignment.replicas]} has another number of replicas than the {factor} of others.",
+                f"The assignment {[*assignment.replicas]} has a different number of replicas than the other {factor}.",
             )

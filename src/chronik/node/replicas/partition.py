@@ -9,8 +9,7 @@ from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from chronik.metadata.elections import Loss
-from chronik.metadata.image import PartitionImage
-from chronik.metadata.names import is_internal, is_traceable
+from chronik.metadata.image import PartitionImage, is_internal, is_traceable
 from chronik.node.environment import Environment
 from chronik.node.replicas.damage import BAD_BATCH, HowFound, found_at_recovery
 from chronik.node.replicas.partition_waits import PartitionWaits, ReplicaListener, Waiter, WaitingFetch, add, wake

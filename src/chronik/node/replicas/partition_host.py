@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from chronik.metadata.calls import HandOver, ReplicaReport
-from chronik.metadata.elections import Loss
+from chronik.metadata.elections import Loss, min_insync_replicas
 from chronik.metadata.events import (
     BrokerFenced,
     BrokerRegistered,
@@ -28,7 +28,6 @@ from chronik.metadata.events import (
     TopicDeleted,
 )
 from chronik.metadata.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from chronik.metadata.min_insync import min_insync_replicas
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import NO_ANSWER
 from chronik.node.environment import Environment

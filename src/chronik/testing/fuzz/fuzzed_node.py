@@ -13,8 +13,8 @@ from uuid import UUID
 
 from chronik.node.broker import Broker
 from chronik.node.config import NodeConfig
-from chronik.node.membership.handshake import Caller
 from chronik.node.membership.internal_api import InternalKey
+from chronik.node.membership.peer_handshake import Caller
 from chronik.testing.fuzz.connection import FuzzTransport
 from chronik.testing.fuzz.samples import CLIENT_ID, FUZZED_TOPIC, PEER_NONCE, framed, hello
 from chronik.testing.sim.disk import DiskSpeed
@@ -132,7 +132,7 @@ class FuzzedNode:
         if listener is None or process is None:
             raise Broken("the node does not listen any more")
         if internal and proven:
-            caller = Caller(self.broker.member.greeter._secret, hello(PEER_NONCE))
+            caller = Caller(self.broker.member.handshake._secret, hello(PEER_NONCE))
             first = framed(InternalKey.HELLO, 0, caller.hello).frame
             transport = FuzzTransport(process.loop, listener.factory, first)
             _, proof = caller.prove(self._answer(transport))

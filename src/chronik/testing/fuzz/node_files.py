@@ -16,10 +16,8 @@ from random import Random
 from uuid import UUID
 
 from chronik.node.membership.raft_store import SqliteRaftStore
-from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredState
 from chronik.raft.membership import Member, Membership
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError, stored_after
+from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError, stored_after
 from chronik.storage.disk import RealDisk
 from chronik.storage.errors import DataFolderError, StorageError
 from chronik.storage.folder import DataFolder, RecoveryPoint

@@ -18,19 +18,19 @@ from chronik.metadata.calls import (
     ReplicaReport,
     ReportReplicasCall,
 )
-from chronik.node.membership.handshake import NONCE_BYTES
 from chronik.node.membership.internal_api import (
     AllocateProducerIdsCall,
-    CreateTopicCall,
     Envelope,
     Hello,
     InternalKey,
     Proof,
     encode,
 )
+from chronik.node.membership.peer_handshake import NONCE_BYTES
+from chronik.node.membership.topic_plans import NewTopic
 from chronik.raft import messages as raft
-from chronik.raft.entries import Entry, EntryKind
 from chronik.raft.membership import Member, Membership
+from chronik.raft.store import Entry, EntryKind
 from chronik.testing.sim.clock import EPOCH_MS
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, known_versions
@@ -114,7 +114,7 @@ def samples(apis: Mapping[int, tuple[int, int]], topic_id: uuid.UUID) -> list[Sa
 def internal_samples(on_controller: Iterable[int], highest: Mapping[int, int], topic_id: uuid.UUID) -> list[Sample]:
     """Return requests between nodes: every kind of call and Raft message, and each API forwarded to the controller."""
     calls: Sequence[Any] = (
-        CreateTopicCall("made-by-peer", 1, 1),
+        NewTopic("made-by-peer", 1, 1),
         AllocateProducerIdsCall(PEER_ID, 1000),
         RegisterBrokerCall(PEER_ID, PEER_STORE, "10.0.0.2", 9092, PEER_ADDRESS),
         HeartbeatCall(PEER_ID, PEER_STORE, 1, 1),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.testing.sim.faults import FAULTS, MOMENTS, Nemesis, Strike
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.moments import ANSWERED, CLUSTER_MOMENTS

@@ -1,6 +1,6 @@
 """A `RaftStore` on the simulated disk, so that term, vote and log follow the same crash rules as all other files.
 
-raft.db     crc32c uint32 of the bytes that follow, then `raft.entries.StoredState` as msgpack; replaced as a whole
+raft.db     crc32c uint32 of the bytes that follow, then `raft.store.StoredState` as msgpack; replaced as a whole
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from uuid import UUID
 import msgspec
 from crc32c import crc32c
 
-from chronik.raft.entries import StoredState
-from chronik.raft.ready import Persist
-from chronik.raft.store import StoreError, stored_after
+from chronik.raft.store import Persist, StoredState, StoreError, stored_after
 from chronik.storage.disk import Disk, read_file, write_file_atomic
 
 _CRC = Struct(">I")

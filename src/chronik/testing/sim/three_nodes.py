@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from chronik.metadata.names import OFFSETS_TOPIC
+from chronik.metadata.image import OFFSETS_TOPIC
 from chronik.node.config import Peer
 from chronik.node.replicas.partition import Partition
 from chronik.testing.sim.audit import Auditor

@@ -12,7 +12,6 @@ from tests.metadata.test_replay import commands
 
 from chronik.metadata.apply import apply
 from chronik.metadata.commands import Assignment, Command, CreateTopic
-from chronik.metadata.difference import events_between
 from chronik.metadata.events import (
     BrokerFenced,
     BrokerRegistered,
@@ -28,6 +27,7 @@ from chronik.metadata.events import (
     ReplicasChanged,
     TopicCreated,
     TopicDeleted,
+    events_between,
 )
 from chronik.metadata.image import ClusterImage
 from chronik.wire.errors import KafkaError

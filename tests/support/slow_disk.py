@@ -1,11 +1,11 @@
-"""A disk that can be slowed down or made to hang while the node runs, to see the effect on producers and consumers.
+"""A disk that a test can slow down or make to hang while the node runs.
 
-For tests and drills only (`debug_slow_reads` and `debug_slow_syncs` in node.toml). Each setting names a file that holds
-a number of milliseconds. While the reads file exists, no segment read is served as cached, and each takes that long;
-while the syncs file exists, each segment sync takes that long. Reads on the event loop stay fast: they are of data just
-written, which is in memory. Syncs on the loop do not: a log that rolls faster than its disk syncs waits for it.
+Each switch is a file that holds a number of milliseconds. While the reads file exists, no segment read is served as
+cached, and each takes that long; while the syncs file exists, each segment sync takes that long. Reads on the event
+loop stay fast: they are of data just written, which is in memory. Syncs on the loop do not: a log that rolls faster
+than its disk syncs waits for it.
 
-Instead of a number, the file of `debug_slow_syncs` may contain
+Instead of a number, the syncs file may contain
 
 hang      no write or sync of any file by a thread completes until this file is removed; appends on the event loop go
           to the page cache, which has room
@@ -16,7 +16,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from uuid import UUID
 
+from chronik.node.membership.raft_store import SqliteRaftStore
+from chronik.raft.store import Persist
 from chronik.storage.disk import Buffer, RealDisk, RealFile
 
 SEGMENT_SUFFIX = ".log"
@@ -133,6 +137,18 @@ class SlowSegment(SlowFile):
     def datasync(self) -> None:
         self._slow.syncs.wait()
         super().datasync()
+
+
+class SlowRaftStore(SqliteRaftStore):
+    """SQLite does not write through `SlowDisk`, so each write first waits for the disk's switch."""
+
+    def __init__(self, disk: SlowDisk, path: str, new_store_id: Callable[[], UUID]) -> None:
+        super().__init__(path, new_store_id)
+        self._slow = disk
+
+    def persist(self, persist: Persist) -> None:
+        self._slow.syncs.hold()
+        super().persist(persist)
 
 
 def _is_loop() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chronik.metadata.names import check_topic_name, is_internal
+from chronik.metadata.image import check_topic_name, is_internal
 from chronik.wire.errors import ErrorCode, KafkaError
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from threading import Event, Timer
 
 import pytest
-
-from chronik.storage.slow_disk import SlowDisk
+from tests.support.slow_disk import SlowDisk
 
 
 def test_segment_reads_in_threads_are_slow_while_the_switch_file_exists(
