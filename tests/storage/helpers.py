@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
-from chronik.storage.log import AppendResult, Log, LogConfig
+from chronik.storage.log import AppendResult, Log
 from chronik.wire.batch import BatchHeader, NewRecord, check_batches, decode_batch, encode_batch
 from chronik.wire.records import Record
 

@@ -69,7 +69,7 @@ def _main(arguments: list[str]) -> int:
         from chronik.node.config import ConfigError, load
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.raft.store import StoreError
-        from chronik.storage.errors import DataFolderError
+        from chronik.storage.folder import DataFolderError
     try:
         config = load(
             flags.config,
@@ -147,7 +147,7 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.observe.process import machine_boot_id
         from chronik.raft.store import StoreError
         from chronik.storage.disk import RealDisk
-        from chronik.storage.errors import DataFolderError
+        from chronik.storage.folder import DataFolderError
         from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app
         from chronik.web.node_view import LocalNode

@@ -12,8 +12,7 @@ from chronik.client.cluster import Cluster, Deadline
 from chronik.client.connection import Connection
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
-from chronik.wire.fetch_response import read_fetch_response
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
 
 BY_NAME_AT_MOST = 12

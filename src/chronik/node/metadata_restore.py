@@ -21,7 +21,7 @@ from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist
 from chronik.raft.store import StoreError
 from chronik.storage.folder import LOGS_NAME, DataFolder
-from chronik.storage.survey import LogSurvey, survey_log
+from chronik.storage.recovery import LogSurvey, survey_log
 
 OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
     OFFSETS_TOPIC: OFFSETS_TOPIC_CONFIGS,

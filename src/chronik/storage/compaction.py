@@ -2,28 +2,40 @@
 
 One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
 Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
-when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `swap`
-describes how new files replace old ones, `cleaning` what happens to a batch.
+when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `cleaning`
+describes what happens to a batch.
+
+A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
+
+    NNN.log.cleaned          being written; useless after a crash, and removed
+    NNN-MMM.swap             complete and durable; replaces all segments with base offsets from NNN to below MMM
+    OOO.log.deleted          an old segment to be removed, in a thread or when the log is next opened
+    NNN.log                  the compacted one in its place
+
+The rename to .swap commits the replacement: the next open of the folder completes it.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
+from chronik.storage.batches import ScannedBatch, read_all_batches
 from chronik.storage.cleaning import clean_batch, key_digest, raw_records
 from chronik.storage.config import LogConfig
 from chronik.storage.deletion import DeletionJob, NumberFile
-from chronik.storage.disk import Disk
+from chronik.storage.disk import Disk, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
-from chronik.storage.scanning import ScannedBatch, read_all_batches
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
-from chronik.storage.swap import CLEANER_NAME
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import KafkaError
 
-__all__ = ["CompactedGroup", "CompactionJob", "plan_compaction"]
-
-WRITE_BYTES = 1024 * 1024
+CLEANER_NAME: Final = "cleaner-offset"
+"""A text file with one number: everything below that offset has been compacted once."""
+INDEX_SUFFIXES: Final = (".index", ".timeindex")
+WRITE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -35,10 +47,8 @@ class CompactedGroup:
     """Base offset of the segment after the group."""
     size_bytes: int = 0
     is_changed: bool = False
-
-    @property
-    def bases(self) -> list[int]:
-        return [segment.base_offset for segment in self.old]
+    has_successor: bool = True
+    """Whether a compacted segment replaces them; otherwise nothing is left of them."""
 
 
 def plan_compaction(
@@ -118,9 +128,13 @@ class CompactionJob:
         if not self.is_done:
             return []
         present = {id(segment) for segment in segments}
-        return [
+        groups = [
             group for group in self._groups if group.is_changed and all(id(segment) in present for segment in group.old)
         ]
+        for group in groups:
+            # The first segment stays even if empty: its name records the log start.
+            group.has_successor = group.size_bytes > 0 or group.old[0] is segments[0]
+        return groups
 
     def cleanup(
         self, deleted: Sequence[str], used: Sequence[CompactedGroup], cleaned_upto: Callable[[], int]
@@ -130,7 +144,7 @@ class CompactionJob:
         leftovers = [
             segment_path(self._folder, group.old[0].base_offset, suffix + ".cleaned")
             for group in unused
-            for suffix in (".log", ".index", ".timeindex")
+            for suffix in (".log", *INDEX_SUFFIXES)
         ]
         return DeletionJob(
             self._disk,
@@ -195,8 +209,7 @@ class CompactionJob:
         out.offset_index.cut(0)
         out.time_index.cut(0)
         group.is_changed = len(group.old) > 1
-        file = self._disk.open(segment_path(self._folder, base_offset, ".log.cleaned"), create=True)
-        try:
+        with closing(self._disk.open(segment_path(self._folder, base_offset, ".log.cleaned"), create=True)) as file:
             file.truncate(0)
             block = bytearray()
             for segment in group.old:
@@ -230,8 +243,6 @@ class CompactionJob:
             if block:
                 file.pwrite(block, out.size_bytes - len(block))
             file.datasync()
-        finally:
-            file.close()
         out.add_time_entry()
         for index in (out.offset_index, out.time_index):
             index.write()
@@ -249,3 +260,57 @@ class CompactionJob:
         except KafkaError:
             # Keep a batch that does not parse.
             return batch
+
+
+def _swap_path(folder: str, group: CompactedGroup) -> str:
+    return f"{folder}/{group.old[0].base_offset:020d}-{group.next_base:020d}.swap"
+
+
+def replace_segments(disk: Disk, folder: str, groups: Sequence[CompactedGroup]) -> list[str]:
+    """Replace each group's old segments by its compacted one; return the files that can now be removed."""
+    swaps = [(group.old[0].path, _swap_path(folder, group)) for group in groups if group.has_successor]
+    for path, swap in swaps:
+        disk.rename(path + ".cleaned", swap)
+    disk.sync_dir(folder)
+    deleted: list[str] = []
+    for segment in (segment for group in groups for segment in group.old):
+        _remove_indexes(disk, folder, segment.base_offset)
+        disk.rename(segment.path, segment.path + ".deleted")
+        deleted.append(segment.path + ".deleted")
+    # The old names must be gone before the new one exists, or a crash could leave both.
+    disk.sync_dir(folder)
+    for path, swap in swaps:
+        disk.rename(swap, path)
+        for suffix in INDEX_SUFFIXES:
+            index = path.removesuffix(".log") + suffix
+            if disk.exists(index + ".cleaned"):
+                disk.rename(index + ".cleaned", index)
+    return deleted
+
+
+def finish_swaps(disk: Disk, folder: str) -> int:
+    """Complete or undo what a crash interrupted; return the number of completed replacements."""
+    names = disk.listdir(folder)
+    swaps = [name for name in names if name.endswith(".swap")]
+    for name in swaps:
+        first, _, next_base = name.removesuffix(".swap").partition("-")
+        for other in names:
+            stem = other.removesuffix(".log")
+            if other.endswith(".log") and stem.isdigit() and int(first) <= int(stem) < int(next_base):
+                _remove_indexes(disk, folder, int(stem))
+                disk.remove(f"{folder}/{other}")
+    if swaps:
+        disk.sync_dir(folder)
+    for name in swaps:
+        first = name.partition("-")[0]
+        disk.rename(f"{folder}/{name}", segment_path(folder, int(first)))
+    for name in names:
+        if name.endswith((".cleaned", ".deleted")):
+            disk.remove(f"{folder}/{name}")
+    if swaps:
+        disk.sync_dir(folder)
+    return len(swaps)
+
+
+def _remove_indexes(disk: Disk, folder: str, base_offset: int) -> None:
+    remove_files(disk, (segment_path(folder, base_offset, suffix) for suffix in INDEX_SUFFIXES))

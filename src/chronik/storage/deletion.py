@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from chronik.storage.config import LogConfig
-from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.disk import Disk, remove_files
 from chronik.storage.segment import LogSegment
-from chronik.storage.small_files import encode_value
-
-__all__ = ["DeletionJob", "NumberFile", "segments_to_delete"]
+from chronik.storage.small_files import write_number
 
 
 class NumberFile(NamedTuple):
@@ -48,12 +46,10 @@ class DeletionJob:
     def run(self) -> None:
         if self._number_file is not None:
             path, number = self._number_file
-            write_file_atomic(self._disk, path, encode_value(str(number())))
+            write_number(self._disk, path, number())
         if self._paths:
             self._disk.sync_dir(self._folder)
-        for path in self._paths:
-            if self._disk.exists(path):
-                self._disk.remove(path)
+        remove_files(self._disk, self._paths)
 
 
 def segments_to_delete(

@@ -16,8 +16,6 @@ from itertools import pairwise
 
 from chronik.storage.small_files import decode_lines, encode_lines
 
-__all__ = ["UNDEFINED", "LeaderEpochs"]
-
 UNDEFINED = -1
 VERSION = "1"
 

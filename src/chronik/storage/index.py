@@ -14,12 +14,11 @@ An index only speeds up lookups: an entry is checked against its batch when it i
 time but never gives a wrong result. The newest entries are kept in memory and written in blocks.
 """
 
+from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple
 
 from chronik.storage.disk import Disk, File
-
-__all__ = ["OFFSET_ENTRY", "TIME_ENTRY", "Entry", "IndexView", "SparseIndex"]
 
 OFFSET_ENTRY: Final = Struct(">ii")
 TIME_ENTRY: Final = Struct(">qi")
@@ -61,13 +60,11 @@ class IndexView(NamedTuple):
             file = self.disk.open(self.path)
         except FileNotFoundError:
             return None
-        try:
+        with closing(file):
             return self._floor_in_file(file, column, value)
-        finally:
-            file.close()
 
     def _floor_in_file(self, file: File, column: int, value: int) -> Entry | None:
-        found: Entry | None = None
+        floor: Entry | None = None
         low, high = 0, self.written_count
         while low < high:
             middle = (low + high) // 2
@@ -77,11 +74,11 @@ class IndexView(NamedTuple):
                 continue
             first, second = self.layout.unpack(data)
             if (first, second)[column] <= value:
-                found = first, second
+                floor = first, second
                 low = middle + 1
             else:
                 high = middle
-        return found
+        return floor
 
     def last(self) -> Entry | None:
         """Return the newest entry."""
@@ -93,11 +90,11 @@ class SparseIndex:
 
     __slots__ = ("_count", "_disk", "_layout", "_unwritten", "last_appended", "path")
 
-    def __init__(self, disk: Disk, path: str, layout: Struct, written_count: int | None = None) -> None:
+    def __init__(self, disk: Disk, path: str, layout: Struct) -> None:
         self.path = path
         self._disk = disk
         self._layout = layout
-        self._count = written_count
+        self._count: int | None = None
         self._unwritten = bytearray()
         self.last_appended: int | None = None
         """The first column of the last appended entry, as far as this process knows."""
@@ -139,12 +136,9 @@ class SparseIndex:
     def write(self) -> None:
         if not self._unwritten and self._count:
             return
-        file = self._disk.open(self.path, create=True)
-        try:
+        with closing(self._disk.open(self.path, create=True)) as file:
             if self._unwritten:
                 file.pwrite(self._unwritten, self.written_count * self._layout.size)
-        finally:
-            file.close()
         self._count = self.written_count + self.unwritten_count
         self._unwritten = bytearray()
 
@@ -152,21 +146,17 @@ class SparseIndex:
         """Keep the first `count` entries, in the file too."""
         self._unwritten = bytearray()
         size = self._layout.size
-        file = self._disk.open(self.path, create=True)
-        try:
+        with closing(self._disk.open(self.path, create=True)) as file:
             count = min(count, file.size() // size)
             file.truncate(count * size)
             self.last_appended = self._layout.unpack(file.pread((count - 1) * size, size))[0] if count else None
-        finally:
-            file.close()
         self._count = count
 
     def count_upto(self, column: int, value: int) -> int:
         """Count the file's entries whose `column` is at most `value`; entries in memory are written first."""
         self.write()
         low, high = 0, self.written_count
-        file = self._disk.open(self.path)
-        try:
+        with closing(self._disk.open(self.path)) as file:
             while low < high:
                 middle = (low + high) // 2
                 entry = self._layout.unpack(file.pread(middle * self._layout.size, self._layout.size))
@@ -174,14 +164,9 @@ class SparseIndex:
                     low = middle + 1
                 else:
                     high = middle
-        finally:
-            file.close()
         return low
 
     def sync(self) -> None:
         """Make the file durable. Safe in a thread."""
-        file = self._disk.open(self.path)
-        try:
+        with closing(self._disk.open(self.path)) as file:
             file.datasync()
-        finally:
-            file.close()

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "ProducerStates", "SentBatch", "is_after"]
-
 BATCHES_KEPT: Final = 5
 """As many as a producer may have in flight."""
 PRODUCERS_MAX: Final = 50_000

@@ -1,15 +1,16 @@
-"""Reading batches that are not at the tail: on the event loop if the pages are cached, otherwise in a thread."""
+"""Reading batches that are not at the tail: on the event loop if the pages are cached, otherwise in a thread.
+
+Also reading only the headers of a range of batches.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import cut_whole_batches, is_intact
+from chronik.storage.batches import end_of_whole_batches, is_intact
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
-from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
 HINTS_MAX: Final = 256
 """How many readers' next positions a log remembers (a power of two)."""
@@ -62,12 +63,12 @@ def read_batches(
     start = 0
     if len(data) >= INDEXED_CUT_BYTES and first.size_bytes * SMALL_BATCHES <= len(data):
         start = max(0, boundary_before(position + len(data) - 1) - position)
-    cut = cut_whole_batches(data, first.base_offset, upto_offset, start)
-    if cut.end == start and start > 0:
-        cut = cut_whole_batches(data, first.base_offset, upto_offset)
-    if cut.end == len(data):
-        return ReadResult(data, cut.next_offset)
-    return ReadResult(memoryview(data)[: cut.end], cut.next_offset)
+    whole_end, next_offset = end_of_whole_batches(data, first.base_offset, upto_offset, start)
+    if whole_end == start and start > 0:
+        whole_end, next_offset = end_of_whole_batches(data, first.base_offset, upto_offset)
+    if whole_end == len(data):
+        return ReadResult(data, next_offset)
+    return ReadResult(memoryview(data)[:whole_end], next_offset)
 
 
 class ReadJob:
@@ -109,10 +110,10 @@ class ReadJob:
 
     def _read(self) -> ReadResult:
         for segment, view in self._segments:
-            found = view.find(self.offset) if self.offset < self._upto_offset else None
-            if found is None:
+            first = view.find(self.offset) if self.offset < self._upto_offset else None
+            if first is None:
                 continue
-            position, header = found
+            position, header = first
             if header.last_offset >= self._upto_offset:
                 # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
                 # may be wrong although the CRC is right, because the CRC does not cover it.
@@ -149,17 +150,69 @@ class ReadJob:
         next_offset = self.offset
         while at < len(data):
             header = read_batch_header(data, at)
-            behind = at + header.size_bytes
-            if not is_intact(data[at:behind], header):
+            end = at + header.size_bytes
+            if not is_intact(data[at:end], header):
                 if at == 0:
                     self.damaged_at = header.base_offset
-                    return ReadResult(data[:behind], header.next_offset)
+                    return ReadResult(data[:end], header.next_offset)
                 result = ReadResult(data[:at], next_offset)
                 break
-            at, next_offset = behind, header.next_offset
+            at, next_offset = end, header.next_offset
         segment.checked(position, position + at)
         return result
 
 
 def _damaged(view: SegmentView, position: int) -> KafkaError:
     return KafkaError(ErrorCode.corrupt_message, f"segment {view.base_offset} is damaged at its byte {position}")
+
+
+class HeadersResult(NamedTuple):
+    """Headers in log order, and the offset to continue from; None if the range is complete."""
+
+    headers: list[BatchHeader]
+    next_offset: int | None
+
+
+class HeadersJob:
+    """Reads headers in a thread; touches only files, and only the first bytes of each batch. Call it once.
+
+    `views` are consecutive segments, starting with the one that should hold `offset`. `next_base` is the base
+    offset of the segment after them, or None.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[SegmentView],
+        next_base: int | None,
+        offset: int,
+        to_offset: int,
+        upto_offset: int,
+        headers_max: int,
+    ) -> None:
+        self._views = views
+        self._next_base = next_base
+        self._offset = offset
+        self._to_offset = to_offset
+        self._upto_offset = upto_offset
+        self._headers_max = headers_max
+
+    def __call__(self) -> HeadersResult:
+        try:
+            return self._walk()
+        finally:
+            for view in self._views:
+                view.release()
+
+    def _walk(self) -> HeadersResult:
+        headers: list[BatchHeader] = []
+        for view in self._views:
+            for _, header in view.walk(view.position_near(self._offset)):
+                if header.last_offset < self._offset:
+                    continue
+                if header.base_offset >= self._to_offset or header.last_offset >= self._upto_offset:
+                    return HeadersResult(headers, None)
+                if len(headers) == self._headers_max:
+                    return HeadersResult(headers, header.base_offset)
+                headers.append(header)
+        next_base = self._next_base
+        return HeadersResult(headers, None if next_base is None or next_base >= self._to_offset else next_base)

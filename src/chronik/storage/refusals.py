@@ -15,8 +15,6 @@ from chronik.storage.producers import ProducerState, ProducerStates, is_after
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["KEPT_MS", "PRODUCERS_MAX", "REPEATED", "RefusedBatches"]
-
 REPEATED: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,

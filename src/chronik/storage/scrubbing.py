@@ -13,16 +13,14 @@ import errno
 from struct import Struct
 from typing import Final
 
+from chronik.storage.batches import SCAN_READ_BYTES, is_zero, scan_batches
 from chronik.storage.disk import Disk, File, read_file
 from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, Entry
-from chronik.storage.scanning import READ_BYTES, is_zero, scan_batches
 from chronik.storage.segment import LogSegment
 from chronik.wire.batch import BatchHeader
 
-__all__ = ["SegmentScrub"]
-
-PIECE_BYTES: Final = READ_BYTES
+PIECE_BYTES: Final = SCAN_READ_BYTES
 
 
 class SegmentScrub:

@@ -1,17 +1,15 @@
 """One segment of a log: a file of batches and its two sparse indexes."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import header_at, walk_headers
+from chronik.storage.batches import header_at, is_zero, walk_headers
 from chronik.storage.disk import Disk, File
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, IndexView, SparseIndex
-from chronik.storage.scanning import is_zero
-from chronik.storage.shared_file import SharedFile
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["NO_TIMESTAMP", "RELATIVE_OFFSET_MAX", "LogSegment", "SegmentView", "segment_path"]
 
 NO_TIMESTAMP: Final = -1
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
@@ -20,6 +18,34 @@ RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 def segment_path(folder: str, base_offset: int, suffix: str = ".log") -> str:
     """Return Kafka's file name: the base offset with 20 digits, so that names sort."""
     return f"{folder}/{base_offset:020d}{suffix}"
+
+
+class SharedFile:
+    """An open file with a reference count: the last user closes it.
+
+    The log releases files (retention, compaction, the limit on open files) while a thread may still read or sync them.
+    Closing at once could leave that thread with a descriptor that another file reuses.
+    """
+
+    __slots__ = ("_lock", "_users", "file")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._users = 1
+        self._lock = Lock()
+
+    def acquire(self) -> "SharedFile":
+        """Add a reference. The caller must know that another reference is still held."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            is_last = self._users == 0
+        if is_last:
+            self.file.close()
 
 
 class SegmentView(NamedTuple):
@@ -33,6 +59,12 @@ class SegmentView(NamedTuple):
 
     def release(self) -> None:
         self.shared.release()
+
+    def __enter__(self) -> "SegmentView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return the first batch that ends at or after `offset`, with its position; None if all end before it."""
@@ -71,8 +103,8 @@ class SegmentView(NamedTuple):
         entry = self.times.last()
         if entry is not None:
             offset = self.base_offset + entry[1]
-            found = self.find(offset)
-            if found is not None and found[1].last_offset == offset and found[1].max_timestamp == entry[0]:
+            batch = self.find(offset)
+            if batch is not None and batch[1].last_offset == offset and batch[1].max_timestamp == entry[0]:
                 return entry[0], offset
         largest, its_offset = NO_TIMESTAMP, -1
         for _, header in self.walk(0):
@@ -149,8 +181,8 @@ class LogSegment:
 
     def is_checked(self, start: int, end: int) -> bool:
         """Return whether this process wrote these bytes or has checked their checksums."""
-        first, behind = self.unchecked_from, self.unchecked_to
-        return first >= behind or end <= first or start >= behind
+        first, last = self.unchecked_from, self.unchecked_to
+        return first >= last or end <= first or start >= last
 
     def checked(self, start: int, end: int) -> None:
         """Note that the checksums of these bytes are right. Remembered only at either end of the unchecked range."""
@@ -173,7 +205,7 @@ class LogSegment:
     def is_open(self) -> bool:
         return self._shared is not None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the file, or leave that to the thread that still uses it."""
         if self._shared is not None:
             self._shared.release()
@@ -185,17 +217,22 @@ class LogSegment:
             self.base_offset, self.size_bytes, self.shared.acquire(), self.offset_index.view(), self.time_index.view()
         )
 
+    @contextmanager
+    def brief_view(self) -> Iterator[SegmentView]:
+        """Return a view for a `with` block; afterwards the file is closed again, unless it was open before."""
+        was_open = self.is_open
+        try:
+            with self.view() as view:
+                yield view
+        finally:
+            if not was_open:
+                self.release()
+
     def largest_timestamp(self) -> tuple[int, int]:
         """Return the largest timestamp and its batch's last offset. May read the file; the result is cached."""
         if self.max_timestamp is None:
-            was_open = self.is_open
-            view = self.view()
-            try:
+            with self.brief_view() as view:
                 self.max_timestamp, self.max_timestamp_offset = view.largest_timestamp()
-            finally:
-                view.release()
-                if not was_open:
-                    self.let_go()
         return self.max_timestamp, self.max_timestamp_offset
 
     def note_batch(self, position: int, last_offset: int, size_bytes: int, max_timestamp: int, interval: int) -> None:

@@ -1,21 +1,25 @@
-"""Making a log durable: the work of one sync in a thread, and the checkpoint it may write."""
+"""Making a log durable: the work of one sync in a thread, the checkpoint it may write, and the record of its end.
 
-import contextlib
+The file `synced-end` in the log's folder holds the log's durable end and is written after each sync. The file itself is
+not synced: after a kill it is exact, after a power loss it may be older, or missing. So a log that ends below it has
+lost records that may have been acknowledged. Nothing else shows that: the recovery points are some seconds old. Before
+a log is truncated on purpose, the file is lowered durably.
+"""
+
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import Final, NamedTuple, Protocol
 
 from chronik.storage.config import LogConfig
-from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.disk import Disk, remove_files, write_file_atomic
 from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.producers import ProducerStates
-from chronik.storage.segment import LogSegment, segment_path
-from chronik.storage.shared_file import SharedFile
+from chronik.storage.segment import LogSegment, SharedFile, segment_path
+from chronik.storage.small_files import read_numbers, write_numbers
 from chronik.storage.snapshot import Snapshot, encode_snapshot
-from chronik.storage.synced_end import note_synced_end
 
-__all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
-
-EPOCHS_NAME = "leader-epoch-checkpoint"
+EPOCHS_NAME: Final = "leader-epoch-checkpoint"
+SYNCED_END_NAME: Final = "synced-end"
 SNAPSHOTS_KEPT: Final = 2
 UNSYNCED_FILES_MAX: Final = 8
 """Closed segments that may wait for a sync; beyond that, each roll syncs the oldest itself."""
@@ -74,7 +78,7 @@ class SyncJob:
         finally:
             for shared in self._files:
                 shared.release()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # The data is durable; `synced-end` merely keeps an older value.
             note_synced_end(self._disk, self._folder, self.end_offset)
         if self.checkpoint is not None:
@@ -93,16 +97,11 @@ class SyncJob:
             except FileNotFoundError:
                 # Retention or compaction removed the segment in the meantime.
                 continue
-            try:
+            with closing(file):
                 file.datasync()
-            finally:
-                file.close()
         write_file_atomic(disk, f"{self._folder}/{EPOCHS_NAME}", checkpoint.epochs)
         write_file_atomic(disk, segment_path(self._folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
-        for offset in checkpoint.outdated_offsets:
-            path = segment_path(self._folder, offset, ".snapshot")
-            if disk.exists(path):
-                disk.remove(path)
+        remove_files(disk, (segment_path(self._folder, offset, ".snapshot") for offset in checkpoint.outdated_offsets))
 
 
 class LogSyncs:
@@ -164,23 +163,20 @@ class LogSyncs:
     def truncated(self, end_offset: int) -> None:
         """Note that the log now ends at `end_offset`, and remove snapshots above it."""
         self._generation += 1
-        for offset in self.snapshots:
-            if offset > end_offset:
-                path = segment_path(self._folder, offset, ".snapshot")
-                if self._disk.exists(path):
-                    self._disk.remove(path)
+        outdated = (offset for offset in self.snapshots if offset > end_offset)
+        remove_files(self._disk, (segment_path(self._folder, offset, ".snapshot") for offset in outdated))
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
         self._bytes_since_checkpoint = 0
 
     def job(self, log: Syncable, active: LogSegment | None, *, checkpoint: bool = False) -> SyncJob | None:
         """Return a sync of everything not yet durable; None if there is nothing to sync or a job runs."""
-        is_behind = log.synced_end_offset < log.log_end_offset
+        has_unsynced = log.synced_end_offset < log.log_end_offset
         if self._running is not None or active is None:
             return None
-        if not (is_behind or self._files or self._folders or checkpoint):
+        if not (has_unsynced or self._files or self._folders or checkpoint):
             return None
         files = self._files
-        if is_behind or checkpoint:
+        if has_unsynced or checkpoint:
             files = [*files, active.shared.acquire()]
         job = SyncJob(self._disk, self._folder, files, self._folders, log.log_end_offset, self._generation, None)
         self._files, self._folders = [], []
@@ -232,11 +228,28 @@ class LogSyncs:
             list(log.producers.items()),
         )
         indexes, self._indexes = self._indexes, []
-        outdated = [old for old in self.snapshots if old != offset]
+        others = [other for other in self.snapshots if other != offset]
         return Checkpoint(
             offset,
             encode_snapshot(snapshot),
             log.epochs.encode(),
             [*indexes, active.offset_index.path, active.time_index.path],
-            outdated[: len(outdated) + 1 - SNAPSHOTS_KEPT] if len(outdated) >= SNAPSHOTS_KEPT else [],
+            others[: 1 - SNAPSHOTS_KEPT],
         )
+
+
+def read_synced_end(disk: Disk, folder: str) -> int:
+    """Return the offset; 0 if the file is missing or damaged."""
+    (offset,) = read_numbers(disk, f"{folder}/{SYNCED_END_NAME}", 1) or (0,)
+    return offset
+
+
+def note_synced_end(disk: Disk, folder: str, offset: int) -> None:
+    """Record that the log is durable up to `offset`."""
+    write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=False)
+
+
+def lower_synced_end(disk: Disk, folder: str, offset: int) -> None:
+    """Lower the recorded end durably before the log is truncated to `offset`."""
+    if read_synced_end(disk, folder) > offset:
+        write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=True)

@@ -4,8 +4,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
-__all__ = ["Span", "Tail"]
-
 BATCHES_MAX: Final = 512
 """The maximum kept; above it, the older half is dropped."""
 

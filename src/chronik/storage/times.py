@@ -5,12 +5,9 @@ from typing import Final, NamedTuple
 
 from chronik.storage.disk import Disk
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
-from chronik.storage.segment import NO_TIMESTAMP, SegmentView, segment_path
-from chronik.storage.shared_file import SharedFile
+from chronik.storage.segment import NO_TIMESTAMP, SegmentView, SharedFile, segment_path
 from chronik.wire.batch import BatchHeader, decode_batch
 from chronik.wire.errors import KafkaError
-
-__all__ = ["TimeLookup", "TimestampOffset"]
 
 DECODED_BYTES_MAX: Final = 32 * 1024 * 1024
 

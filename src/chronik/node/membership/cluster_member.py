@@ -45,8 +45,7 @@ from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
 from chronik.raft.settings import RaftSettings
 from chronik.raft.store import StoreError
-from chronik.storage.errors import DataFolderError
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import DataFolder, DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 STORE_NAME = "metadata.db"

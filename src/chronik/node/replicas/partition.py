@@ -24,8 +24,12 @@ from chronik.observe.traces import PartitionTrace, TraceRing, Why
 from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import AppendResult, Duplicate, Log, ReadJob, StorageError, SyncJob
+from chronik.storage.disk import StorageError
+from chronik.storage.log import AppendResult, Log
+from chronik.storage.producers import Duplicate
+from chronik.storage.reading import ReadJob
 from chronik.storage.refusals import REPEATED, RefusedBatches
+from chronik.storage.syncing import SyncJob
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 

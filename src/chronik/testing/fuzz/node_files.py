@@ -20,9 +20,8 @@ from chronik.raft.entries import Entry, EntryKind, HardState, Snapshot, StoredSt
 from chronik.raft.membership import Member, Membership
 from chronik.raft.ready import Persist
 from chronik.raft.store import StoreError, stored_after
-from chronik.storage.disk import RealDisk
-from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.storage.disk import RealDisk, StorageError
+from chronik.storage.folder import DataFolder, DataFolderError, RecoveryPoint
 from chronik.testing.fuzz.spoilt_files import spoil
 
 NODE_ID = 1
