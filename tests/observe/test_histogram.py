@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronik.observe.histogram import Histogram
+from chronik.observe.metrics import Histogram
 
 
 def test_a_value_equal_to_a_bound_belongs_to_its_bucket() -> None:

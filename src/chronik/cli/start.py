@@ -144,9 +144,8 @@ async def run_node(config: NodeConfig) -> int:
         from chronik.node.runtime import Runtime
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
-        from chronik.observe.process import machine_boot_id
         from chronik.raft.store import StoreError
-        from chronik.storage.disk import RealDisk
+        from chronik.storage.disk import RealDisk, machine_boot_id
         from chronik.storage.folder import DataFolderError
         from chronik.storage.slow_disk import SlowDisk
         from chronik.web.app import create_app

@@ -279,6 +279,15 @@ class RealDisk:
         return file
 
 
+def machine_boot_id() -> str:
+    """Return an id that changes at each boot, which empties the page cache; empty if the system does not report it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot_id:
+            return boot_id.read().strip()
+    except OSError:
+        return ""
+
+
 def read_file(disk: Disk, path: str, *, private: bool = False) -> bytes | None:
     """Return the content of a small file; None if it does not exist. NotPrivate if `private` is set and it is not."""
     try:
