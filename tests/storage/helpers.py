@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
 from chronik.storage.log import AppendResult, Log
-from chronik.wire.batch import BatchHeader, NewRecord, check_batches, decode_batch, encode_batch
-from chronik.wire.records import Record
+from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.records import NewRecord, Record
 
 FOLDER = "/data/logs/topic-0"
 NOW_MS = 1_700_000_000_000

@@ -29,20 +29,6 @@ from chronik.wire.compression import CODECS, Buffer, compress, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import NewRecord, Record, decode_records, encode_record
 
-__all__ = [
-    "DECOMPRESSED_BYTES_MAX",
-    "HEADER_BYTES",
-    "BatchHeader",
-    "NewRecord",
-    "Record",
-    "check_batches",
-    "decode_batch",
-    "encode_batch",
-    "read_batch_header",
-    "stamp",
-    "stamp_append_time",
-]
-
 HEADER_BYTES: Final = 61
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 

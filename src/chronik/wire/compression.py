@@ -18,8 +18,6 @@ import cramjam
 
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["CODECS", "GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "Buffer", "compress", "decompress"]
-
 Buffer = bytes | bytearray | memoryview
 
 NONE: Final = 0

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.primitives import read_array_count, read_string, skip_tags, uvarint, write_string
 
-__all__ = ["LeaderIdAndEpoch", "NodeEndpoint", "node_endpoints_tags", "read_leader", "read_node_endpoints"]
-
 _INT32: Final = Struct(">i")
 LEADER: Final = Struct(">ii")
 

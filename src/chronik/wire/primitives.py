@@ -18,19 +18,6 @@ from uuid import UUID
 
 from chronik.wire.errors import MalformedRequest
 
-__all__ = [
-    "ELEMENTS_MAX",
-    "ZERO_UUID",
-    "read_array_count",
-    "read_string",
-    "read_tags",
-    "read_uuid",
-    "read_uvarint",
-    "skip_tags",
-    "uvarint",
-    "write_string",
-]
-
 ELEMENTS_MAX: Final = 1 << 18
 """The maximum of array elements and tagged fields in one message, over all levels. A Python object costs up to a
 hundred times an element's few bytes on the wire, so the frame size alone would not bound memory."""

@@ -36,18 +36,6 @@ from chronik.wire.primitives import (
     write_string,
 )
 
-__all__ = [
-    "ProducePartitionResponse",
-    "ProduceRequest",
-    "ProduceResponse",
-    "ProduceTopic",
-    "produce_request_buffers",
-    "read_produce_request",
-    "read_produce_response",
-    "write_produce_request",
-    "write_produce_response",
-]
-
 VERSIONS: Final = range(3, 14)
 FLEXIBLE_FROM: Final = 9
 LEADERS_FROM: Final = 10
