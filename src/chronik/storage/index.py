@@ -14,6 +14,7 @@ An index only speeds up lookups: an entry is checked against its batch when it i
 time but never gives a wrong result. The newest entries are kept in memory and written in blocks.
 """
 
+from bisect import bisect_right
 from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple
@@ -42,17 +43,14 @@ class IndexView(NamedTuple):
 
     def floor(self, column: int, value: int) -> Entry | None:
         """Return the last entry whose `column` is at most `value`. Both columns increase from entry to entry."""
-        size = self.layout.size
-        unwritten = self.unwritten
-        if unwritten and self.layout.unpack_from(unwritten, 0)[column] <= value:
-            low, high = 0, len(unwritten) // size
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self.layout.unpack_from(unwritten, middle * size)[column] <= value:
-                    low = middle
-                else:
-                    high = middle
-            first, second = self.layout.unpack_from(unwritten, low * size)
+        layout, unwritten = self.layout, self.unwritten
+        count = bisect_right(
+            range(len(unwritten) // layout.size),
+            value,
+            key=lambda index: layout.unpack_from(unwritten, index * layout.size)[column],
+        )
+        if count > 0:
+            first, second = layout.unpack_from(unwritten, (count - 1) * layout.size)
             return first, second
         if self.written_count == 0:
             return None
@@ -61,24 +59,11 @@ class IndexView(NamedTuple):
         except FileNotFoundError:
             return None
         with closing(file):
-            return self._floor_in_file(file, column, value)
-
-    def _floor_in_file(self, file: File, column: int, value: int) -> Entry | None:
-        floor: Entry | None = None
-        low, high = 0, self.written_count
-        while low < high:
-            middle = (low + high) // 2
-            data = file.pread(middle * self.layout.size, self.layout.size)
-            if len(data) < self.layout.size:
-                high = middle
-                continue
-            first, second = self.layout.unpack(data)
-            if (first, second)[column] <= value:
-                floor = first, second
-                low = middle + 1
-            else:
-                high = middle
-        return floor
+            count = _count_upto(file, layout, self.written_count, column, value)
+            if count == 0:
+                return None
+            first, second = layout.unpack(file.pread((count - 1) * layout.size, layout.size))
+            return first, second
 
     def last(self) -> Entry | None:
         """Return the newest entry."""
@@ -155,18 +140,20 @@ class SparseIndex:
     def count_upto(self, column: int, value: int) -> int:
         """Count the file's entries whose `column` is at most `value`; entries in memory are written first."""
         self.write()
-        low, high = 0, self.written_count
         with closing(self._disk.open(self.path)) as file:
-            while low < high:
-                middle = (low + high) // 2
-                entry = self._layout.unpack(file.pread(middle * self._layout.size, self._layout.size))
-                if entry[column] <= value:
-                    low = middle + 1
-                else:
-                    high = middle
-        return low
+            return _count_upto(file, self._layout, self.written_count, column, value)
 
     def sync(self) -> None:
         """Make the file durable. Safe in a thread."""
         with closing(self._disk.open(self.path)) as file:
             file.datasync()
+
+
+def _count_upto(file: File, layout: Struct, count: int, column: int, value: int) -> int:
+    """Count those of the file's first `count` entries whose `column` is at most `value`; the file may be shorter."""
+
+    def column_of(index: int) -> int:
+        data = file.pread(index * layout.size, layout.size)
+        return int(layout.unpack(data)[column]) if len(data) == layout.size else value + 1
+
+    return bisect_right(range(count), value, key=column_of)

@@ -1,6 +1,7 @@
 """Finding records by timestamp. Everything here blocks: run it in a thread."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from chronik.storage.disk import Disk
@@ -37,55 +38,39 @@ class TimeLookup:
 
     def first_at_or_after(self, timestamp_ms: int) -> TimestampOffset | None:
         """Return the first record that is not older than `timestamp_ms`."""
-        try:
-            for base_offset in self._closed:
-                view = self._open(base_offset)
-                if view is None:
-                    continue
-                try:
-                    found = self._first_in(view, timestamp_ms)
-                finally:
-                    view.release()
-                if found is not None:
-                    return found
-            return self._first_in(self._active, timestamp_ms) if self._active is not None else None
-        finally:
-            self._release_active()
+        with closing(self._views()) as views:
+            records = (self._first_in(view, timestamp_ms) for view in views)
+            return next((record for record in records if record is not None), None)
 
     def largest(self) -> TimestampOffset | None:
         """Return the first record that has the largest timestamp."""
-        best: tuple[int, int] | None = None
+        largest, base_offset, its_offset = NO_TIMESTAMP, -1, -1
+        with closing(self._views()) as views:
+            for view in views:
+                timestamp_ms, offset = self._largest_in(view)
+                if timestamp_ms > largest:
+                    if view is self._active:
+                        return self._record(view, offset, timestamp_ms)
+                    largest, base_offset, its_offset = timestamp_ms, view.base_offset, offset
+        view_again = self._open(base_offset) if base_offset >= 0 else None
+        if view_again is None:
+            return None
+        with view_again as view:
+            return self._record(view, its_offset, largest)
+
+    def _views(self) -> Generator[SegmentView]:
+        """Yield the segments in order, and release each one afterwards."""
         try:
-            largest = NO_TIMESTAMP
             for base_offset in self._closed:
                 view = self._open(base_offset)
-                if view is None:
-                    continue
-                try:
-                    timestamp_ms, offset = self._largest_in(view)
-                finally:
-                    view.release()
-                if timestamp_ms > largest:
-                    largest, best = timestamp_ms, (base_offset, offset)
+                if view is not None:
+                    with view:
+                        yield view
             if self._active is not None:
-                timestamp_ms, offset = self._largest_in(self._active)
-                if timestamp_ms > largest:
-                    return self._record(self._active, offset, timestamp_ms)
-            if best is None:
-                return None
-            view = self._open(best[0])
-            if view is None:
-                return None
-            try:
-                return self._record(view, best[1], largest)
-            finally:
-                view.release()
+                yield self._active
         finally:
-            self._release_active()
-
-    def _release_active(self) -> None:
-        if self._active is not None:
-            self._active.release()
+            if self._active is not None:
+                self._active.release()
 
     def _open(self, base_offset: int) -> SegmentView | None:
         try:
@@ -110,17 +95,17 @@ class TimeLookup:
         position = view.position_near(self._start)
         entry = view.times.last()
         if is_active and entry is not None and view.base_offset + entry[1] >= self._start:
-            found = view.find(view.base_offset + entry[1])
-            if found is not None and found[1].max_timestamp == entry[0]:
-                position = found[0]
+            batch = view.find(view.base_offset + entry[1])
+            if batch is not None and batch[1].max_timestamp == entry[0]:
+                position = batch[0]
         for _, header in view.walk(position):
             if header.last_offset >= self._start and header.max_timestamp > largest:
                 largest, its_offset = header.max_timestamp, header.last_offset
         return largest, its_offset
 
     def _record(self, view: SegmentView, offset: int, timestamp_ms: int) -> TimestampOffset | None:
-        found = view.find(offset)
-        return self._first_record(view, *found, timestamp_ms) if found is not None else None
+        batch = view.find(offset)
+        return self._first_record(view, *batch, timestamp_ms) if batch is not None else None
 
     def _first_in(self, view: SegmentView, timestamp_ms: int) -> TimestampOffset | None:
         if view is not self._active and view.base_offset >= self._start and view.largest_timestamp()[0] < timestamp_ms:
@@ -129,9 +114,9 @@ class TimeLookup:
         entry = view.times.floor(0, timestamp_ms - 1)
         if entry is not None:
             # All records up to that offset are older than `timestamp_ms`.
-            found = view.find(view.base_offset + entry[1])
-            if found is not None and found[1].max_timestamp == entry[0]:
-                position = max(position, found[0])
+            batch = view.find(view.base_offset + entry[1])
+            if batch is not None and batch[1].max_timestamp == entry[0]:
+                position = max(position, batch[0])
         for at, header in view.walk(position):
             if header.last_offset < self._start or header.max_timestamp < timestamp_ms:
                 continue

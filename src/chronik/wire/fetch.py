@@ -35,15 +35,16 @@ from chronik.wire.endpoints import LEADER, node_endpoints_tags, read_leader, rea
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.primitives import (
     ELEMENTS_MAX,
-    ZERO_UUID,
     read_array_count,
     read_string,
     read_tags,
+    read_topics,
     read_uuid,
     read_uvarint,
     skip_tags,
     uvarint,
     write_string,
+    write_topic,
 )
 
 VERSIONS: Final = range(4, 19)
@@ -306,7 +307,7 @@ def write_fetch_request(version: int, request: FetchRequest) -> bytes:
         out = bytearray(_START_4.pack(request.replica_id, *limits))
     _put_count(out, flexible, len(request.topics))
     for topic in request.topics:
-        out += _topic(version, topic.name, topic.topic_id)
+        out += write_topic(topic.name, topic.topic_id, version >= TOPIC_IDS_FROM, flexible)
         _put_count(out, flexible, len(topic.partitions))
         for partition in topic.partitions:
             _put_partition(out, version, partition)
@@ -319,12 +320,6 @@ def write_fetch_request(version: int, request: FetchRequest) -> bytes:
     if flexible:
         _put_request_tags(out, version, request)
     return bytes(out)
-
-
-def _topic(version: int, name: str | None, topic_id: UUID | None) -> bytes:
-    if version >= TOPIC_IDS_FROM:
-        return (topic_id or ZERO_UUID).bytes
-    return write_string(name or "", version >= FLEXIBLE_FROM)
 
 
 def _put_count(out: bytearray, flexible: bool, count: int) -> None:
@@ -351,7 +346,7 @@ def _put_forgotten(out: bytearray, version: int, forgotten: Sequence[Forgotten])
     flexible = version >= FLEXIBLE_FROM
     _put_count(out, flexible, len(forgotten))
     for name, topic_id, partitions in forgotten:
-        out += _topic(version, name, topic_id)
+        out += write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible)
         _put_count(out, flexible, len(partitions))
         for index in partitions:
             out += _INT32.pack(index)
@@ -386,7 +381,7 @@ def write_fetch_response(
         out = bytearray(_RESPONSE_START_4.pack(throttle_ms))
     out += uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics))
     for name, topic_id, partitions in topics:
-        out += _topic(version, name, topic_id)
+        out += write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible)
         out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
         for partition in partitions:
             records = partition.records
@@ -453,51 +448,26 @@ def _put_partition_tags(out: bytearray, partition: FetchPartitionResponse) -> No
 
 def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchResponse:
     """Read the response whose body starts at `at`; records are slices of the body."""
+    flexible = version >= FLEXIBLE_FROM
+    error_code = session_id = 0
     try:
-        response, at = _read_response(version, body, at)
+        if version >= 7:
+            throttle_ms, error_code, session_id = _RESPONSE_START_7.unpack_from(body, at)
+            at += 10
+        else:
+            (throttle_ms,) = _RESPONSE_START_4.unpack_from(body, at)
+            at += 4
+        topics, at = read_topics(version, body, at, flexible, version >= TOPIC_IDS_FROM, 25, _read_partition)
+        response = FetchResponse(error_code, session_id, topics, throttle_ms)
+        if flexible:
+            tags, at = read_tags(body, at)
+            if 0 in tags and version >= NODE_ENDPOINTS_FROM:
+                response.node_endpoints = read_node_endpoints(tags[0])
     except (error, IndexError) as e:
         raise MalformedRequest("Fetch response cut short") from e
     if at != len(body):
         raise MalformedRequest(f"Fetch response with {len(body) - at} bytes too many")
     return response
-
-
-def _read_response(version: int, body: memoryview, at: int) -> tuple[FetchResponse, int]:
-    flexible = version >= FLEXIBLE_FROM
-    error_code = session_id = 0
-    if version >= 7:
-        throttle_ms, error_code, session_id = _RESPONSE_START_7.unpack_from(body, at)
-        at += 10
-    else:
-        (throttle_ms,) = _RESPONSE_START_4.unpack_from(body, at)
-        at += 4
-    topics: list[TopicResponse] = []
-    topic_count, at = read_array_count(body, at, flexible, 3)
-    elements_left = ELEMENTS_MAX - topic_count
-    for _ in range(topic_count):
-        name: str | None = None
-        topic_id: UUID | None = None
-        if version >= TOPIC_IDS_FROM:
-            topic_id, at = read_uuid(body, at)
-        else:
-            name, at = read_string(body, at, flexible)
-        partition_count, at = read_array_count(body, at, flexible, 25)
-        elements_left -= partition_count
-        if elements_left < 0:
-            raise MalformedRequest("Fetch response with too many partitions")
-        partitions: list[FetchPartitionResponse] = []
-        for _ in range(partition_count):
-            partition, at = _read_partition(version, body, at)
-            partitions.append(partition)
-        if flexible:
-            at = skip_tags(body, at)
-        topics.append((name, topic_id, partitions))
-    response = FetchResponse(error_code, session_id, topics, throttle_ms)
-    if flexible:
-        tags, at = read_tags(body, at)
-        if 0 in tags and version >= NODE_ENDPOINTS_FROM:
-            response.node_endpoints = read_node_endpoints(tags[0])
-    return response, at
 
 
 def _read_partition(version: int, body: memoryview, at: int) -> tuple[FetchPartitionResponse, int]:

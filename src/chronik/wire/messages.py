@@ -295,7 +295,10 @@ def _allow(count: int, element_bytes_min: int, left_bytes: int, elements: list[i
         raise MalformedRequest(f"{count} elements in {left_bytes} bytes")
 
 
-def _count(body: bytes, at: int, flexible: bool, is_nullable: bool) -> tuple[int, int]:
+def _count(
+    body: bytes, at: int, flexible: bool, is_nullable: bool, element_bytes_min: int, elements: list[int]
+) -> tuple[int, int]:
+    """Read the count of an array (-1 for null), and deduct it from the element budget."""
     if flexible:
         count, at = _uvarint(body, at)
         count -= 1
@@ -304,6 +307,8 @@ def _count(body: bytes, at: int, flexible: bool, is_nullable: bool) -> tuple[int
         at += 4
     if count < 0 and (count != -1 or not is_nullable):
         raise MalformedRequest(f"array of {count} elements")
+    if count > 0:
+        _allow(count, element_bytes_min, len(body) - at, elements)
     return count, at
 
 
@@ -313,10 +318,9 @@ def _array_read(field: Field, flexible: bool) -> Read:
     is_nullable = field.is_nullable
 
     def read(body: bytes, at: int, elements: list[int]) -> tuple[Any, int]:
-        count, at = _count(body, at, flexible, is_nullable)
-        if count <= 0:
-            return None if count else (), at
-        _allow(count, element_bytes_min, len(body) - at, elements)
+        count, at = _count(body, at, flexible, is_nullable, element_bytes_min, elements)
+        if count < 0:
+            return None, at
         items = []
         for _ in range(count):
             item, at = one(body, at, elements)
@@ -333,10 +337,9 @@ def _numbers_read(field: Field, flexible: bool) -> Read:
     is_nullable = field.is_nullable
 
     def read(body: bytes, at: int, elements: list[int]) -> tuple[Any, int]:
-        count, at = _count(body, at, flexible, is_nullable)
-        if count <= 0:
-            return None if count else (), at
-        _allow(count, size_bytes, len(body) - at, elements)
+        count, at = _count(body, at, flexible, is_nullable, size_bytes, elements)
+        if count < 0:
+            return None, at
         end = at + count * size_bytes
         values: tuple[Any, ...]
         if convert is None:

@@ -1,4 +1,4 @@
-"""Primitive types for the hand-written codecs: varints, strings, tagged fields, topic ids.
+"""Types that the hand-written codecs share: varints, strings, tagged fields, topics.
 
     uvarint          seven bits per byte, least significant first, the high bit set on all but the last
     string           int16 length (-1 is null), UTF-8; compact: uvarint length + 1 (0 is null)
@@ -11,9 +11,10 @@ Readers take (buffer, at) and return (value, next at). They raise MalformedReque
 Reading a fixed-size number past the end raises struct.error or IndexError, which the callers convert.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from chronik.wire.errors import MalformedRequest
@@ -28,6 +29,7 @@ frame full of empty ones would block the loop for seconds."""
 
 ZERO_UUID: Final = UUID(int=0)
 
+_T = TypeVar("_T")
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _ONE_BYTE: Final = tuple(bytes((n,)) for n in range(0x80))
@@ -140,3 +142,42 @@ def read_uuid(buffer: memoryview, at: int) -> tuple[UUID, int]:
     if end > len(buffer):
         raise MalformedRequest("uuid cut short")
     return _uuid(bytes(buffer[at:end])), end
+
+
+def write_topic(name: str | None, topic_id: UUID | None, by_id: bool, flexible: bool) -> bytes:
+    """Write what identifies a topic: its id, or its name."""
+    return (topic_id or ZERO_UUID).bytes if by_id else write_string(name or "", flexible)
+
+
+def read_topics(
+    version: int,
+    body: memoryview,
+    at: int,
+    flexible: bool,
+    by_id: bool,
+    partition_bytes_min: int,
+    read_partition: Callable[[int, memoryview, int], tuple[_T, int]],
+) -> tuple[list[tuple[str | None, UUID | None, list[_T]]], int]:
+    """Read the topics of a response: name or id, array of partitions, tagged fields."""
+    topics: list[tuple[str | None, UUID | None, list[_T]]] = []
+    topic_count, at = read_array_count(body, at, flexible, 3)
+    elements_left = ELEMENTS_MAX - topic_count
+    for _ in range(topic_count):
+        name: str | None = None
+        topic_id: UUID | None = None
+        if by_id:
+            topic_id, at = read_uuid(body, at)
+        else:
+            name, at = read_string(body, at, flexible)
+        partition_count, at = read_array_count(body, at, flexible, partition_bytes_min)
+        elements_left -= partition_count
+        if elements_left < 0:
+            raise MalformedRequest("response with too many partitions")
+        partitions: list[_T] = []
+        for _ in range(partition_count):
+            partition, at = read_partition(version, body, at)
+            partitions.append(partition)
+        if flexible:
+            at = skip_tags(body, at)
+        topics.append((name, topic_id, partitions))
+    return topics, at
