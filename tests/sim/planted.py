@@ -85,7 +85,7 @@ def new_segment_without_folder_sync() -> Iterator[None]:
     run = SyncJob.run
 
     def run_without_folders(job: SyncJob) -> None:
-        job._folders = ()
+        job.folders = ()
         run(job)
 
     with patch.object(SyncJob, "run", run_without_folders):

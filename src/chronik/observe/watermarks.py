@@ -7,6 +7,7 @@ older than 1 s, the interval is 500 ms until there is no lag at all.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 CALM_INTERVAL_S = 5.0
@@ -38,15 +39,13 @@ class WatermarkLag(NamedTuple):
     age_s: float
 
 
+@dataclass(slots=True)
 class _Lagging:
     """A partition whose watermark lags. Every record below `mark` existed at `marked_s`."""
 
-    __slots__ = ("is_logged", "mark", "marked_s")
-
-    def __init__(self, mark: int, now_s: float) -> None:
-        self.mark = mark
-        self.marked_s = now_s
-        self.is_logged = False
+    mark: int
+    marked_s: float
+    is_logged: bool = False
 
 
 class WatermarkMonitor:

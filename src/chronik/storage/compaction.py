@@ -16,9 +16,9 @@ The rename to .swap commits the replacement: the next open of the folder complet
 Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -83,37 +83,36 @@ def plan_compaction(
     return CompactionJob(disk, folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets)
 
 
+@dataclass(slots=True, eq=False)
 class CompactionJob:
     """One pass. Call `run` in a thread: it reads closed segments and writes .cleaned files, nothing else."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        segments: Sequence[LogSegment],
-        next_base: int,
-        config: LogConfig,
-        now_ms: int,
-        dirty_from: int,
-        last_offsets: Mapping[int, int],
-    ) -> None:
-        self.removed_records = 0
-        self.removed_bytes = 0
-        self.cleaned_upto = next_base
-        """Where the pass ends: below this offset the log is compacted."""
-        self.reading_at = segments[0].base_offset
-        """The segment that is being read, or whose read failed."""
-        self._disk = disk
-        self._folder = folder
-        self._bounds = [*(segment.base_offset for segment in segments), next_base]
-        self._segments = segments
-        self._config = config
-        self._now_ms = now_ms
-        self._dirty_from = dirty_from
-        self._last_offsets = last_offsets
-        self._newest: dict[bytes, int] = {}
-        self._groups: list[CompactedGroup] = []
-        self.is_done = False
+    disk: Disk
+    folder: str
+    segments: Sequence[LogSegment]
+    next_base: int
+    """Base offset of the segment after them."""
+    config: LogConfig
+    now_ms: int
+    dirty_from: int
+    last_offsets: Mapping[int, int]
+    removed_records: int = 0
+    removed_bytes: int = 0
+    cleaned_upto: int = field(init=False)
+    """Where the pass ends: below this offset the log is compacted."""
+    reading_at: int = field(init=False)
+    """The segment that is being read, or whose read failed."""
+    is_done: bool = False
+    _newest: dict[bytes, int] = field(default_factory=dict)
+    _groups: list[CompactedGroup] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cleaned_upto = self.next_base
+        self.reading_at = self.segments[0].base_offset
+
+    def _with_next_base(self) -> Iterator[tuple[LogSegment, int]]:
+        next_bases = [*(segment.base_offset for segment in self.segments[1:]), self.next_base]
+        return zip(self.segments, next_bases, strict=True)
 
     def run(self) -> None:
         """Write the compacted segments. An error leaves the log unchanged; `finish_compaction` cleans up."""
@@ -142,28 +141,28 @@ class CompactionJob:
         """Return the job that removes leftover files; if the pass completed, it also records how far it got."""
         unused = [group for group in self._groups if not any(group is one for one in used)]
         leftovers = [
-            segment_path(self._folder, group.old[0].base_offset, suffix + ".cleaned")
+            segment_path(self.folder, group.old[0].base_offset, suffix + ".cleaned")
             for group in unused
             for suffix in (".log", *INDEX_SUFFIXES)
         ]
         return DeletionJob(
-            self._disk,
-            self._folder,
+            self.disk,
+            self.folder,
             [*leftovers, *deleted],
             segments=len(deleted),
             size_bytes=self.removed_bytes,
-            number_file=NumberFile(f"{self._folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
+            number_file=NumberFile(f"{self.folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
         )
 
     def _note_keys(self) -> None:
         """Find each key's last offset in the dirty part, or in as much of it as memory allows."""
         newest = self._newest
-        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
-            if next_base <= self._dirty_from:
+        for segment, next_base in self._with_next_base():
+            if next_base <= self.dirty_from:
                 continue
             self.reading_at = segment.base_offset
-            for _, header, batch, intact in read_all_batches(self._disk, segment.path):
-                if header.next_offset <= self._dirty_from or not intact or header.is_control:
+            for _, header, batch, intact in read_all_batches(self.disk, segment.path):
+                if header.next_offset <= self.dirty_from or not intact or header.is_control:
                     continue
                 try:
                     _, records = raw_records(batch, header)
@@ -172,20 +171,20 @@ class CompactionJob:
                 for record in records:
                     if record.key is not None:
                         newest[key_digest(record.key)] = header.base_offset + record.offset_delta
-                if len(newest) >= self._config.compaction_keys_max:
+                if len(newest) >= self.config.compaction_keys_max:
                     self.cleaned_upto = header.next_offset
                     return
 
     def _grouped(self) -> list[CompactedGroup]:
         groups: list[CompactedGroup] = []
         size_bytes = 0
-        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
+        for segment, next_base in self._with_next_base():
             if segment.base_offset >= self.cleaned_upto:
                 break
             size_bytes += segment.size_bytes
             if (
                 groups
-                and size_bytes <= self._config.segment_bytes
+                and size_bytes <= self.config.segment_bytes
                 and next_base - groups[-1].old[0].base_offset <= RELATIVE_OFFSET_MAX
             ):
                 groups[-1].old.append(segment)
@@ -203,18 +202,18 @@ class CompactionJob:
 
     def _write(self, group: CompactedGroup) -> None:
         base_offset = group.old[0].base_offset
-        out = LogSegment(self._disk, self._folder, base_offset)
-        out.offset_index = SparseIndex(self._disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
-        out.time_index = SparseIndex(self._disk, out.time_index.path + ".cleaned", TIME_ENTRY)
+        out = LogSegment(self.disk, self.folder, base_offset)
+        out.offset_index = SparseIndex(self.disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
+        out.time_index = SparseIndex(self.disk, out.time_index.path + ".cleaned", TIME_ENTRY)
         out.offset_index.cut(0)
         out.time_index.cut(0)
         group.is_changed = len(group.old) > 1
-        with closing(self._disk.open(segment_path(self._folder, base_offset, ".log.cleaned"), create=True)) as file:
+        with closing(self.disk.open(segment_path(self.folder, base_offset, ".log.cleaned"), create=True)) as file:
             file.truncate(0)
             block = bytearray()
             for segment in group.old:
                 self.reading_at = segment.base_offset
-                for scanned in read_all_batches(self._disk, segment.path):
+                for scanned in read_all_batches(self.disk, segment.path):
                     _, header, batch, _ = scanned
                     kept = self._cleaned(scanned)
                     group.is_changed = group.is_changed or kept is not batch
@@ -233,7 +232,7 @@ class CompactionJob:
                         header.last_offset,
                         header.size_bytes,
                         header.max_timestamp,
-                        self._config.index_interval_bytes,
+                        self.config.index_interval_bytes,
                     )
                     out.size_bytes += header.size_bytes
                     block += kept
@@ -255,7 +254,7 @@ class CompactionJob:
             return batch
         try:
             return clean_batch(
-                batch, header, self._keeps, self._now_ms, self._config.delete_retention_ms, self._last_offsets
+                batch, header, self._keeps, self.now_ms, self.config.delete_retention_ms, self.last_offsets
             )
         except KafkaError:
             # Keep a batch that does not parse.

@@ -1,6 +1,7 @@
 """Removing data that retention, DeleteRecords or compaction no longer need."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from chronik.storage.config import LogConfig
@@ -19,6 +20,7 @@ class NumberFile(NamedTuple):
     number: Callable[[], int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DeletionJob:
     """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
 
@@ -26,30 +28,20 @@ class DeletionJob:
     gone and nothing in their place. Files are removed oldest first, so that a crash leaves no hole.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        paths: Sequence[str],
-        *,
-        segments: int,
-        size_bytes: int,
-        number_file: NumberFile | None = None,
-    ) -> None:
-        self.segments = segments
-        self.size_bytes = size_bytes
-        self._disk = disk
-        self._folder = folder
-        self._paths = paths
-        self._number_file = number_file
+    disk: Disk
+    folder: str
+    paths: Sequence[str]
+    segments: int
+    size_bytes: int
+    number_file: NumberFile | None = None
 
     def run(self) -> None:
-        if self._number_file is not None:
-            path, number = self._number_file
-            write_number(self._disk, path, number())
-        if self._paths:
-            self._disk.sync_dir(self._folder)
-        remove_files(self._disk, self._paths)
+        if self.number_file is not None:
+            path, number = self.number_file
+            write_number(self.disk, path, number())
+        if self.paths:
+            self.disk.sync_dir(self.folder)
+        remove_files(self.disk, self.paths)
 
 
 def segments_to_delete(

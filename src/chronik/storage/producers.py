@@ -5,6 +5,7 @@ sequence is refused. The state is a function of the log: snapshots only avoid re
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chronik.wire.batch import BatchHeader
@@ -37,15 +38,13 @@ class Duplicate(NamedTuple):
     log_append_time_ms: int
 
 
+@dataclass(slots=True)
 class ProducerState:
     """One producer: its epoch, and its last batches, oldest first."""
 
-    __slots__ = ("batches", "epoch", "last_seen_ms")
-
-    def __init__(self, epoch: int, last_seen_ms: int, batches: list[SentBatch]) -> None:
-        self.epoch = epoch
-        self.last_seen_ms = last_seen_ms
-        self.batches = batches
+    epoch: int
+    last_seen_ms: int
+    batches: list[SentBatch]
 
 
 class ProducerStates:

@@ -4,6 +4,7 @@ Also reading only the headers of a range of batches.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chronik.storage.batches import end_of_whole_batches, is_intact
@@ -71,6 +72,7 @@ def read_batches(
     return ReadResult(memoryview(data)[:whole_end], next_offset)
 
 
+@dataclass(slots=True, eq=False)
 class ReadJob:
     """A read for a thread; it touches only files. Call it once: it returns the batches, and `result` has everything.
 
@@ -80,45 +82,35 @@ class ReadJob:
     it alone is returned, and `damaged_at` is its offset.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[tuple[LogSegment, SegmentView]],
-        hints: dict[int, Hint],
-        offset: int,
-        max_bytes: int,
-        upto_offset: int,
-        min_one_batch: bool,
-        end_offset: int,
-    ) -> None:
-        self._segments = segments
-        self._hints = hints
-        self.offset = offset
-        self._max_bytes = max_bytes
-        self._upto_offset = upto_offset
-        self._min_one_batch = min_one_batch
-        self._end_offset = end_offset
-        self.result: ReadResult | None = None
-        self.damaged_at: int | None = None
+    segments: Sequence[tuple[LogSegment, SegmentView]]
+    hints: dict[int, Hint]
+    offset: int
+    max_bytes: int
+    upto_offset: int
+    min_one_batch: bool
+    end_offset: int
+    result: ReadResult | None = None
+    damaged_at: int | None = None
 
     def __call__(self) -> Buffer:
         try:
             self.result = self._read()
         finally:
-            for _, view in self._segments:
+            for _, view in self.segments:
                 view.release()
         return self.result.data
 
     def _read(self) -> ReadResult:
-        for segment, view in self._segments:
-            first = view.find(self.offset) if self.offset < self._upto_offset else None
+        for segment, view in self.segments:
+            first = view.find(self.offset) if self.offset < self.upto_offset else None
             if first is None:
                 continue
             position, header = first
-            if header.last_offset >= self._upto_offset:
+            if header.last_offset >= self.upto_offset:
                 # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
                 # may be wrong although the CRC is right, because the CRC does not cover it.
                 batch = view.shared.file.pread(position, header.size_bytes)
-                if header.last_offset >= self._end_offset or not is_intact(batch, header):
+                if header.last_offset >= self.end_offset or not is_intact(batch, header):
                     raise _damaged(view, position)
                 break
             result = read_batches(
@@ -126,9 +118,9 @@ class ReadJob:
                 position,
                 view.size_bytes,
                 header.base_offset,
-                self._max_bytes,
-                self._upto_offset,
-                self._min_one_batch,
+                self.max_bytes,
+                self.upto_offset,
+                self.min_one_batch,
                 view.boundary_before,
             )
             if result is None:
@@ -137,9 +129,9 @@ class ReadJob:
                 result = self._check(result, segment, position)
             # When positions change, the dict is replaced, never cleared; setting one key is safe next to the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
-            self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
+            self.hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
-                self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
+                self.hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
         return ReadResult(b"", self.offset)
 
@@ -173,6 +165,7 @@ class HeadersResult(NamedTuple):
     next_offset: int | None
 
 
+@dataclass(slots=True, eq=False)
 class HeadersJob:
     """Reads headers in a thread; touches only files, and only the first bytes of each batch. Call it once.
 
@@ -180,39 +173,30 @@ class HeadersJob:
     offset of the segment after them, or None.
     """
 
-    def __init__(
-        self,
-        views: Sequence[SegmentView],
-        next_base: int | None,
-        offset: int,
-        to_offset: int,
-        upto_offset: int,
-        headers_max: int,
-    ) -> None:
-        self._views = views
-        self._next_base = next_base
-        self._offset = offset
-        self._to_offset = to_offset
-        self._upto_offset = upto_offset
-        self._headers_max = headers_max
+    views: Sequence[SegmentView]
+    next_base: int | None
+    offset: int
+    to_offset: int
+    upto_offset: int
+    headers_max: int
 
     def __call__(self) -> HeadersResult:
         try:
             return self._walk()
         finally:
-            for view in self._views:
+            for view in self.views:
                 view.release()
 
     def _walk(self) -> HeadersResult:
         headers: list[BatchHeader] = []
-        for view in self._views:
-            for _, header in view.walk(view.position_near(self._offset)):
-                if header.last_offset < self._offset:
+        for view in self.views:
+            for _, header in view.walk(view.position_near(self.offset)):
+                if header.last_offset < self.offset:
                     continue
-                if header.base_offset >= self._to_offset or header.last_offset >= self._upto_offset:
+                if header.base_offset >= self.to_offset or header.last_offset >= self.upto_offset:
                     return HeadersResult(headers, None)
-                if len(headers) == self._headers_max:
+                if len(headers) == self.headers_max:
                     return HeadersResult(headers, header.base_offset)
                 headers.append(header)
-        next_base = self._next_base
-        return HeadersResult(headers, None if next_base is None or next_base >= self._to_offset else next_base)
+        is_complete = self.next_base is None or self.next_base >= self.to_offset
+        return HeadersResult(headers, None if is_complete else self.next_base)

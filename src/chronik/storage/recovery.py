@@ -110,27 +110,26 @@ def load_log(
     return _Recovery(disk, folder, config, now_ms, durable_upto, clean).load()
 
 
+@dataclass(slots=True, eq=False)
 class _Recovery:
     """One run of `load_log`."""
 
-    def __init__(
-        self, disk: Disk, folder: str, config: LogConfig, now_ms: int, recovery_point: int, clean: bool
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.config = config
-        self.now_ms = now_ms
-        self.recovery_point = recovery_point
-        self.clean = clean
-        self.report = RecoveryReport(folder, clean, recovery_point)
-        self.epochs = LeaderEpochs()
-        self.producers = ProducerStates(config.producer_expiration_ms)
-        self.last_batch_crc = 0
-        self.cleaned_upto = 0
-        self.gap: tuple[int, int] | None = None
-        """The last gap in the scanned segment: the position before it, and the offset expected there."""
+    disk: Disk
+    folder: str
+    config: LogConfig
+    now_ms: int
+    recovery_point: int
+    clean: bool
+    report: RecoveryReport = field(init=False)
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    producers: ProducerStates = field(init=False)
+    last_batch_crc: int = 0
+    cleaned_upto: int = 0
+    gap: tuple[int, int] | None = None
+    """The last gap in the scanned segment: the position before it, and the offset expected there."""
 
     def load(self) -> LoadedLog:
+        self.report = RecoveryReport(self.folder, self.clean, self.recovery_point)
         self.report.finished_swaps = finish_swaps(self.disk, self.folder)
         names = self.disk.listdir(self.folder)
         segments = [

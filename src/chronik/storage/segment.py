@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -113,6 +114,7 @@ class SegmentView(NamedTuple):
         return largest, its_offset
 
 
+@dataclass(slots=True, eq=False)
 class LogSegment:
     """Owns NNN.log, NNN.index and NNN.timeindex.
 
@@ -121,42 +123,29 @@ class LogSegment:
     threads get a view. The file is opened when first needed and can be released at any time.
     """
 
-    __slots__ = (
-        "_shared",
-        "allocated_bytes",
-        "base_offset",
-        "disk",
-        "first_append_ms",
-        "folder",
-        "last_batch_position",
-        "max_timestamp",
-        "max_timestamp_offset",
-        "offset_index",
-        "size_bytes",
-        "time_index",
-        "unchecked_from",
-        "unchecked_to",
-        "unindexed_bytes",
-    )
+    disk: Disk
+    folder: str
+    base_offset: int
+    size_bytes: int = 0
+    allocated_bytes: int = field(init=False)
+    max_timestamp: int | None = field(init=False)
+    max_timestamp_offset: int = field(init=False, default=-1)
+    first_append_ms: int | None = field(init=False, default=None)
+    unindexed_bytes: int = field(init=False, default=0)
+    last_batch_position: int = field(init=False, default=-1)
+    unchecked_from: int = field(init=False, default=0)
+    unchecked_to: int = field(init=False)
+    """Both: data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since
+    then. Readers in threads shrink this range, never extend it."""
+    offset_index: SparseIndex = field(init=False)
+    time_index: SparseIndex = field(init=False)
+    _shared: SharedFile | None = field(init=False, default=None)
 
-    def __init__(self, disk: Disk, folder: str, base_offset: int, size_bytes: int = 0) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
-        self.allocated_bytes = size_bytes
-        self.max_timestamp: int | None = None if size_bytes else NO_TIMESTAMP
-        self.max_timestamp_offset = -1
-        self.first_append_ms: int | None = None
-        self.unindexed_bytes = 0
-        self.last_batch_position = -1
-        # Data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since then.
-        # Readers in threads shrink this range, never extend it.
-        self.unchecked_from = 0
-        self.unchecked_to = size_bytes
-        self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
-        self.time_index = SparseIndex(disk, segment_path(folder, base_offset, ".timeindex"), TIME_ENTRY)
-        self._shared: SharedFile | None = None
+    def __post_init__(self) -> None:
+        self.allocated_bytes = self.unchecked_to = self.size_bytes
+        self.max_timestamp = None if self.size_bytes else NO_TIMESTAMP
+        self.offset_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".index"), OFFSET_ENTRY)
+        self.time_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".timeindex"), TIME_ENTRY)
 
     @staticmethod
     def create(disk: Disk, folder: str, base_offset: int) -> "LogSegment":
