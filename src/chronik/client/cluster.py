@@ -1,4 +1,4 @@
-"""A cluster behind some bootstrap addresses: its metadata, and a connection to each broker.
+"""A cluster, reached through bootstrap addresses: its metadata, and a connection to each broker.
 
 Every call has a deadline. Until then, retriable errors (a leader that moved, a coordinator that is still loading, a
 broker that disconnected) are retried with increasing backoff and fresh metadata.

@@ -24,7 +24,7 @@ class ConnectionLost(ClientError):
 
 
 class RequestTimedOut(ConnectionLost):
-    """No response in time. The connection is closed, since later responses would queue behind the missing one."""
+    """No response in time. The connection is closed, since later responses would arrive after the missing one."""
 
 
 class BadResponse(ClientError):

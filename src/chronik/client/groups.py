@@ -63,7 +63,7 @@ class Groups:
         """Return the groups of all brokers: each broker lists the groups that it coordinates."""
 
         async def attempt(deadline: Deadline) -> dict[str, ListedGroup]:
-            found: dict[str, ListedGroup] = {}
+            groups: dict[str, ListedGroup] = {}
             for node_id in sorted((await self._cluster.layout([], deadline=deadline)).brokers):
                 connection = await self._cluster.connection(node_id, deadline)
                 values: dict[str, Any] = {"states_filter": [], "types_filter": []}
@@ -71,8 +71,8 @@ class Groups:
                 raise_for(response, f"groups of broker {node_id}")
                 for group in response.groups:
                     state = getattr(group, "group_state", "")
-                    found[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
-            return found
+                    groups[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
+            return groups
 
         return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
 
@@ -93,10 +93,10 @@ class Groups:
             one = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": None}
             values = {"group_id": group, "topics": None, "groups": [one], "require_stable": False}
             response = await self._cluster.call_coordinator(group, ApiKey.OFFSET_FETCH, values, deadline, at_most=9)
-            answer = response.groups[0] if hasattr(response, "groups") else response
-            raise_for(answer, f"offsets of group {group}")
+            offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
+            raise_for(offsets_of_group, f"offsets of group {group}")
             offsets: dict[Partition, int] = {}
-            for topic in answer.topics:
+            for topic in offsets_of_group.topics:
                 for partition in topic.partitions:
                     raise_for(partition, f"offset of {topic.name}-{partition.partition_index}")
                     if partition.committed_offset >= 0:
@@ -145,10 +145,10 @@ class Groups:
         async def attempt(deadline: Deadline) -> GroupDescription:
             values = {"groups": [group], "include_authorized_operations": False}
             response = await self._cluster.call_coordinator(group, ApiKey.DESCRIBE_GROUPS, values, deadline)
-            found = response.groups[0]
-            if found.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
+            description = response.groups[0]
+            if description.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
                 return GroupDescription(group, "Dead", "", ())
-            raise_for(found, f"group {group}")
+            raise_for(description, f"group {group}")
             members = tuple(
                 GroupMember(
                     member.member_id,
@@ -157,9 +157,9 @@ class Groups:
                     getattr(member, "group_instance_id", None),
                     read_assignment(member.member_assignment),
                 )
-                for member in found.members
+                for member in description.members
             )
-            return GroupDescription(group, found.group_state, found.protocol_data, members)
+            return GroupDescription(group, description.group_state, description.protocol_data, members)
 
         return await self._cluster.retry(attempt)
 
@@ -167,10 +167,10 @@ class Groups:
         async def attempt(deadline: Deadline) -> GroupDescription | None:
             values = {"group_ids": [group], "include_authorized_operations": False}
             response = await self._cluster.call_coordinator(group, ApiKey.CONSUMER_GROUP_DESCRIBE, values, deadline)
-            found = response.groups[0]
-            if found.error_code == ErrorCode.group_id_not_found:
+            description = response.groups[0]
+            if description.error_code == ErrorCode.group_id_not_found:
                 return None
-            raise_for(found, f"group {group}")
+            raise_for(description, f"group {group}")
             members = tuple(
                 GroupMember(
                     member.member_id,
@@ -179,9 +179,9 @@ class Groups:
                     member.instance_id,
                     tuple((t.topic_name, p) for t in member.assignment.topic_partitions for p in t.partitions),
                 )
-                for member in found.members
+                for member in description.members
             )
-            return GroupDescription(group, found.group_state, found.assignor_name, members)
+            return GroupDescription(group, description.group_state, description.assignor_name, members)
 
         return await self._cluster.retry(attempt)
 

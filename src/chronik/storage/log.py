@@ -220,10 +220,10 @@ class Log:
         """Preallocate ahead of the end: double the size, within bounds. If that fails, just try the write."""
         config = self.config
         ahead = min(max(end, config.preallocate_bytes_min), config.preallocate_bytes_max)
-        wanted = max(end, min(end + ahead, config.segment_bytes))
+        allocated = max(end, min(end + ahead, config.segment_bytes))
         try:
-            segment.file.allocate(wanted)
-            segment.allocated_bytes = wanted
+            segment.file.allocate(allocated)
+            segment.allocated_bytes = allocated
         except OSError:
             segment.allocated_bytes = end
 

@@ -101,7 +101,7 @@ class ProducerStates:
             )
         raise _out_of_order(header, expected)
 
-    def is_behind_what_lies_from(self, offset: int, header: BatchHeader) -> bool:
+    def follows_batch_from(self, offset: int, header: BatchHeader) -> bool:
         """Return whether the producer's last batch here is at or after `offset` and precedes this one in sequence."""
         state = self._states.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch or not state.batches:
@@ -111,13 +111,13 @@ class ProducerStates:
 
     def first_from(self, offset: int) -> list[tuple[int, int, int]]:
         """Return id, epoch and first kept sequence from `offset` on, of each producer that wrote there."""
-        found: list[tuple[int, int, int]] = []
+        batches: list[tuple[int, int, int]] = []
         for producer_id, state in reversed(self._states.items()):
             sequences = [batch.base_sequence for batch in state.batches if batch.base_offset >= offset]
             if not sequences:
                 break
-            found.append((producer_id, state.epoch, sequences[0]))
-        return found
+            batches.append((producer_id, state.epoch, sequences[0]))
+        return batches
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
         """Record that the batch is in the log at `base_offset`."""

@@ -294,7 +294,7 @@ class _Recovery:
         """Return a closed segment's end position and next offset, by walking on from its last index entry."""
         with segment.brief_view() as view:
             entry = view.offsets.last()
-            position = entry[1] if entry is not None and view.is_right(*entry) else 0
+            position = entry[1] if entry is not None and view.is_correct(*entry) else 0
             end, offset = position, segment.base_offset
             for at, header in walk_headers(segment.file, position, segment.size_bytes):
                 end, offset = at + header.size_bytes, header.next_offset
@@ -459,7 +459,7 @@ class _Recovery:
     def _reaches_the_end(self, segment: LogSegment) -> bool:
         with segment.view() as view:
             entry = view.offsets.last()
-            if entry is not None and not view.is_right(*entry):
+            if entry is not None and not view.is_correct(*entry):
                 return False
             unindexed_bytes = segment.size_bytes - (entry[1] if entry is not None else 0)
             return unindexed_bytes <= self.config.index_interval_bytes + 2 * self.config.max_batch_bytes

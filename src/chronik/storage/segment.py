@@ -77,14 +77,14 @@ class SegmentView(NamedTuple):
     def position_near(self, offset: int) -> int:
         """Return the start of a batch that is not after `offset`, as close to it as the index has."""
         entry = self.offsets.floor(0, offset - self.base_offset)
-        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+        return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
     def boundary_before(self, position: int) -> int:
         """Return the start of a batch at or before `position`, as close to it as the index has."""
         entry = self.offsets.floor(1, position)
-        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+        return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
-    def is_right(self, relative_offset: int, position: int) -> bool:
+    def is_correct(self, relative_offset: int, position: int) -> bool:
         """Return whether an entry of the offset index is correct."""
         header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset

@@ -65,9 +65,9 @@ def decode_lines(version: str, data: bytes) -> list[str]:
     text += separator
     if not data.endswith(b"\n") or checksum != _checksum(text):
         raise Damaged("it is cut off, or fails its checksum")
-    found, count, *lines = text.splitlines()
-    if found != version or count != str(len(lines)):
-        raise Damaged(f"it is of version {found}")
+    found_version, count, *lines = text.splitlines()
+    if found_version != version or count != str(len(lines)):
+        raise Damaged(f"it is of version {found_version}")
     return lines
 
 

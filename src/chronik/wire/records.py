@@ -94,7 +94,7 @@ def decode_records(
             raise _corrupt("timestamp out of range")
         yield Record(base_offset + offset_delta, timestamp_ms, key, value, headers)
     if at != len(data):
-        raise _corrupt(f"{len(data) - at} bytes behind the last record")
+        raise _corrupt(f"{len(data) - at} bytes after the last record")
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
