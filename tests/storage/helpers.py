@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
-from chronik.storage.log import AppendResult, Log
+from chronik.storage.log import Log
+from chronik.storage.producers import AppendResult
 from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
 from chronik.wire.records import NewRecord, Record
 

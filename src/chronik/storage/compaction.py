@@ -19,7 +19,6 @@ Indexes are written as NNN.index.cleaned and may be lost in a crash: they are re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
 from chronik.storage.batches import ScannedBatch, read_all_batches
@@ -49,38 +48,6 @@ class CompactedGroup:
     is_changed: bool = False
     has_successor: bool = True
     """Whether a compacted segment replaces them; otherwise nothing is left of them."""
-
-
-def plan_compaction(
-    disk: Disk,
-    folder: str,
-    segments: Sequence[LogSegment],
-    config: LogConfig,
-    now_ms: int,
-    upto_offset: int,
-    log_start_offset: int,
-    cleaned_upto: int,
-    last_offsets: Mapping[int, int],
-) -> "CompactionJob | None":
-    """Return a pass over the closed segments below `upto_offset` that are old enough, if enough of them is dirty."""
-    cleanable: list[LogSegment] = []
-    dirty_bytes = 0
-    for segment, following in pairwise(segments):
-        if following.base_offset > upto_offset:
-            break
-        is_dirty = following.base_offset > cleaned_upto
-        if is_dirty and config.min_compaction_lag_ms > 0:
-            largest, _ = segment.largest_timestamp()
-            if largest > now_ms - config.min_compaction_lag_ms:
-                break
-        cleanable.append(segment)
-        dirty_bytes += segment.size_bytes if is_dirty else 0
-    total_bytes = sum(segment.size_bytes for segment in cleanable)
-    if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
-        return None
-    next_base = segments[len(cleanable)].base_offset
-    dirty_from = max(cleaned_upto, log_start_offset)
-    return CompactionJob(disk, folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets)
 
 
 @dataclass(slots=True, eq=False)

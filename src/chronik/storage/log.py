@@ -10,17 +10,18 @@ is never retried: the kernel may have dropped the dirty pages, so a second sync 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from chronik.storage.batches import header_at
-from chronik.storage.compaction import CompactionJob, plan_compaction, replace_segments
+from chronik.storage.compaction import CompactionJob, replace_segments
 from chronik.storage.config import LogConfig
 from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.folder import set_aside
-from chronik.storage.producers import ProducerStates
+from chronik.storage.producers import AppendResult, ProducerStates
 from chronik.storage.reading import HeadersJob, ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
 from chronik.storage.scrubbing import SegmentScrub
@@ -41,14 +42,6 @@ _INT64: Final = Struct(">q")
 _INT32: Final = Struct(">i")
 _EPOCH_AT: Final = 12
 _SET_ASIDE_ORDER: Final = {".snapshot": 0, ".index": 1, ".timeindex": 1, ".log": 2}
-
-
-class AppendResult(NamedTuple):
-    """The offsets of the appended records, and their log append time (-1: they keep their own timestamps)."""
-
-    base_offset: int
-    last_offset: int
-    log_append_time_ms: int
 
 
 class Log:
@@ -662,22 +655,35 @@ class Log:
     # -- compaction ----------------------------------------------------------------------------------------------------
 
     def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
-        """Return the next pass over closed segments below `upto_offset` (the high watermark), if it is worthwhile.
+        """Return the next pass over closed segments below `upto_offset` (the high watermark), if enough is dirty.
 
-        Run the job in a thread, then call `finish_compaction`, even after a failure. Return None while a job runs.
+        It ends before segments that are too new. Run the job in a thread, then call `finish_compaction`, even after a
+        failure. Return None while a job runs.
         """
-        if not self.config.cleanup_compact or self._compaction is not None or self.read_only_forever:
+        config = self.config
+        if not config.cleanup_compact or self._compaction is not None or self.read_only_forever:
             return None
-        self._compaction = plan_compaction(
-            self.disk,
-            self.folder,
-            self._segments.all,
-            self.config,
-            now_ms,
-            upto_offset,
-            self.log_start_offset,
-            self._cleaned_upto,
-            self.producers.last_offsets(),
+        cleanable: list[LogSegment] = []
+        next_base = 0
+        dirty_bytes = 0
+        for segment, following in pairwise(self._segments.all):
+            if following.base_offset > upto_offset:
+                break
+            is_dirty = following.base_offset > self._cleaned_upto
+            if is_dirty and config.min_compaction_lag_ms > 0:
+                largest, _ = segment.largest_timestamp()
+                if largest > now_ms - config.min_compaction_lag_ms:
+                    break
+            cleanable.append(segment)
+            next_base = following.base_offset
+            dirty_bytes += segment.size_bytes if is_dirty else 0
+        total_bytes = sum(segment.size_bytes for segment in cleanable)
+        if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
+            return None
+        dirty_from = max(self._cleaned_upto, self.log_start_offset)
+        last_offsets = self.producers.last_offsets()
+        self._compaction = CompactionJob(
+            self.disk, self.folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets
         )
         return self._compaction
 

@@ -30,8 +30,8 @@ class SentBatch(NamedTuple):
     log_append_time_ms: int
 
 
-class Duplicate(NamedTuple):
-    """The batch is already in the log, at these offsets."""
+class AppendResult(NamedTuple):
+    """The offsets of the appended records, and their log append time (-1: they keep their own timestamps)."""
 
     base_offset: int
     last_offset: int
@@ -65,8 +65,8 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader) -> Duplicate | None:
-        """Return None if the batch may be appended, a `Duplicate` if it already was. Raises KafkaError otherwise.
+    def check(self, header: BatchHeader) -> AppendResult | None:
+        """Return None if the batch may be appended, its earlier result if it already was. Raises KafkaError otherwise.
 
         An unknown producer may start with any sequence: its older batches may have expired.
         """
@@ -88,7 +88,7 @@ class ProducerStates:
         last_sequence = header.last_sequence
         for batch in state.batches:
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
-                return Duplicate(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
+                return AppendResult(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
         if not state.batches:
             return None
         expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK

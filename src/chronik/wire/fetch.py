@@ -31,11 +31,14 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from chronik.wire.compression import Buffer
-from chronik.wire.endpoints import LEADER, node_endpoints_tags, read_leader, read_node_endpoints
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.primitives import (
     ELEMENTS_MAX,
+    LEADER,
+    node_endpoints_tags,
     read_array_count,
+    read_leader,
+    read_node_endpoints,
     read_string,
     read_tags,
     read_topics,

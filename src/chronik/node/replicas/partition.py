@@ -25,8 +25,8 @@ from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
 from chronik.storage.disk import StorageError
-from chronik.storage.log import AppendResult, Log
-from chronik.storage.producers import Duplicate
+from chronik.storage.log import Log
+from chronik.storage.producers import AppendResult
 from chronik.storage.reading import ReadJob
 from chronik.storage.refusals import TEMPORARY_ERRORS, RefusedBatches
 from chronik.storage.syncing import SyncJob
@@ -36,7 +36,7 @@ from chronik.wire.errors import ErrorCode, KafkaError
 LATEST_EPOCH = -1
 DELETE_ALL = -1
 
-Appended: TypeAlias = AppendResult | Duplicate
+Appended: TypeAlias = AppendResult
 """The result of a produce: the offsets of the new records, or for a duplicate batch the offsets of the first copy."""
 
 
