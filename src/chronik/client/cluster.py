@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from chronik.client.connection import Connection, ConnectionLimits
+from chronik.client.connection import Connection
 from chronik.client.errors import RETRIABLE, ClientError, ConnectionLost, Unreachable, raise_for
 from chronik.client.layout import ClusterLayout, TopicLayout, layout_of
 from chronik.wire.api import ApiKey
@@ -52,17 +52,11 @@ class Cluster:
     """Connections to a cluster's brokers, opened on first use. Owned by one loop; close it when done."""
 
     def __init__(
-        self,
-        bootstrap: Sequence[tuple[str, int]],
-        *,
-        client_id: str = "chronik",
-        timeout_s: float = 30.0,
-        limits: ConnectionLimits | None = None,
+        self, bootstrap: Sequence[tuple[str, int]], *, client_id: str = "chronik", timeout_s: float = 30.0
     ) -> None:
         self.timeout_s = timeout_s
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
-        self._limits = limits
         self._layout: ClusterLayout | None = None
         self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
         self._coordinators: dict[str, int] = {}
@@ -182,7 +176,7 @@ class Cluster:
             task = None
         if task is None:
             task = asyncio.get_running_loop().create_task(
-                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s, limits=self._limits)
+                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s)
             )
             self._connections[address] = task
         return await asyncio.shield(task)

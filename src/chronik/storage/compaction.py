@@ -172,8 +172,7 @@ class CompactionJob:
         out = LogSegment(self.disk, self.folder, base_offset)
         out.offset_index = SparseIndex(self.disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
         out.time_index = SparseIndex(self.disk, out.time_index.path + ".cleaned", TIME_ENTRY)
-        out.offset_index.cut(0)
-        out.time_index.cut(0)
+        out.clear_indexes()
         group.is_changed = len(group.old) > 1
         with closing(self.disk.open(segment_path(self.folder, base_offset, ".log.cleaned"), create=True)) as file:
             file.truncate(0)

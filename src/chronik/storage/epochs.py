@@ -80,10 +80,6 @@ class LeaderEpochs:
         if at and self._starts[0] < start_offset:
             self._starts[0] = start_offset
 
-    def clear(self) -> None:
-        self._epochs.clear()
-        self._starts.clear()
-
     def encode(self) -> bytes:
         return encode_lines(VERSION, (f"{epoch} {start}" for epoch, start in self.entries()))
 

@@ -390,9 +390,7 @@ class _Recovery:
             upto = snapshot.position
         else:
             upto = 0
-        segment.offset_index.cut(0)
-        segment.time_index.cut(0)
-        segment.max_timestamp, segment.max_timestamp_offset = NO_TIMESTAMP, -1
+        segment.clear_indexes()
         for position, header in walk_headers(segment.file, 0, upto):
             interval = self.config.index_interval_bytes
             segment.note_batch(position, header.last_offset, header.size_bytes, header.max_timestamp, interval)

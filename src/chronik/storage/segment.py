@@ -231,13 +231,10 @@ class LogSegment:
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self.unindexed_bytes > interval:
-            self.add_index_entry(position, last_offset)
+            self.offset_index.append(last_offset - self.base_offset, position)
+            self.add_time_entry()
+            self.unindexed_bytes = 0
         self.unindexed_bytes += size_bytes
-
-    def add_index_entry(self, position: int, last_offset: int) -> None:
-        self.offset_index.append(last_offset - self.base_offset, position)
-        self.add_time_entry()
-        self.unindexed_bytes = 0
 
     def add_time_entry(self) -> None:
         """Add an entry for the largest timestamp so far, if it is new."""
@@ -255,16 +252,12 @@ class LogSegment:
                 if not index.try_write() and self.disk.exists(index.path):
                     # A missing index is rebuilt when the log is opened; one that lacks its end would be trusted.
                     self.disk.remove(index.path)
-            self.trim()
+            if self._shared is not None or self.allocated_bytes != self.size_bytes:
+                self.file.truncate(self.size_bytes)
+                self.allocated_bytes = self.size_bytes
         except OSError:
             # The zeros stay; readers and recovery treat them as the end.
             return
-
-    def trim(self) -> None:
-        """Truncate the file to its used size."""
-        if self._shared is not None or self.allocated_bytes != self.size_bytes:
-            self.file.truncate(self.size_bytes)
-            self.allocated_bytes = self.size_bytes
 
     def cut(self, size_bytes: int, last_offset_kept: int) -> None:
         """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks."""
@@ -288,12 +281,16 @@ class LogSegment:
             if header.max_timestamp > self.max_timestamp:
                 self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
 
-    def rebuild_indexes(self, interval: int) -> None:
-        """Rebuild both indexes from the batches. Blocks."""
+    def clear_indexes(self) -> None:
+        """Drop all entries and the timestamps, before the segment's batches are noted again. Blocks."""
         self.offset_index.cut(0)
         self.time_index.cut(0)
         self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
         self.unindexed_bytes = 0
+
+    def rebuild_indexes(self, interval: int) -> None:
+        """Rebuild both indexes from the batches. Blocks."""
+        self.clear_indexes()
         for position, header in walk_headers(self.file, 0, self.size_bytes):
             self.note_batch(position, header.last_offset, header.size_bytes, header.max_timestamp, interval)
         self.add_time_entry()
