@@ -30,8 +30,6 @@ class Move:
 
 
 class Brokers:
-    """Admin calls on replicas and brokers of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

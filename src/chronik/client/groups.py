@@ -54,8 +54,6 @@ class GroupDescription:
 
 
 class Groups:
-    """Admin calls on consumer groups of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

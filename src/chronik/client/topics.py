@@ -47,8 +47,6 @@ class ListedOffset:
 
 
 class Topics:
-    """Admin calls on topics of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

@@ -19,7 +19,7 @@ Retention of what was set aside counts from the time in the name. A folder with 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -394,9 +394,8 @@ def _decode_boot(data: bytes) -> BootRecord | None:
 
 
 def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
-    return _encode_lines(
-        f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in points.items()
-    )
+    lines = (f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in points.items())
+    return encode_lines(POINTS_VERSION, sorted(lines))
 
 
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
@@ -404,29 +403,26 @@ def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     try:
         return {
             (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
-            for topic, partition, topic_id, offset in _decode_lines(data)
+            for topic, partition, topic_id, offset in _fields_of_lines(data)
         }
     except ValueError:
         return {}
 
 
 def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
-    return _encode_lines(f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
+    lines = (f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
+    return encode_lines(POINTS_VERSION, sorted(lines))
 
 
 def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
     """Empty if the file is missing or damaged: replicas then learn the watermark from their leader."""
     try:
-        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _decode_lines(data)}
+        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _fields_of_lines(data)}
     except ValueError:
         return {}
 
 
-def _encode_lines(entries: Iterable[str]) -> bytes:
-    return encode_lines(POINTS_VERSION, sorted(entries))
-
-
-def _decode_lines(data: bytes) -> list[list[str]]:
+def _fields_of_lines(data: bytes) -> list[list[str]]:
     """Return the fields of each line. Raises ValueError if the file is incomplete or damaged."""
     return [line.split(" ") for line in decode_lines(POINTS_VERSION, data)]
 

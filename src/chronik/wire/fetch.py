@@ -298,7 +298,6 @@ def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forg
 
 
 def write_fetch_request(version: int, request: FetchRequest) -> bytes:
-    """Return the body of a request."""
     flexible = version >= FLEXIBLE_FROM
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.isolation_level)
     session = (request.session_id, request.session_epoch)

@@ -70,12 +70,10 @@ def read_response(key: int, version: int, body: bytes) -> Any:
 
 
 def write_request(key: int, version: int, values: Mapping[str, Any]) -> bytes:
-    """Return the body of a request."""
     return _encode(key, version, "request", values)
 
 
 def write_response(key: int, version: int, values: Mapping[str, Any]) -> bytes:
-    """Return the body of a response."""
     return _encode(key, version, "response", values)
 
 

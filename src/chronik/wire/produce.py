@@ -208,7 +208,6 @@ def write_produce_response(
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> bytes:
-    """Return the body of a response."""
     flexible = version >= FLEXIBLE_FROM
     if len(topics) == 1 and not node_endpoints:
         name, topic_id, partitions = topics[0]
@@ -301,7 +300,6 @@ def produce_request_buffers(version: int, request: ProduceRequest) -> list[Buffe
 
 
 def write_produce_request(version: int, request: ProduceRequest) -> bytes:
-    """Return the body of a request."""
     return b"".join(produce_request_buffers(version, request))
 
 
