@@ -24,10 +24,10 @@ from typing import Final
 from chronik.storage.batches import ScannedBatch, read_all_batches
 from chronik.storage.cleaning import clean_batch, key_digest, raw_records
 from chronik.storage.config import LogConfig
-from chronik.storage.deletion import DeletionJob, NumberFile
 from chronik.storage.disk import Disk, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
+from chronik.storage.segments import DeletionJob, NumberFile
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import KafkaError
 

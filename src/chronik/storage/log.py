@@ -17,7 +17,6 @@ from typing import Final
 from chronik.storage.batches import header_at
 from chronik.storage.compaction import CompactionJob, replace_segments
 from chronik.storage.config import LogConfig
-from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
 from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.folder import set_aside
@@ -26,7 +25,7 @@ from chronik.storage.reading import HeadersJob, ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
 from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
-from chronik.storage.segments import Segments
+from chronik.storage.segments import DeletionJob, NumberFile, Segments
 from chronik.storage.small_files import write_number
 from chronik.storage.snapshot import decode_snapshot, restore_producers
 from chronik.storage.syncing import LogSyncs, SyncJob, lower_synced_end
@@ -452,9 +451,7 @@ class Log:
         self.producers.expire(now_ms)
         if self.read_only_forever:
             return None
-        count = segments_to_delete(
-            self._segments.all, self.config, now_ms, upto_offset, self.log_start_offset, self.log_end_offset
-        )
+        count = self._count_deletable(now_ms, upto_offset)
         if count == 0:
             return None
         if count == self.segment_count:
@@ -464,6 +461,31 @@ class Log:
                 # Most likely the disk is full: all the more reason to remove the other segments.
                 count -= 1
         return self._delete_first(count) if count else None
+
+    def _count_deletable(self, now_ms: int, upto_offset: int) -> int:
+        """Return how many of the first segments can be deleted: all if the active one is too old as well.
+
+        A segment with a record at or above `upto_offset` stays. Records without timestamps do not expire.
+        """
+        config, segments = self.config, self._segments.all
+        excess_bytes = self.size_bytes - config.retention_bytes
+        for count, segment in enumerate(segments):
+            is_active = segment is segments[-1]
+            next_base = self.log_end_offset if is_active else segments[count + 1].base_offset
+            if next_base > upto_offset or (is_active and segment.size_bytes == 0):
+                return count
+            is_below_start = next_base <= self.log_start_offset and not is_active
+            is_excess = config.cleanup_delete and config.retention_bytes >= 0 and excess_bytes >= segment.size_bytes
+            if not is_below_start and not is_excess and not self._is_expired(segment, now_ms):
+                return count
+            excess_bytes -= segment.size_bytes
+        return len(segments)
+
+    def _is_expired(self, segment: LogSegment, now_ms: int) -> bool:
+        if not self.config.cleanup_delete or self.config.retention_ms < 0:
+            return False
+        largest, _ = segment.largest_timestamp()
+        return 0 <= largest < now_ms - self.config.retention_ms
 
     def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
         removed = self._segments.remove(0, count)

@@ -1,19 +1,55 @@
-"""The segments of one log, in order, and which of their files are open."""
+"""The segments of one log, in order: which of their files are open, and the removal of files no longer needed."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
-from chronik.storage.disk import Disk
+from chronik.storage.disk import Disk, remove_files
 from chronik.storage.reading import HINTS_MAX, HeadersJob, Hint, ReadJob, ReadResult, read_batches
 from chronik.storage.segment import LogSegment
+from chronik.storage.small_files import write_number
 
 OPEN_CLOSED_SEGMENTS_MAX: Final = 2
 """How many files of closed segments one log holds open."""
 
 _base_offset = attrgetter("base_offset")
+
+
+class NumberFile(NamedTuple):
+    """A file that holds one number, to be written durably.
+
+    The number is read when the file is written: if two jobs run out of order, both write the newer number.
+    """
+
+    path: str
+    number: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeletionJob:
+    """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
+
+    `run` first makes the new log start and the names of new segments durable: a crash must not find the old segments
+    gone and nothing in their place. Files are removed oldest first, so that a crash leaves no hole.
+    """
+
+    disk: Disk
+    folder: str
+    paths: Sequence[str]
+    segments: int
+    size_bytes: int
+    number_file: NumberFile | None = None
+
+    def run(self) -> None:
+        if self.number_file is not None:
+            path, number = self.number_file
+            write_number(self.disk, path, number())
+        if self.paths:
+            self.disk.sync_dir(self.folder)
+        remove_files(self.disk, self.paths)
 
 
 class Segments:
