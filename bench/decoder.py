@@ -13,8 +13,9 @@ from chronik.pipeline.columns import Chunk, RecordRange
 from chronik.pipeline.compiled import CompiledChunk
 from chronik.pipeline.decoder import ArrowDecoder
 from chronik.pipeline.plain import PlainChunk
-from chronik.wire.batch import NewRecord, encode_batch
+from chronik.wire.batch import encode_batch
 from chronik.wire.compression import CODECS
+from chronik.wire.records import NewRecord
 
 ROUNDS = 8
 BATCH_BYTES = (1_000_000, 16_000)

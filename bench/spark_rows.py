@@ -31,7 +31,8 @@ from chronik.pipeline.audit import AuditRequest, prepare, run  # noqa: E402
 from chronik.pipeline.blocking import BlockingCluster  # noqa: E402
 from chronik.pipeline.land import ROWS_PER_BATCH_SETTING, LandSettings, TopicLanding, topic_ids  # noqa: E402
 from chronik.pipeline.session import spark_session  # noqa: E402
-from chronik.wire.batch import NewRecord, encode_batch  # noqa: E402
+from chronik.wire.batch import encode_batch  # noqa: E402
+from chronik.wire.records import NewRecord  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ import pytest
 from tests.client.fake_broker import FakeBroker, metadata
 
 from chronik.client.connection import Connection, ConnectionLimits
-from chronik.client.errors import BadAnswer, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
+from chronik.client.errors import BadResponse, ConnectionLost, RequestTimedOut, Unreachable, UnsupportedByBroker
 from chronik.wire.api import ApiKey
 
 EMPTY = {"topics": [], "allow_auto_topic_creation": False}
@@ -114,7 +114,7 @@ def test_a_malformed_response_raises_an_error() -> None:
         async with FakeBroker({ApiKey.METADATA: lambda request: {}}) as broker:
             connection = await Connection.open(*broker.address)
             broker.raw_answer = b"\xff" * 11
-            with pytest.raises(BadAnswer):
+            with pytest.raises(BadResponse):
                 await connection.call(ApiKey.METADATA, EMPTY)
             connection.close()
 

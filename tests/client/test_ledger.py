@@ -12,6 +12,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support import topics
 from tests.support.eventually import eventually
@@ -20,7 +21,7 @@ from tests.support.topics import NOW_MS
 
 import chronik
 from chronik.client import ledger as ledger_module
-from chronik.client.ledger import Entry, Ledger, LedgerError, entries
+from chronik.client.ledger import Entry, Ledger, LedgerError
 from chronik.pipeline.columns import RecordRange
 from chronik.pipeline.reading import ReadSettings, read_range
 from chronik.wire.checksum import record_checksum
@@ -30,6 +31,12 @@ RECORDS: list[tuple[bytes | None, bytes | None, list[tuple[str, Any]]]] = [
     (None, b"", [("h", b"1"), ("h", b"")]),
     (b"\xff\x00", None, []),
 ]
+
+
+def entries(path: Path) -> list[Entry]:
+    """Read a ledger except a torn last line."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [msgspec.json.decode(line, type=Entry) for line in lines if line.endswith(b"\n")]
 
 
 def in_the_log(bootstrap: str, topic: str, count: int) -> list[Entry]:
@@ -108,7 +115,7 @@ def test_unacknowledged_records_are_counted_but_not_written(tmp_path: Path) -> N
         ledger.confluent("timed out", None)
         asyncio.run(fail(ledger))
     assert ledger.failed == 2
-    assert list(entries(tmp_path / "l")) == []
+    assert entries(tmp_path / "l") == []
 
 
 def test_readers_skip_a_torn_last_line_and_the_next_writer_removes_it(tmp_path: Path) -> None:
@@ -125,12 +132,6 @@ def test_readers_skip_a_torn_last_line_and_the_next_writer_removes_it(tmp_path: 
     with Ledger(path, append=False) as ledger:
         pass
     assert path.read_bytes() == b""
-
-
-def test_an_invalid_line_is_reported_with_its_number(tmp_path: Path) -> None:
-    (tmp_path / "l").write_text('{"topic": "t"}\n')
-    with pytest.raises(LedgerError, match="line 1, is no ledger's"):
-        list(entries(tmp_path / "l"))
 
 
 def test_concurrent_threads_lose_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

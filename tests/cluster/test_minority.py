@@ -12,8 +12,8 @@ from tests.cluster.support_cluster import Nodes
 from tests.node.support_wire import ConnectionEnded, batch
 from tests.support.eventually import eventually
 
-from chronik.wire.batch import Record
 from chronik.wire.errors import ErrorCode
+from chronik.wire.records import Record
 
 ALONE_S = 6.0
 """Three sessions: from before the failure is detected until well after."""

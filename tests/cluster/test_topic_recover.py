@@ -24,7 +24,7 @@ from tests.support.terminal import Terminal
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.folder import DataFolder
-from chronik.storage.synced_end import lower_synced_end
+from chronik.storage.syncing import lower_synced_end
 
 RECORDS = 2_000
 NO_LEADER = -1

@@ -15,7 +15,7 @@ from tests.node.support_wire import ConnectionEnded, WireClient, batch
 from tests.support.eventually import eventually
 from tests.support.node import Node
 
-from chronik.wire.batch import Record
+from chronik.wire.records import Record
 
 MB = 1024 * 1024
 

@@ -18,7 +18,7 @@ from tests.support.node import Node
 
 from chronik.wire import frames, messages
 from chronik.wire.api import ApiKey, response_header_is_flexible
-from chronik.wire.batch import Record, decode_batch, encode_batch, read_batch_header
+from chronik.wire.batch import decode_batch, encode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode
 from chronik.wire.fetch import (
     FetchPartition,
@@ -37,6 +37,7 @@ from chronik.wire.produce import (
     read_produce_response,
     write_produce_request,
 )
+from chronik.wire.records import Record
 
 ANSWER_TIMEOUT_S = 15.0
 TIMESTAMP_MS = 1_700_000_000_000

@@ -24,7 +24,7 @@ from chronik.node.membership.cluster_member import founders
 from chronik.node.membership.metadata_log import NotController
 from chronik.node.membership.topic_plans import NewTopic
 from chronik.raft.store import StoreError
-from chronik.storage.errors import DataFolderError
+from chronik.storage.folder import DataFolderError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 

@@ -181,7 +181,7 @@ def test_a_read_of_a_missing_file_fails_over_and_the_replica_is_healed(tmp_path:
         path = segment(cluster, node)
         path.unlink()
         for closed in node.partition.log._segments.all[:-1]:
-            closed.let_go()
+            closed.release()
         response = await node.consume(int(path.stem))
         assert response.error_code == ErrorCode.kafka_storage_error
         await is_whole_again(cluster, node, "read")

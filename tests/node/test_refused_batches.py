@@ -20,7 +20,7 @@ from tests.node.cluster_harness import LocalNodes, until
 from chronik.node.broker import Broker
 from chronik.node.membership.topic_plans import NewTopic
 from chronik.node.replicas.partition import Partition
-from chronik.storage.errors import StorageFull
+from chronik.storage.disk import StorageFull
 from chronik.wire.batch import decode_batch, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 

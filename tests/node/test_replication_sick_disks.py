@@ -10,7 +10,7 @@ from tests.node.support_replicas import Cluster, play, until
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.storage.config import LogConfig
-from chronik.storage.errors import StorageError
+from chronik.storage.disk import StorageError
 from chronik.storage.folder import DataFolder
 from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode, KafkaError

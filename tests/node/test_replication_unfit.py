@@ -10,7 +10,7 @@ import pytest
 from tests.node.support_replicas import TOPIC, Cluster, play, until
 from tests.node.test_replication_following import is_caught_up
 
-from chronik.storage.errors import StorageFull
+from chronik.storage.disk import StorageFull
 from chronik.storage.folder import DataFolder
 
 

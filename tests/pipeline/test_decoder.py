@@ -16,9 +16,10 @@ from chronik.pipeline.columns import Chunk, RecordRange, arrow_schema
 from chronik.pipeline.compiled import CompiledChunk
 from chronik.pipeline.decoder import ArrowDecoder
 from chronik.pipeline.plain import PlainChunk
-from chronik.wire.batch import HEADER_BYTES, NewRecord, encode_batch
+from chronik.wire.batch import HEADER_BYTES, encode_batch
 from chronik.wire.compression import CODECS
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
 ABORT_KEY, COMMIT_KEY = b"\x00\x00\x00\x00", b"\x00\x00\x00\x01"

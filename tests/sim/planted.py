@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 from chronik.node.replicas.partition import Partition
 from chronik.storage import recovery
+from chronik.storage.batches import scan_batches
 from chronik.storage.log import Log
 from chronik.storage.producers import ProducerStates
-from chronik.storage.scanning import scan_batches
 from chronik.storage.syncing import SyncJob
 from chronik.wire.batch import BatchHeader
 
@@ -85,7 +85,7 @@ def new_segment_without_folder_sync() -> Iterator[None]:
     run = SyncJob.run
 
     def run_without_folders(job: SyncJob) -> None:
-        job._folders = ()
+        job.folders = ()
         run(job)
 
     with patch.object(SyncJob, "run", run_without_folders):

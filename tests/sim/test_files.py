@@ -10,9 +10,10 @@ import pytest
 from tests.sim.machines import Machines
 
 from chronik.node.membership.cluster_member import STORE_NAME
+from chronik.storage.config import LogConfig
 from chronik.storage.disk import read_file, write_file_atomic
 from chronik.storage.folder import DataFolder, RecoveryPoint
-from chronik.storage.log import Log, LogConfig
+from chronik.storage.log import Log
 from chronik.testing.sim.files import Exposed, NodeFiles
 from chronik.wire.batch import check_batches, encode_batch
 

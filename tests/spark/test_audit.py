@@ -19,8 +19,9 @@ from chronik.pipeline.audit import AuditRequest, prepare, run
 from chronik.pipeline.audit_result import AuditResult
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.pipeline.columns import HEADERS
-from chronik.wire.batch import NewRecord, encode_batch
+from chronik.wire.batch import encode_batch
 from chronik.wire.compression import LZ4
+from chronik.wire.records import NewRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

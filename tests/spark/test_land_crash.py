@@ -18,7 +18,7 @@ from tests.support.landing import sql
 
 from chronik.pipeline.session import java_fault
 from chronik.testing.cluster import TestCluster
-from chronik.wire.batch import NewRecord
+from chronik.wire.records import NewRecord
 
 CHRONIK = Path(sys.executable).with_name("chronik")
 PARTITIONS = 3

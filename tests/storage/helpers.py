@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from chronik.storage.config import LogConfig
 from chronik.storage.disk import Disk
-from chronik.storage.log import AppendResult, Log, LogConfig
-from chronik.wire.batch import BatchHeader, NewRecord, check_batches, decode_batch, encode_batch
-from chronik.wire.records import Record
+from chronik.storage.log import Log
+from chronik.storage.producers import AppendResult
+from chronik.wire.batch import BatchHeader, check_batches, decode_batch, encode_batch
+from chronik.wire.records import NewRecord, Record
 
 FOLDER = "/data/logs/topic-0"
 NOW_MS = 1_700_000_000_000

@@ -22,8 +22,9 @@ from tests.storage.helpers import (
     sync,
 )
 
+from chronik.storage.config import LogConfig
 from chronik.storage.disk import RealDisk
-from chronik.storage.log import Log, LogConfig
+from chronik.storage.log import Log
 from chronik.storage.segments import OPEN_CLOSED_SEGMENTS_MAX
 from chronik.storage.tail import BATCHES_MAX, Tail
 from chronik.wire.batch import check_batches, encode_batch

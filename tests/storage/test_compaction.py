@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import FOLDER, NOW_MS, SMALL, append, batch, headers, offsets, read, read_all, reopen
 
-from chronik.storage.log import Log, LogConfig
+from chronik.storage.config import LogConfig
+from chronik.storage.log import Log
 from chronik.wire.batch import decode_batch
 
 DAY_MS = 86_400_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chronik.storage.disk import RealDisk, read_file, write_file_atomic
-from chronik.storage.shared_file import SharedFile
+from chronik.storage.segment import SharedFile
 
 
 def test_a_file_returns_the_bytes_that_were_written(tmp_path: Path) -> None:

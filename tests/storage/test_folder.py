@@ -8,9 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from chronik.storage.disk import RealDisk, RealFile
-from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.folder import BootRecord, DataFolder, RecoveryPoint
+from chronik.storage.disk import RealDisk, RealFile, StorageError
+from chronik.storage.folder import BootRecord, DataFolder, DataFolderError, RecoveryPoint
 
 TOPIC_ID = UUID(int=7)
 NOW_MS = 1_700_000_000_000

@@ -10,8 +10,9 @@ import pytest
 from tests.storage.faulty_disk import FaultyDisk
 from tests.storage.helpers import NOW_MS, SMALL, append, append_many, batch, offsets, reopen, sync
 
-from chronik.storage.disk import RealDisk
-from chronik.storage.log import Log, LogConfig, StorageError, StorageFull
+from chronik.storage.config import LogConfig
+from chronik.storage.disk import RealDisk, StorageError, StorageFull
+from chronik.storage.log import Log
 from chronik.wire.errors import ErrorCode
 
 

@@ -22,7 +22,7 @@ from tests.storage.helpers import (
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
-from chronik.storage.synced_end import SYNCED_END_NAME
+from chronik.storage.syncing import SYNCED_END_NAME
 from chronik.wire.errors import KafkaError
 
 ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 20, checkpoint_bytes=1 << 20)
@@ -251,7 +251,7 @@ def test_a_damaged_index_is_rebuilt_or_ignored(suffix: str, harm: str) -> None:
     for offset in range(120):
         data = log.read_job(offset, 1, 120)()
         assert int.from_bytes(data[:8], "big") == offset
-        found = log.offset_for_timestamp(NOW_MS + offset)
+        found = log.offset_for_timestamp_job(NOW_MS + offset)()
         assert found is not None
         assert found.offset == offset
     if harm in ("missing", "short"):

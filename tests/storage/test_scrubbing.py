@@ -14,8 +14,10 @@ from tests.storage.test_compaction import CONFIG as COMPACTED
 from tests.storage.test_compaction import compact, put
 
 from chronik.storage import scrubbing
+from chronik.storage.config import LogConfig
 from chronik.storage.disk import RealDisk
-from chronik.storage.log import Log, LogConfig, SegmentScrub
+from chronik.storage.log import Log
+from chronik.storage.scrubbing import SegmentScrub
 from chronik.storage.segment import segment_path
 from chronik.wire.batch import HEADER_BYTES
 

@@ -8,7 +8,7 @@ import pytest
 from tests.storage.faulty_disk import Crash, FaultyDisk
 
 from chronik.storage.disk import RealDisk
-from chronik.storage.set_aside import expired, set_aside
+from chronik.storage.folder import expired_set_aside, set_aside
 
 DATA = "/data"
 NOW_MS = 1_700_000_000_000
@@ -90,12 +90,12 @@ def test_a_failed_move_leaves_the_remaining_files_in_place() -> None:
 
 def test_only_folders_older_than_the_retention_have_expired() -> None:
     disk = FaultyDisk()
-    assert expired(disk, DATA, NOW_MS, 0) == []
+    assert expired_set_aside(disk, DATA, NOW_MS, 0) == []
     a, b = written(disk, "a.log", "b.log")
     old = set_aside(disk, DATA, [a], "t-0-0", NOW_MS)
     set_aside(disk, DATA, [b], "t-0-0", NOW_MS + DAY_MS)
     disk.mkdir(f"{DATA}/set-aside/of-somebody-else")
     disk.mkdir(f"{DATA}/set-aside/t-0-7")
-    assert expired(disk, DATA, NOW_MS + DAY_MS - 1, DAY_MS) == []
-    assert expired(disk, DATA, NOW_MS + DAY_MS, DAY_MS) == [old]
-    assert expired(disk, DATA, NOW_MS + 9 * DAY_MS, -1) == []
+    assert expired_set_aside(disk, DATA, NOW_MS + DAY_MS - 1, DAY_MS) == []
+    assert expired_set_aside(disk, DATA, NOW_MS + DAY_MS, DAY_MS) == [old]
+    assert expired_set_aside(disk, DATA, NOW_MS + 9 * DAY_MS, -1) == []

@@ -11,8 +11,8 @@ from tests.storage.helpers import NOW_MS, SMALL, append, append_many, batch
 
 from chronik.storage.disk import RealDisk
 from chronik.storage.log import Log
-from chronik.storage.survey import LogSurvey, survey_log
-from chronik.storage.synced_end import SYNCED_END_NAME
+from chronik.storage.recovery import LogSurvey, survey_log
+from chronik.storage.syncing import SYNCED_END_NAME
 
 
 def contents(folder: Path) -> dict[str, bytes]:

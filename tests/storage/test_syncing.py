@@ -21,9 +21,9 @@ from tests.storage.helpers import (
 )
 
 from chronik.storage.disk import Buffer, RealDisk
-from chronik.storage.log import Log, SyncJob
+from chronik.storage.log import Log
 from chronik.storage.segments import OPEN_CLOSED_SEGMENTS_MAX
-from chronik.storage.syncing import UNSYNCED_FILES_MAX
+from chronik.storage.syncing import UNSYNCED_FILES_MAX, SyncJob
 from chronik.wire.errors import ErrorCode, KafkaError
 
 

@@ -10,7 +10,8 @@ from chronik.client.groups import Groups
 from chronik.client.topics import Topics
 from chronik.pipeline.blocking import BlockingCluster
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import NewRecord, encode_batch
+from chronik.wire.batch import encode_batch
+from chronik.wire.records import NewRecord
 
 NOW_MS = 1_700_000_000_000
 FOREVER = {"retention.ms": "-1"}

@@ -10,8 +10,6 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from chronik.wire.batch import (
     HEADER_BYTES,
-    NewRecord,
-    Record,
     check_batches,
     decode_batch,
     encode_batch,
@@ -20,6 +18,7 @@ from chronik.wire.batch import (
     stamp_append_time,
 )
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import NewRecord, Record
 
 MAX_BYTES = 1 << 20
 CODECS = (0, 1, 2, 3, 4)

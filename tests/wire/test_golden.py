@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import NewRecord, check_batches, decode_batch, encode_batch
+from chronik.wire.batch import check_batches, decode_batch, encode_batch
 from chronik.wire.fetch import read_fetch_request, write_fetch_request
 from chronik.wire.frames import read_request_header, write_request
 from chronik.wire.messages import read_request
 from chronik.wire.messages import write_request as write_body
 from chronik.wire.produce import read_produce_request, write_produce_request
+from chronik.wire.records import NewRecord
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORDED = [

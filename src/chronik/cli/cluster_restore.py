@@ -15,9 +15,8 @@ from chronik.metadata.restoration import KEEP_ALL, FoundLog, RestorationConflict
 from chronik.node.metadata_restore import OWN_CONFIGS, check_without_metadata, logs_of, write_metadata
 from chronik.raft.store import StoreError
 from chronik.storage.disk import RealDisk
-from chronik.storage.errors import DataFolderError
-from chronik.storage.folder import META_NAME, DataFolder
-from chronik.storage.survey import LogSurvey
+from chronik.storage.folder import META_NAME, DataFolder, DataFolderError
+from chronik.storage.recovery import LogSurvey
 
 
 def restore_local(cluster: LocalCluster) -> None:

@@ -70,7 +70,7 @@ def _main(arguments: list[str], adapt: Adapt | None) -> int:
         from chronik.node.config import ConfigError, load
         from chronik.observe.logging import LogLevelError, parse_levels
         from chronik.raft.store import StoreError
-        from chronik.storage.errors import DataFolderError
+        from chronik.storage.folder import DataFolderError
     try:
         config = load(
             flags.config,
@@ -193,10 +193,9 @@ async def run_node(config: NodeConfig, adapt: Adapt | None) -> int:
         from chronik.node.runtime import Runtime
         from chronik.observe.logging import LibraryLog, make_logger
         from chronik.observe.metrics import Metrics
-        from chronik.observe.process import machine_boot_id
         from chronik.raft.store import StoreError
-        from chronik.storage.disk import RealDisk
-        from chronik.storage.errors import DataFolderError
+        from chronik.storage.disk import RealDisk, machine_boot_id
+        from chronik.storage.folder import DataFolderError
         from chronik.web.app import create_app
         from chronik.web.node_view import LocalNode
         from chronik.web.server import WebServer

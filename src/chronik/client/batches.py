@@ -12,8 +12,7 @@ from chronik.client.cluster import Cluster, Deadline
 from chronik.client.connection import Connection
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
-from chronik.wire.fetch_response import read_fetch_response
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
 
 BY_NAME_AT_MOST = 12
@@ -48,8 +47,8 @@ class Batches:
             None, acks, deadline.left_ms, [ProduceTopic(topic, None, [(partition, memoryview(records))])]
         )
         body = write_produce_request(version, request)
-        answer = await connection.request(ApiKey.PRODUCE, version, body, timeout_s=deadline.left_s)
-        result = read_produce_response(version, answer).topics[0][2][0]
+        response = await connection.request(ApiKey.PRODUCE, version, body, timeout_s=deadline.left_s)
+        result = read_produce_response(version, response).topics[0][2][0]
         if result.error_code:
             raise KafkaError(ErrorCode(result.error_code), result.error_message or f"produce to {topic}-{partition}")
         return result.base_offset
@@ -66,10 +65,10 @@ class Batches:
     ) -> FetchedBatches:
         """Fetch batches from `offset` up to the high watermark; empty if none arrive within `max_wait_ms`."""
 
-        async def attempt(within: Deadline) -> FetchedBatches:
-            connection = await self._leader(topic, partition, within)
+        async def attempt(deadline: Deadline) -> FetchedBatches:
+            connection = await self._leader(topic, partition, deadline)
             version = connection.version(ApiKey.FETCH, BY_NAME_AT_MOST)
-            wanted = FetchPartition(
+            requested = FetchPartition(
                 partition,
                 current_leader_epoch=-1,
                 fetch_offset=offset,
@@ -81,15 +80,14 @@ class Batches:
                 max_wait_ms=max_wait_ms,
                 min_bytes=min_bytes,
                 max_bytes=max_bytes,
-                topics=[FetchTopic(topic, None, [wanted])],
+                topics=[FetchTopic(topic, None, [requested])],
             )
             body = write_fetch_request(version, request)
             timeout_s = max_wait_ms / 1000 + FETCH_SLACK_S
-            answer = read_fetch_response(
-                version, await connection.request(ApiKey.FETCH, version, body, timeout_s=timeout_s)
-            )
-            result = answer.topics[0][2][0] if answer.topics else None
-            code = answer.error_code or (result.error_code if result is not None else 0)
+            encoded = await connection.request(ApiKey.FETCH, version, body, timeout_s=timeout_s)
+            response = read_fetch_response(version, encoded)
+            result = response.topics[0][2][0] if response.topics else None
+            code = response.error_code or (result.error_code if result is not None else 0)
             if code or result is None:
                 raise KafkaError(ErrorCode(code), f"fetch of {topic}-{partition} at {offset}")
             return FetchedBatches(memoryview(result.records), result.high_watermark, result.log_start_offset)

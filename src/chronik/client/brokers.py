@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronik.client.cluster import Cluster, Deadline
-from chronik.client.errors import UnsupportedByBroker
+from chronik.client.errors import UnsupportedByBroker, raise_for
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.errors import ErrorCode
 
 Partition = tuple[str, int]
 
@@ -30,8 +30,6 @@ class Move:
 
 
 class Brokers:
-    """Admin calls on replicas and brokers of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
@@ -41,30 +39,27 @@ class Brokers:
         for (topic, partition), replicas in sorted(targets.items()):
             topics.setdefault(topic, []).append({"partition_index": partition, "replicas": list(replicas)})
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            values = {
-                "timeout": within.for_broker_ms,
-                "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
-            }
-            response = await connection.call(
-                ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, timeout_s=within.left_s, at_most=0
+        values = {"topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()]}
+
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS, values, deadline, at_most=0
             )
-            _raise_for(response, "moving replicas")
+            raise_for(response, "moving replicas")
             for topic in response.responses:
                 for partition in topic.partitions:
-                    _raise_for(partition, f"moving {topic.name}-{partition.partition_index}")
+                    raise_for(partition, f"moving {topic.name}-{partition.partition_index}")
 
         await self._cluster.retry(attempt)
 
     async def moves(self) -> dict[Partition, Move]:
         """Return the reassignments in progress."""
 
-        async def attempt(within: Deadline) -> dict[Partition, Move]:
-            connection = await self._cluster.controller(within)
-            values = {"timeout": within.for_broker_ms, "topics": None}
-            response = await connection.call(ApiKey.LIST_PARTITION_REASSIGNMENTS, values, timeout_s=within.left_s)
-            _raise_for(response, "listing moves")
+        async def attempt(deadline: Deadline) -> dict[Partition, Move]:
+            response = await self._cluster.call_controller(
+                ApiKey.LIST_PARTITION_REASSIGNMENTS, {"topics": None}, deadline
+            )
+            raise_for(response, "listing moves")
             return {
                 (topic.name, partition.partition_index): Move(
                     tuple(partition.replicas), tuple(partition.adding_replicas), tuple(partition.removing_replicas)
@@ -81,40 +76,30 @@ class Brokers:
         Records that only other replicas have are lost.
         """
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
+        values = {"election_type": UNCLEAN, "topic_partitions": [{"topic": topic, "partitions": [partition]}]}
+
+        async def attempt(deadline: Deadline) -> None:
+            connection = await self._cluster.controller(deadline)
             if not connection.supports(ApiKey.ELECT_LEADERS, UNCLEAN_FROM_VERSION):
                 # Version 0 would drop the election type and elect the preferred leader.
-                raise UnsupportedByBroker(f"{connection.name} does not answer unclean elections")
-            values = {
-                "election_type": UNCLEAN,
-                "topic_partitions": [{"topic": topic, "partitions": [partition]}],
-                "timeout": within.for_broker_ms,
-            }
-            response = await connection.call(ApiKey.ELECT_LEADERS, values, timeout_s=within.left_s)
-            _raise_for(response, "electing a leader")
+                raise UnsupportedByBroker(f"{connection.name} does not support unclean elections")
+            response = await self._cluster.call_controller(ApiKey.ELECT_LEADERS, values, deadline)
+            raise_for(response, "electing a leader")
             for elected in response.replica_election_results:
                 for result in elected.partition_result:
                     if result.error_code != ErrorCode.election_not_needed:
-                        _raise_for(result, f"electing a leader of {topic}-{partition}")
+                        raise_for(result, f"electing a leader of {topic}-{partition}")
 
         await self._cluster.retry(attempt)
 
     async def unregister(self, broker_id: int) -> None:
         """Remove a broker for good; no error if it is already gone. Refused while the broker has any replica."""
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            response = await connection.call(
-                ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, timeout_s=within.left_s
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(
+                ApiKey.UNREGISTER_BROKER, {"broker_id": broker_id}, deadline, with_timeout=False
             )
             if response.error_code != ErrorCode.broker_id_not_registered:
-                _raise_for(response, f"taking out broker {broker_id}")
+                raise_for(response, f"unregistering broker {broker_id}")
 
         await self._cluster.retry(attempt)
-
-
-def _raise_for(result: Any, what: str) -> None:
-    if result.error_code != ErrorCode.none:
-        message = getattr(result, "error_message", None)
-        raise KafkaError(result.error_code, f"{what}: {message}" if message else what)

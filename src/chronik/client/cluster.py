@@ -1,4 +1,4 @@
-"""A cluster behind some bootstrap addresses: its metadata, and a connection to each broker.
+"""A cluster, reached through bootstrap addresses: its metadata, and a connection to each broker.
 
 Every call has a deadline. Until then, retriable errors (a leader that moved, a coordinator that is still loading, a
 broker that disconnected) are retried with increasing backoff and fresh metadata.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from chronik.client.connection import Connection, ConnectionLimits
-from chronik.client.errors import RETRIABLE, ClientError, ConnectionLost, Unreachable
+from chronik.client.connection import Connection
+from chronik.client.errors import RETRIABLE, ClientError, ConnectionLost, Unreachable, raise_for
 from chronik.client.layout import ClusterLayout, TopicLayout, layout_of
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
@@ -52,17 +52,11 @@ class Cluster:
     """Connections to a cluster's brokers, opened on first use. Owned by one loop; close it when done."""
 
     def __init__(
-        self,
-        bootstrap: Sequence[tuple[str, int]],
-        *,
-        client_id: str = "chronik",
-        timeout_s: float = 30.0,
-        limits: ConnectionLimits | None = None,
+        self, bootstrap: Sequence[tuple[str, int]], *, client_id: str = "chronik", timeout_s: float = 30.0
     ) -> None:
         self.timeout_s = timeout_s
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
-        self._limits = limits
         self._layout: ClusterLayout | None = None
         self._connections: dict[tuple[str, int], asyncio.Task[Connection]] = {}
         self._coordinators: dict[str, int] = {}
@@ -85,16 +79,16 @@ class Cluster:
 
     async def layout(self, topics: Sequence[str] | None = None, *, deadline: Deadline | None = None) -> ClusterLayout:
         """Fetch fresh metadata of `topics`, or of all topics if None. This never creates topics."""
-        self._layout = await self.retry(lambda within: self._ask_layout(topics, within), deadline, refresh=False)
+        self._layout = await self.retry(lambda until: self._fetch_layout(topics, until), deadline, refresh=False)
         return self._layout
 
-    async def _ask_layout(self, topics: Sequence[str] | None, deadline: Deadline) -> ClusterLayout:
-        wanted = None if topics is None else [{"name": name, "topic_id": None} for name in topics]
-        values = {"topics": wanted, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    async def _fetch_layout(self, topics: Sequence[str] | None, deadline: Deadline) -> ClusterLayout:
+        names = None if topics is None else [{"name": name, "topic_id": None} for name in topics]
+        values = {"topics": names, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
         connection = await self.any_connection(deadline)
         layout = layout_of(await connection.call(ApiKey.METADATA, values, timeout_s=deadline.left_s, at_most=12))
         if not layout.brokers:
-            raise KafkaError(ErrorCode.leader_not_available, "the cluster names no brokers yet")
+            raise KafkaError(ErrorCode.leader_not_available, "the cluster reports no brokers yet")
         return layout
 
     async def topic(self, name: str, *, deadline: Deadline | None = None) -> TopicLayout:
@@ -107,13 +101,15 @@ class Cluster:
         return layout
 
     async def leaders(
-        self, name: str, wanted: frozenset[int] | None = None, *, deadline: Deadline | None = None
+        self, name: str, partitions: frozenset[int] | None = None, *, deadline: Deadline | None = None
     ) -> dict[int, int]:
-        """Return the leader of each wanted partition of a topic; wait until all have one or the deadline passes."""
+        """Return the leader of each of these partitions, or of all; wait until all have one or the deadline passes."""
 
-        async def ask(within: Deadline) -> dict[int, int]:
-            topic = await self.topic(name, deadline=within)
-            leaders = {p.partition: p.leader for p in topic.partitions if wanted is None or p.partition in wanted}
+        async def attempt(until: Deadline) -> dict[int, int]:
+            topic = await self.topic(name, deadline=until)
+            leaders = {
+                p.partition: p.leader for p in topic.partitions if partitions is None or p.partition in partitions
+            }
             leaderless = [partition for partition, leader in leaders.items() if leader < 0]
             if leaderless or topic.error != ErrorCode.none:
                 raise KafkaError(
@@ -122,7 +118,7 @@ class Cluster:
             return leaders
 
         missing = frozenset({ErrorCode.unknown_topic_or_partition})
-        return await self.retry(ask, deadline, give_up_on=missing, refresh=False)
+        return await self.retry(attempt, deadline, give_up_on=missing, refresh=False)
 
     async def coordinator(self, group: str, deadline: Deadline) -> int:
         """Return the coordinator of a group, cached until a call fails."""
@@ -135,11 +131,10 @@ class Cluster:
             {"key": group, "key_type": GROUP_COORDINATOR, "coordinator_keys": [group]},
             timeout_s=deadline.left_s,
         )
-        found = response.coordinators[0] if hasattr(response, "coordinators") else response
-        if found.error_code != ErrorCode.none:
-            raise KafkaError(found.error_code, f"coordinator of group {group}")
-        self._coordinators[group] = found.node_id
-        return int(found.node_id)
+        coordinator = response.coordinators[0] if hasattr(response, "coordinators") else response
+        raise_for(coordinator, f"coordinator of group {group}")
+        self._coordinators[group] = coordinator.node_id
+        return int(coordinator.node_id)
 
     # Connections.
 
@@ -181,12 +176,34 @@ class Cluster:
             task = None
         if task is None:
             task = asyncio.get_running_loop().create_task(
-                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s, limits=self._limits)
+                Connection.open(*address, client_id=self._client_id, timeout_s=timeout_s)
             )
             self._connections[address] = task
         return await asyncio.shield(task)
 
     # Calls with a deadline.
+
+    async def call_controller(
+        self,
+        key: ApiKey,
+        values: Mapping[str, Any],
+        deadline: Deadline,
+        *,
+        with_timeout: bool = True,
+        at_most: int | None = None,
+    ) -> Any:
+        """Send one request to the controller; `with_timeout` if it has a field for the controller's own timeout."""
+        connection = await self.controller(deadline)
+        if with_timeout:
+            values = {**values, "timeout": deadline.for_broker_ms}
+        return await connection.call(key, values, timeout_s=deadline.left_s, at_most=at_most)
+
+    async def call_coordinator(
+        self, group: str, key: ApiKey, values: Mapping[str, Any], deadline: Deadline, *, at_most: int | None = None
+    ) -> Any:
+        """Send one request to a group's coordinator."""
+        connection = await self.connection(await self.coordinator(group, deadline), deadline)
+        return await connection.call(key, values, timeout_s=deadline.left_s, at_most=at_most)
 
     async def retry(
         self,
@@ -200,25 +217,25 @@ class Cluster:
 
         After the deadline, raise the last error from a broker if there is one: it says more than a timeout.
         """
-        within = deadline or Deadline(self.timeout_s)
+        deadline = deadline or Deadline(self.timeout_s)
         pause_s = RETRY_PAUSE_S
         refusal: KafkaError | None = None
         while True:
             try:
-                return await attempt(within)
+                return await attempt(deadline)
             except (KafkaError, Unreachable, ConnectionLost) as error:
                 if isinstance(error, KafkaError) and (error.code not in RETRIABLE or error.code in give_up_on):
                     raise
                 refusal = error if isinstance(error, KafkaError) else refusal
                 self._coordinators.clear()
-                if within.left_s <= pause_s or (isinstance(error, Unreachable) and self._layout is None):
+                if deadline.left_s <= pause_s or (isinstance(error, Unreachable) and self._layout is None):
                     raise refusal or error from None
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_PAUSE_S_MAX, pause_s * 2)
             if refresh:
-                await self._refresh(within)
+                await self._refresh(deadline)
 
     async def _refresh(self, deadline: Deadline) -> None:
         """Refresh the controller and broker addresses. If that fails, the next attempt reports it."""
         with contextlib.suppress(ClientError, KafkaError):
-            self._layout = await self._ask_layout([], deadline)
+            self._layout = await self._fetch_layout([], deadline)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from chronik import __version__
 from chronik.client.errors import (
-    BadAnswer,
+    BadResponse,
     ConnectionLost,
     Refused,
     RequestTimedOut,
@@ -27,7 +27,6 @@ from chronik.wire.api import ApiKey, known_versions, response_header_is_flexible
 from chronik.wire.errors import ErrorCode, MalformedRequest
 from chronik.wire.primitives import skip_tags
 
-_SIZE = Struct(">i")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _SIZE_BYTES = 4
@@ -59,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = asyncio.Event()
         self._correlation_id = 0
         self._waiting: dict[int, tuple[asyncio.Future[memoryview], int, int]] = {}
-        self._places = asyncio.Semaphore(limits.in_flight_requests_max)
+        self._request_slots = asyncio.Semaphore(limits.in_flight_requests_max)
         self._writable = asyncio.Event()
         self._writable.set()
         self._scratch = bytearray(limits.receive_buffer_bytes)
@@ -84,10 +83,10 @@ class Connection(asyncio.BufferedProtocol):
         """
         loop = asyncio.get_running_loop()
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        made = cls(loop, name, client_id, limits or ConnectionLimits())
+        connection = cls(loop, name, client_id, limits or ConnectionLimits())
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: made, host, port)
+                await loop.create_connection(lambda: connection, host, port)
         except TimeoutError:
             raise Unreachable(f"no connection to {name} within {timeout_s:g} s") from None
         except ConnectionRefusedError as error:
@@ -96,12 +95,12 @@ class Connection(asyncio.BufferedProtocol):
             raise Unreachable(f"cannot connect to {name}: {_reason(error)}") from None
         try:
             if authenticate is not None:
-                await authenticate(made)
-            await made._negotiate(timeout_s)
+                await authenticate(connection)
+            await connection._negotiate(timeout_s)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        return made
+        return connection
 
     @property
     def is_closed(self) -> bool:
@@ -130,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
             newest = min(ours[-1], theirs[1], ours[-1] if at_most is None else at_most)
             if newest >= max(ours[0], theirs[0]):
                 return newest
-        raise UnsupportedByBroker(f"{self.name} does not answer {key.name}: it needs another broker version")
+        raise UnsupportedByBroker(f"{self.name} does not support {key.name}: it needs another broker version")
 
     def supports(self, key: ApiKey, version: int = 0) -> bool:
         low, high = self._versions.get(key, (0, -1))
@@ -142,11 +141,11 @@ class Connection(asyncio.BufferedProtocol):
         """Send one request, given by field names, and return its response as kio's entity."""
         version = self.version(key, at_most)
         body = messages.write_request(key, version, values)
-        answer = bytes(await self.request(key, version, body, timeout_s=timeout_s))
+        response = bytes(await self.request(key, version, body, timeout_s=timeout_s))
         try:
-            return messages.read_response(key, version, answer)
+            return messages.read_response(key, version, response)
         except MalformedRequest as error:
-            raise BadAnswer(f"{self.name} gave an answer that does not parse: {error}") from None
+            raise BadResponse(f"{self.name} sent a response that does not parse: {error}") from None
 
     async def request(
         self, key: int, version: int, body: bytes | Sequence[bytes | memoryview], *, timeout_s: float = 30.0
@@ -154,12 +153,12 @@ class Connection(asyncio.BufferedProtocol):
         """Send an encoded body and wait for the response body, which has its own buffer."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._places.acquire()
+                await self._request_slots.acquire()
                 try:
                     await self._writable.wait()
                     return await self.send(key, version, body)
                 finally:
-                    self._places.release()
+                    self._request_slots.release()
         except TimeoutError:
             error = RequestTimedOut(f"{self.name} did not answer within {timeout_s:g} s")
             self._end(error)
@@ -217,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_filled += nbytes
             if self._frame_filled == len(self._frame):
                 frame, self._frame = self._frame, None
-                self._answer(memoryview(frame))
+                self._complete(memoryview(frame))
             return
         self._scratch_filled += nbytes
         self._take_frames()
@@ -229,14 +228,14 @@ class Connection(asyncio.BufferedProtocol):
         """Extract whole frames from the scratch buffer; a frame larger than the buffer gets its own buffer."""
         at, filled = 0, self._scratch_filled
         while filled - at >= _SIZE_BYTES and self._closed is None:
-            (size,) = _SIZE.unpack_from(self._scratch, at)
+            (size,) = _INT32.unpack_from(self._scratch, at)
             if not _SIZE_BYTES <= size <= self._limits.response_bytes_max:
                 self._end(ConnectionLost(f"{self.name} does not speak Kafka here (a response of {size} bytes)"))
                 return
             begin, end = at + _SIZE_BYTES, at + _SIZE_BYTES + size
             if end <= filled:
                 at = end
-                self._answer(memoryview(bytes(memoryview(self._scratch)[begin:end])))
+                self._complete(memoryview(bytes(memoryview(self._scratch)[begin:end])))
                 continue
             if end - at > len(self._scratch):
                 self._frame = bytearray(size)
@@ -249,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
             self._scratch[:rest] = self._scratch[at:filled]
         self._scratch_filled = rest
 
-    def _answer(self, frame: memoryview) -> None:
+    def _complete(self, frame: memoryview) -> None:
         (correlation_id,) = _INT32.unpack_from(frame)
         waiting = self._waiting.pop(correlation_id, None)
         if waiting is None:
@@ -295,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 response = messages.read_response(ApiKey.API_VERSIONS, version, body)
             except MalformedRequest as error:
-                raise BadAnswer(f"{self.name} does not speak Kafka: {error}") from None
+                raise BadResponse(f"{self.name} does not speak Kafka: {error}") from None
             self._versions = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
             return
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from chronik.wire.errors import ErrorCode
+from typing import Any
+
+from chronik.wire.errors import ErrorCode, KafkaError
 
 
 class ClientError(Exception):
@@ -22,10 +24,10 @@ class ConnectionLost(ClientError):
 
 
 class RequestTimedOut(ConnectionLost):
-    """No response in time. The connection is closed, since later responses would queue behind the missing one."""
+    """No response in time. The connection is closed, since later responses would arrive after the missing one."""
 
 
-class BadAnswer(ClientError):
+class BadResponse(ClientError):
     """The broker's response cannot be parsed; a retry would not help."""
 
 
@@ -56,3 +58,11 @@ RETRIABLE: frozenset[ErrorCode] = frozenset(
     }
 )
 """Errors that a retry with fresh metadata may resolve."""
+
+
+def raise_for(result: Any, subject: str) -> None:
+    """Raise KafkaError if a response, or one result in it, has an error; `subject` says what it is about."""
+    code = getattr(result, "error_code", ErrorCode.none)
+    if code != ErrorCode.none:
+        message = getattr(result, "error_message", None)
+        raise KafkaError(code, f"{subject}: {message}" if message else subject)

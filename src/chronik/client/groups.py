@@ -13,15 +13,14 @@ from struct import Struct, error
 from typing import Any
 
 from chronik.client.cluster import Cluster, Deadline
-from chronik.client.errors import UnsupportedByBroker
+from chronik.client.errors import UnsupportedByBroker, raise_for
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.errors import ErrorCode
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 Partition = tuple[str, int]
-ACTIVE_STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +54,23 @@ class GroupDescription:
 
 
 class Groups:
-    """Admin calls on consumer groups of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def list(self) -> list[ListedGroup]:
         """Return the groups of all brokers: each broker lists the groups that it coordinates."""
 
-        async def attempt(within: Deadline) -> dict[str, ListedGroup]:
-            found: dict[str, ListedGroup] = {}
-            for node_id in sorted((await self._cluster.layout([], deadline=within)).brokers):
-                connection = await self._cluster.connection(node_id, within)
+        async def attempt(deadline: Deadline) -> dict[str, ListedGroup]:
+            groups: dict[str, ListedGroup] = {}
+            for node_id in sorted((await self._cluster.layout([], deadline=deadline)).brokers):
+                connection = await self._cluster.connection(node_id, deadline)
                 values: dict[str, Any] = {"states_filter": [], "types_filter": []}
-                response = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=within.left_s)
-                _raise_for(response.error_code, f"groups of broker {node_id}")
+                response = await connection.call(ApiKey.LIST_GROUPS, values, timeout_s=deadline.left_s)
+                raise_for(response, f"groups of broker {node_id}")
                 for group in response.groups:
                     state = getattr(group, "group_state", "")
-                    found[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
-            return found
+                    groups[group.group_id] = ListedGroup(group.group_id, state, group.protocol_type)
+            return groups
 
         return [group for _, group in sorted((await self._cluster.retry(attempt)).items())]
 
@@ -90,17 +87,16 @@ class Groups:
     async def committed(self, group: str) -> dict[Partition, int]:
         """Return all committed offsets of the group."""
 
-        async def attempt(within: Deadline) -> dict[Partition, int]:
-            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+        async def attempt(deadline: Deadline) -> dict[Partition, int]:
             one = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": None}
             values = {"group_id": group, "topics": None, "groups": [one], "require_stable": False}
-            response = await connection.call(ApiKey.OFFSET_FETCH, values, timeout_s=within.left_s, at_most=9)
-            answer = response.groups[0] if hasattr(response, "groups") else response
-            _raise_for(getattr(answer, "error_code", ErrorCode.none), f"offsets of group {group}")
+            response = await self._cluster.call_coordinator(group, ApiKey.OFFSET_FETCH, values, deadline, at_most=9)
+            offsets_of_group = response.groups[0] if hasattr(response, "groups") else response
+            raise_for(offsets_of_group, f"offsets of group {group}")
             offsets: dict[Partition, int] = {}
-            for topic in answer.topics:
+            for topic in offsets_of_group.topics:
                 for partition in topic.partitions:
-                    _raise_for(partition.error_code, f"offset of {topic.name}-{partition.partition_index}")
+                    raise_for(partition, f"offset of {topic.name}-{partition.partition_index}")
                     if partition.committed_offset >= 0:
                         offsets[topic.name, partition.partition_index] = partition.committed_offset
             return dict(sorted(offsets.items()))
@@ -127,33 +123,30 @@ class Groups:
             "topics": [{"name": topic, "partitions": partitions} for topic, partitions in by_topic.items()],
         }
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
-            response = await connection.call(ApiKey.OFFSET_COMMIT, values, timeout_s=within.left_s, at_most=9)
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_coordinator(group, ApiKey.OFFSET_COMMIT, values, deadline, at_most=9)
             for topic in response.topics:
                 for partition in topic.partitions:
-                    _raise_for(partition.error_code, f"{topic.name}-{partition.partition_index} of group {group}")
+                    raise_for(partition, f"{topic.name}-{partition.partition_index} of group {group}")
 
         await self._cluster.retry(attempt)
 
     async def delete(self, group: str) -> None:
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+        async def attempt(deadline: Deadline) -> None:
             values = {"groups_names": [group]}
-            response = await connection.call(ApiKey.DELETE_GROUPS, values, timeout_s=within.left_s)
-            _raise_for(response.results[0].error_code, f"group {group}")
+            response = await self._cluster.call_coordinator(group, ApiKey.DELETE_GROUPS, values, deadline)
+            raise_for(response.results[0], f"group {group}")
 
         await self._cluster.retry(attempt)
 
     async def _describe_classic(self, group: str) -> GroupDescription:
-        async def attempt(within: Deadline) -> GroupDescription:
-            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+        async def attempt(deadline: Deadline) -> GroupDescription:
             values = {"groups": [group], "include_authorized_operations": False}
-            response = await connection.call(ApiKey.DESCRIBE_GROUPS, values, timeout_s=within.left_s)
-            found = response.groups[0]
-            if found.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
+            response = await self._cluster.call_coordinator(group, ApiKey.DESCRIBE_GROUPS, values, deadline)
+            description = response.groups[0]
+            if description.error_code == ErrorCode.group_id_not_found:  # version 6; older versions return "Dead"
                 return GroupDescription(group, "Dead", "", ())
-            _raise_for(found.error_code, f"group {group}")
+            raise_for(description, f"group {group}")
             members = tuple(
                 GroupMember(
                     member.member_id,
@@ -162,21 +155,20 @@ class Groups:
                     getattr(member, "group_instance_id", None),
                     read_assignment(member.member_assignment),
                 )
-                for member in found.members
+                for member in description.members
             )
-            return GroupDescription(group, found.group_state, found.protocol_data, members)
+            return GroupDescription(group, description.group_state, description.protocol_data, members)
 
         return await self._cluster.retry(attempt)
 
     async def _describe_consumer(self, group: str) -> GroupDescription | None:
-        async def attempt(within: Deadline) -> GroupDescription | None:
-            connection = await self._cluster.connection(await self._cluster.coordinator(group, within), within)
+        async def attempt(deadline: Deadline) -> GroupDescription | None:
             values = {"group_ids": [group], "include_authorized_operations": False}
-            response = await connection.call(ApiKey.CONSUMER_GROUP_DESCRIBE, values, timeout_s=within.left_s)
-            found = response.groups[0]
-            if found.error_code == ErrorCode.group_id_not_found:
+            response = await self._cluster.call_coordinator(group, ApiKey.CONSUMER_GROUP_DESCRIBE, values, deadline)
+            description = response.groups[0]
+            if description.error_code == ErrorCode.group_id_not_found:
                 return None
-            _raise_for(found.error_code, f"group {group}")
+            raise_for(description, f"group {group}")
             members = tuple(
                 GroupMember(
                     member.member_id,
@@ -185,9 +177,9 @@ class Groups:
                     member.instance_id,
                     tuple((t.topic_name, p) for t in member.assignment.topic_partitions for p in t.partitions),
                 )
-                for member in found.members
+                for member in description.members
             )
-            return GroupDescription(group, found.group_state, found.assignor_name, members)
+            return GroupDescription(group, description.group_state, description.assignor_name, members)
 
         return await self._cluster.retry(attempt)
 
@@ -209,8 +201,3 @@ def read_assignment(encoded: bytes) -> tuple[Partition, ...]:
     except (error, UnicodeDecodeError):
         return ()
     return tuple(partitions)
-
-
-def _raise_for(code: ErrorCode, what: str) -> None:
-    if code != ErrorCode.none:
-        raise KafkaError(code, what)

@@ -13,15 +13,13 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from chronik.wire.checksum import record_checksum
-
-__all__ = ["Entry", "Ledger", "LedgerError", "entries"]
 
 PENDING_RECORDS_MAX = 2000
 """Lines buffered in memory; the caller that reaches this limit writes them all."""
@@ -88,7 +86,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._fault: OSError | None = None
         self._closing = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_now_and_then, name="chronik-ledger", daemon=True)
+        self._flusher = threading.Thread(target=self._flush_periodically, name="chronik-ledger", daemon=True)
         self._flusher.start()
 
     def __enter__(self) -> Ledger:
@@ -175,7 +173,7 @@ class Ledger:
         finally:
             os.close(self._file)
 
-    def _flush_now_and_then(self) -> None:
+    def _flush_periodically(self) -> None:
         while not self._closing.wait(FLUSH_S):
             with contextlib.suppress(LedgerError):  # the next report raises it again
                 self.flush()
@@ -249,22 +247,11 @@ class _Aiokafka(msgspec.Struct, gc=False):
         if future.cancelled() or future.exception() is not None:
             self.ledger.failed += 1
             return
-        told = future.result()
-        time_ms = told.timestamp if self.timestamp_ms is None else self.timestamp_ms
-        self.ledger.record(told.topic, told.partition, told.offset, time_ms, self.key, self.value, self.headers)
-
-
-def entries(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """Yield the lines of a ledger except a torn last one. Raises LedgerError if another line is not an entry."""
-    decode = msgspec.json.Decoder(Entry).decode
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield decode(line)
-            except msgspec.MsgspecError as error:
-                raise LedgerError(f"{path}, line {number}, is no ledger's: {error}") from None
+        metadata = future.result()
+        time_ms = metadata.timestamp if self.timestamp_ms is None else self.timestamp_ms
+        self.ledger.record(
+            metadata.topic, metadata.partition, metadata.offset, time_ms, self.key, self.value, self.headers
+        )
 
 
 def _cut_torn_line(file: int) -> None:

@@ -53,11 +53,11 @@ async def replica_logs(cluster: Cluster, topic: str, partition: int, replicas: S
 
 
 async def _replica_log(cluster: Cluster, topic: str, partition: int, node_id: int) -> ReplicaLog:
-    within = Deadline(min(ANSWER_TIMEOUT_S, cluster.timeout_s))
+    deadline = Deadline(min(ANSWER_TIMEOUT_S, cluster.timeout_s))
     try:
-        connection = await cluster.connection(node_id, within)
+        connection = await cluster.connection(node_id, deadline)
         start, end = [
-            (await list_offsets(connection, topic, [partition], at, LOG_END_READER, READ_UNCOMMITTED, within.left_s))[
+            (await list_offsets(connection, topic, [partition], at, LOG_END_READER, READ_UNCOMMITTED, deadline.left_s))[
                 partition
             ]
             for at in (EARLIEST, LATEST)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from chronik.client.cluster import Cluster, Deadline
 from chronik.client.connection import Connection
+from chronik.client.errors import raise_for
 from chronik.wire.api import ApiKey
-from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.errors import ErrorCode
 
 LATEST = -1
 EARLIEST = -2
@@ -47,8 +47,6 @@ class ListedOffset:
 
 
 class Topics:
-    """Admin calls on topics of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
@@ -65,37 +63,31 @@ class Topics:
             "assignments": [],
             "configs": [{"name": key, "value": value} for key, value in configs.items()],
         }
+        values = {"topics": [topic], "validate_only": False}
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            values = {"topics": [topic], "timeout": within.for_broker_ms, "validate_only": False}
-            response = await connection.call(ApiKey.CREATE_TOPICS, values, timeout_s=within.left_s)
-            _raise_for(response.topics[0], f"topic {name}")
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(ApiKey.CREATE_TOPICS, values, deadline)
+            raise_for(response.topics[0], f"topic {name}")
 
         await self._cluster.retry(attempt)
 
     async def delete(self, name: str) -> None:
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            values = {
-                "topics": [{"name": name, "topic_id": None}],
-                "topic_names": [name],
-                "timeout": within.for_broker_ms,
-            }
-            response = await connection.call(ApiKey.DELETE_TOPICS, values, timeout_s=within.left_s)
-            _raise_for(response.responses[0], f"topic {name}")
+        values = {"topics": [{"name": name, "topic_id": None}], "topic_names": [name]}
+
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(ApiKey.DELETE_TOPICS, values, deadline)
+            raise_for(response.responses[0], f"topic {name}")
 
         await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
     async def grow(self, name: str, partitions: int) -> None:
         """Raise the number of partitions to `partitions`."""
+        topic = {"name": name, "count": partitions, "assignments": None}
+        values = {"topics": [topic], "validate_only": False}
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            topic = {"name": name, "count": partitions, "assignments": None}
-            values = {"topics": [topic], "timeout": within.for_broker_ms, "validate_only": False}
-            response = await connection.call(ApiKey.CREATE_PARTITIONS, values, timeout_s=within.left_s)
-            _raise_for(response.results[0], f"topic {name}")
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(ApiKey.CREATE_PARTITIONS, values, deadline)
+            raise_for(response.results[0], f"topic {name}")
 
         await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
@@ -105,24 +97,25 @@ class Topics:
             {"name": key, "config_operation": DELETE_CONFIG if value is None else SET_CONFIG, "value": value}
             for key, value in configs.items()
         ]
+        resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": changes}
+        values = {"resources": [resource], "validate_only": False}
 
-        async def attempt(within: Deadline) -> None:
-            connection = await self._cluster.controller(within)
-            resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": changes}
-            values = {"resources": [resource], "validate_only": False}
-            response = await connection.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, values, timeout_s=within.left_s)
-            _raise_for(response.responses[0], f"topic {name}")
+        async def attempt(deadline: Deadline) -> None:
+            response = await self._cluster.call_controller(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS, values, deadline, with_timeout=False
+            )
+            raise_for(response.responses[0], f"topic {name}")
 
         await self._cluster.retry(attempt, give_up_on=_UNKNOWN_TOPIC)
 
     async def configs(self, name: str) -> list[ConfigEntry]:
-        async def attempt(within: Deadline) -> list[ConfigEntry]:
-            connection = await self._cluster.any_connection(within)
+        async def attempt(deadline: Deadline) -> list[ConfigEntry]:
+            connection = await self._cluster.any_connection(deadline)
             resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
             values = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
-            response = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=within.left_s)
+            response = await connection.call(ApiKey.DESCRIBE_CONFIGS, values, timeout_s=deadline.left_s)
             result = response.results[0]
-            _raise_for(result, f"topic {name}")
+            raise_for(result, f"topic {name}")
             return [
                 ConfigEntry(entry.name, entry.value, entry.config_source != DYNAMIC_TOPIC_CONFIG)
                 for entry in sorted(result.configs, key=lambda entry: str(entry.name))
@@ -140,19 +133,19 @@ class Topics:
         isolation_level: int = READ_UNCOMMITTED,
     ) -> dict[int, ListedOffset]:
         """List offsets at each partition's leader: LATEST, EARLIEST, or the first record at or after a time."""
-        wanted = None if partitions is None else frozenset(partitions)
+        requested = None if partitions is None else frozenset(partitions)
         done: dict[int, ListedOffset] = {}
 
-        async def attempt(within: Deadline) -> dict[int, ListedOffset]:
-            leaders = await self._cluster.leaders(name, wanted, deadline=within)
+        async def attempt(deadline: Deadline) -> dict[int, ListedOffset]:
+            leaders = await self._cluster.leaders(name, requested, deadline=deadline)
             missing: dict[int, list[int]] = {}
             for partition, leader in leaders.items():
                 if partition not in done:
                     missing.setdefault(leader, []).append(partition)
             for leader, led in missing.items():
-                connection = await self._cluster.connection(leader, within)
+                connection = await self._cluster.connection(leader, deadline)
                 done.update(
-                    await list_offsets(connection, name, led, timestamp_ms, reader, isolation_level, within.left_s)
+                    await list_offsets(connection, name, led, timestamp_ms, reader, isolation_level, deadline.left_s)
                 )
             return dict(sorted(done.items()))
 
@@ -169,22 +162,20 @@ async def list_offsets(
     timeout_s: float,
 ) -> dict[int, ListedOffset]:
     """List the offsets of some partitions at one broker."""
-    asked = [
+    requested = [
         {"partition_index": partition, "current_leader_epoch": -1, "timestamp": timestamp_ms}
         for partition in partitions
     ]
-    values = {"replica_id": reader, "isolation_level": isolation_level, "topics": [{"name": name, "partitions": asked}]}
-    response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
-    answers = response.topics[0].partitions
-    for answer in answers:
-        _raise_for(answer, f"offsets of {name}-{answer.partition_index}")
-    return {
-        answer.partition_index: ListedOffset(answer.offset, answer.timestamp, getattr(answer, "leader_epoch", -1))
-        for answer in answers
+    values = {
+        "replica_id": reader,
+        "isolation_level": isolation_level,
+        "topics": [{"name": name, "partitions": requested}],
     }
-
-
-def _raise_for(result: Any, what: str) -> None:
-    if result.error_code != ErrorCode.none:
-        message = getattr(result, "error_message", None)
-        raise KafkaError(result.error_code, f"{what}: {message}" if message else what)
+    response = await connection.call(ApiKey.LIST_OFFSETS, values, timeout_s=timeout_s, at_most=9)
+    results = response.topics[0].partitions
+    for result in results:
+        raise_for(result, f"offsets of {name}-{result.partition_index}")
+    return {
+        result.partition_index: ListedOffset(result.offset, result.timestamp, getattr(result, "leader_epoch", -1))
+        for result in results
+    }

@@ -18,7 +18,7 @@ from chronik.node.membership.raft_store import FIRST, SqliteRaftStore
 from chronik.raft.membership import Member, Membership
 from chronik.raft.store import HardState, Persist, Snapshot, StoreError
 from chronik.storage.folder import LOGS_NAME, DataFolder
-from chronik.storage.survey import LogSurvey, survey_log
+from chronik.storage.recovery import LogSurvey, survey_log
 
 OWN_CONFIGS: Mapping[str, Mapping[str, str]] = {
     OFFSETS_TOPIC: OFFSETS_TOPIC_CONFIGS,

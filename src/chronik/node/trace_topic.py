@@ -19,10 +19,11 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.observe.traces import Trace, encode_trace
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import NewRecord, encode_batch
+from chronik.wire.batch import encode_batch
 from chronik.wire.compression import GZIP
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
 from chronik.wire.produce import ProduceRequest, ProduceTopic, read_produce_response, write_produce_request
+from chronik.wire.records import NewRecord
 
 PARTITION = 0
 REPLICAS_MAX = 3

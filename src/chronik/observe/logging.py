@@ -137,8 +137,8 @@ class LibraryLog(logging.Handler):
         fields: dict[str, Any] = {"library": record.name, "detail": detail}
         if record.exc_info is not None and (error := record.exc_info[1]) is not None:
             fields |= {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
-        say = self._log.error if record.levelno >= logging.ERROR else self._log.warning
-        say("library_message", **fields)
+        log = self._log.error if record.levelno >= logging.ERROR else self._log.warning
+        log("library_message", **fields)
 
 
 def silent_logger() -> Logger:

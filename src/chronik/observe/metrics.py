@@ -7,19 +7,66 @@ several nodes may share a process. prometheus_client is imported at the first sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from chronik.observe.histogram import Histogram
-from chronik.observe.process import process_usage
 from chronik.wire.api import ApiKey
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-
+LATENCY_BUCKETS_S: tuple[float, ...] = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
 REJECTED_PARTITIONS_MAX = 10_000
 """Rejections are counted by partition for this many partitions; other partitions only add to the total."""
+
+
+class Histogram:
+    """Observation counts by bucket, as plain ints in a list. Owned by the loop; a scrape on the same loop reads it."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = LATENCY_BUCKETS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return Prometheus buckets: the upper bound as text, and the number of observations at or below it."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets
 
 
 class PartitionGauges(NamedTuple):
@@ -79,7 +126,7 @@ class Metrics:
         self.scrubbed_bytes = 0
         self.scrub_passes = 0
         self.damages_found = {"scrub": 0, "recovery": 0, "read": 0}
-        """By what found the damage."""
+        """By how the damage was found."""
         self.replicas_healed = 0
         self.replicas_healing = 0
         self.fsync = Histogram()
@@ -93,10 +140,10 @@ class Metrics:
 
     def api(self, key: int) -> ApiMetrics:
         """Return the counters of one API, created on first use. A starting node calls this for each API it supports."""
-        found = self._apis.get(key)
-        if found is None:
-            found = self._apis[key] = ApiMetrics(api_name(key))
-        return found
+        api = self._apis.get(key)
+        if api is None:
+            api = self._apis[key] = ApiMetrics(api_name(key))
+        return api
 
     def rejected(self, topic: str, partition: int) -> None:
         """Count a request refused because another node leads. Callers pass only partitions that exist."""
@@ -137,38 +184,38 @@ class Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["topic", "partition"]
-        start = GaugeMetricFamily("chronik_log_start_offset", "First offset that can be read.", labels=labels)
-        end = GaugeMetricFamily("chronik_log_end_offset", "Next offset to assign.", labels=labels)
-        watermark = GaugeMetricFamily("chronik_high_watermark", "Consumers see what lies below.", labels=labels)
-        lag = GaugeMetricFamily("chronik_watermark_lag", "Log end minus high watermark.", labels=labels)
+        partitions = list(self.partitions())
+        value: Callable[[PartitionGauges], float]
+        for name, text, value in (
+            ("chronik_log_start_offset", "First offset that can be read.", lambda p: p.log_start_offset),
+            ("chronik_log_end_offset", "Next offset to assign.", lambda p: p.log_end_offset),
+            ("chronik_high_watermark", "Consumers read records below this offset.", lambda p: p.high_watermark),
+            ("chronik_watermark_lag", "Log end minus high watermark.", lambda p: p.log_end_offset - p.high_watermark),
+            ("chronik_in_sync_replicas", "Replicas in the ISR.", lambda p: p.in_sync_replicas),
+            ("chronik_log_size_bytes", "Bytes of the partition's segments.", lambda p: p.size_bytes),
+        ):
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for partition in partitions:
+                family.add_metric([partition.topic, str(partition.partition)], value(partition))
+            yield family
         age = GaugeMetricFamily(
-            "chronik_watermark_lag_seconds", "How long the watermark has been behind, at the leader.", labels=labels
+            "chronik_watermark_lag_seconds", "How long the watermark has lagged, at the leader.", labels=labels
         )
-        in_sync = GaugeMetricFamily("chronik_in_sync_replicas", "Replicas in the ISR.", labels=labels)
-        size = GaugeMetricFamily("chronik_log_size_bytes", "Bytes of the partition's segments.", labels=labels)
-        under_replicated = 0
-        for gauges in self.partitions():
-            names = [gauges.topic, str(gauges.partition)]
-            start.add_metric(names, gauges.log_start_offset)
-            end.add_metric(names, gauges.log_end_offset)
-            watermark.add_metric(names, gauges.high_watermark)
-            lag.add_metric(names, gauges.log_end_offset - gauges.high_watermark)
-            if gauges.is_leader:
-                age.add_metric(names, self.watermark_age_s(gauges.topic, gauges.partition))
-            in_sync.add_metric(names, gauges.in_sync_replicas)
-            size.add_metric(names, gauges.size_bytes)
-            under_replicated += gauges.is_leader and gauges.in_sync_replicas < gauges.replicas
-        yield from (start, end, watermark, lag, age, in_sync, size)
+        led = [partition for partition in partitions if partition.is_leader]
+        for partition in led:
+            names = [partition.topic, str(partition.partition)]
+            age.add_metric(names, self.watermark_age_s(partition.topic, partition.partition))
+        yield age
         yield GaugeMetricFamily(
             "chronik_under_replicated_partitions",
             "Partitions led here whose ISR is smaller than their replica set.",
-            value=under_replicated,
+            value=sum(partition.in_sync_replicas < partition.replicas for partition in led),
         )
         rejections = CounterMetricFamily(
-            "chronik_leadership_rejections", "Requests refused since another node leads, by partition.", labels=labels
+            "chronik_leadership_rejections", "Requests refused because another node leads, by partition.", labels=labels
         )
-        for (topic, partition), count in self.leadership_rejections.items():
-            rejections.add_metric([topic, str(partition)], count)
+        for (topic, index), count in self.leadership_rejections.items():
+            rejections.add_metric([topic, str(index)], count)
         yield rejections
         group_lag = GaugeMetricFamily(
             "chronik_group_lag", "Log end minus the group's committed offset.", labels=["group", *labels]
@@ -202,7 +249,7 @@ class Metrics:
         ):
             yield CounterMetricFamily(name, text, value=count)
         damages = CounterMetricFamily(
-            "chronik_damages_found", "Damages found in logs of this node, by what found them.", labels=["how"]
+            "chronik_damages_found", "Damages found in logs of this node, by how they were found.", labels=["how"]
         )
         for how, count in self.damages_found.items():
             damages.add_metric([how], count)
@@ -215,7 +262,7 @@ class Metrics:
             ("chronik_fsync_seconds", "Time of one fdatasync.", self.fsync),
             (
                 "chronik_watermark_propagation_seconds",
-                "From a watermark's rise at the leader to the answer that tells a follower.",
+                "From a rise of the watermark at the leader to the response that carries it to a follower.",
                 self.watermark_propagation,
             ),
         ):
@@ -239,13 +286,33 @@ def render(families: Iterable[Metric]) -> bytes:
 def _process_families() -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    usage = process_usage()
-    yield CounterMetricFamily("process_cpu_seconds", "User and system CPU of this process.", value=usage.cpu_s)
-    if usage.resident_bytes is not None:
-        yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", value=usage.resident_bytes)
-    if usage.open_files is not None:
-        yield GaugeMetricFamily("process_open_fds", "Open file descriptors.", value=usage.open_files)
-    yield GaugeMetricFamily("process_max_fds", "Limit of open file descriptors.", value=usage.open_files_max)
+    # getrusage, since /proc/self/stat has steps of 10 ms.
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    yield CounterMetricFamily("process_cpu_seconds", "User and system CPU of this process.", value=cpu_s)
+    if (resident_bytes := _resident_bytes()) is not None:
+        yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory.", value=resident_bytes)
+    if (open_files := _open_files()) is not None:
+        yield GaugeMetricFamily("process_open_fds", "Open file descriptors.", value=open_files)
+    open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield GaugeMetricFamily("process_max_fds", "Limit of open file descriptors.", value=open_files_max)
+
+
+def _resident_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _open_files() -> int | None:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return len(os.listdir(folder)) - 1  # listing the folder opens it
+        except OSError:
+            continue
+    return None
 
 
 def api_name(key: int) -> str:

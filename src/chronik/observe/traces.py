@@ -8,7 +8,7 @@ sequence number `n` on the node, the wall time `time_ms`, the node, the topic an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,18 +21,20 @@ Why: TypeAlias = Literal["append", "sync", "replica-fetch", "isr-change", "leade
 class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="kind"):
     """The fields of every event."""
 
-    kind: ClassVar[str]
     n: int
     time_ms: float
     node: int
     topic: str
     partition: int
 
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
 
 class FetchStarted(TraceEvent, frozen=True, gc=False, tag="fetch-started"):
     """A consumer fetches from `offset`. `fetch` numbers the fetch on this node; its other events carry it too."""
 
-    kind = "fetch-started"
     fetch: int
     client_id: str | None
     offset: int
@@ -43,7 +45,6 @@ class FetchStarted(TraceEvent, frozen=True, gc=False, tag="fetch-started"):
 class WatermarkSeen(TraceEvent, frozen=True, gc=False, tag="watermark-seen"):
     """The partition's watermark and log end when the fetch read them."""
 
-    kind = "watermark-seen"
     fetch: int
     high_watermark: int
     log_end_offset: int
@@ -52,12 +53,10 @@ class WatermarkSeen(TraceEvent, frozen=True, gc=False, tag="watermark-seen"):
 class NoData(TraceEvent, frozen=True, gc=False, tag="no-data"):
     """There was not enough data: the fetch waits."""
 
-    kind = "no-data"
     fetch: int
 
 
 class DataAvailable(TraceEvent, frozen=True, gc=False, tag="data-available"):
-    kind = "data-available"
     fetch: int
     bytes: int
 
@@ -65,7 +64,6 @@ class DataAvailable(TraceEvent, frozen=True, gc=False, tag="data-available"):
 class FetchServed(TraceEvent, frozen=True, gc=False, tag="fetch-served"):
     """The response to the fetch, after `elapsed_ms`. `error` is Kafka's name of the error, or null."""
 
-    kind = "fetch-served"
     fetch: int
     client_id: str | None
     offset: int
@@ -76,7 +74,6 @@ class FetchServed(TraceEvent, frozen=True, gc=False, tag="fetch-served"):
 
 
 class ProduceAppended(TraceEvent, frozen=True, gc=False, tag="produce-appended"):
-    kind = "produce-appended"
     client_id: str | None
     base_offset: int
     last_offset: int
@@ -85,7 +82,6 @@ class ProduceAppended(TraceEvent, frozen=True, gc=False, tag="produce-appended")
 
 
 class ProduceAcknowledged(TraceEvent, frozen=True, gc=False, tag="produce-acknowledged"):
-    kind = "produce-acknowledged"
     client_id: str | None
     base_offset: int
     last_offset: int
@@ -96,14 +92,12 @@ class ProduceAcknowledged(TraceEvent, frozen=True, gc=False, tag="produce-acknow
 class ProduceForwarded(TraceEvent, frozen=True, gc=False, tag="produce-forwarded"):
     """A batch that reached a node that is not the leader, forwarded to node `to`."""
 
-    kind = "produce-forwarded"
     client_id: str | None
     to: int
     bytes: int
 
 
 class ProduceRejected(TraceEvent, frozen=True, gc=False, tag="produce-rejected"):
-    kind = "produce-rejected"
     client_id: str | None
     error: str
     reason: str
@@ -112,7 +106,6 @@ class ProduceRejected(TraceEvent, frozen=True, gc=False, tag="produce-rejected")
 class WatermarkUpdated(TraceEvent, frozen=True, gc=False, tag="watermark-updated"):
     """`acks` is that of the last produce that this leader appended; null on a follower, or if there was none."""
 
-    kind = "watermark-updated"
     old: int
     new: int
     acks: int | None
@@ -120,7 +113,6 @@ class WatermarkUpdated(TraceEvent, frozen=True, gc=False, tag="watermark-updated
 
 
 class IsrChanged(TraceEvent, frozen=True, gc=False, tag="isr-changed"):
-    kind = "isr-changed"
     old: tuple[int, ...]
     new: tuple[int, ...]
     leader: int
@@ -221,18 +213,18 @@ class TraceRing:
         """
         oldest = self.last_n - len(self._events)
         at = oldest if after > self.last_n else max(after, oldest)
-        found: list[Trace] = []
-        while at < self.last_n and len(found) < limit:
+        events: list[Trace] = []
+        while at < self.last_n and len(events) < limit:
             event = self._events[at % self._capacity]
             at += 1
             if (topic is None or event.topic == topic) and (partition is None or event.partition == partition):
-                found.append(event)
-        return found, at
+                events.append(event)
+        return events, at
 
     def take(self, limit: int) -> list[Trace]:
         """Return the next events for the topic and mark them as taken."""
-        found, self.taken = self.read(self.taken, limit)
-        return found
+        events, self.taken = self.read(self.taken, limit)
+        return events
 
     def drop(self, count: int) -> None:
         """Count taken events that could not be delivered."""
@@ -251,103 +243,41 @@ class PartitionTrace:
         self.acks: int | None = None
         """The acks of the last produce."""
 
+    def _stamp(self) -> tuple[int, float, int, str, int]:
+        """Return the fields that every event begins with."""
+        ring = self._ring
+        return ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition
+
     # -- produce -------------------------------------------------------------------------------------------------------
 
     def appended(self, client_id: str | None, base_offset: int, last_offset: int, size_bytes: int, acks: int) -> None:
-        ring = self._ring
-        ring.add(
-            ProduceAppended(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                client_id,
-                base_offset,
-                last_offset,
-                size_bytes,
-                acks,
-            )
-        )
+        self._ring.add(ProduceAppended(*self._stamp(), client_id, base_offset, last_offset, size_bytes, acks))
 
     def acknowledged(
         self, client_id: str | None, base_offset: int, last_offset: int, acks: int, elapsed_s: float
     ) -> None:
-        ring = self._ring
-        ring.add(
-            ProduceAcknowledged(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                client_id,
-                base_offset,
-                last_offset,
-                acks,
-                milliseconds(elapsed_s),
-            )
-        )
+        elapsed_ms = milliseconds(elapsed_s)
+        self._ring.add(ProduceAcknowledged(*self._stamp(), client_id, base_offset, last_offset, acks, elapsed_ms))
 
     def forwarded(self, client_id: str | None, to: int, size_bytes: int) -> None:
-        ring = self._ring
-        ring.add(
-            ProduceForwarded(
-                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, client_id, to, size_bytes
-            )
-        )
+        self._ring.add(ProduceForwarded(*self._stamp(), client_id, to, size_bytes))
 
     def rejected(self, client_id: str | None, error: str, reason: str) -> None:
-        ring = self._ring
-        ring.add(
-            ProduceRejected(
-                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, client_id, error, reason
-            )
-        )
+        self._ring.add(ProduceRejected(*self._stamp(), client_id, error, reason))
 
     # -- fetch ---------------------------------------------------------------------------------------------------------
 
     def fetch_started(self, fetch: int, client_id: str | None, offset: int, max_wait_ms: int, min_bytes: int) -> None:
-        ring = self._ring
-        ring.add(
-            FetchStarted(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                fetch,
-                client_id,
-                offset,
-                max_wait_ms,
-                min_bytes,
-            )
-        )
+        self._ring.add(FetchStarted(*self._stamp(), fetch, client_id, offset, max_wait_ms, min_bytes))
 
     def watermark_seen(self, fetch: int, high_watermark: int, log_end_offset: int) -> None:
-        ring = self._ring
-        ring.add(
-            WatermarkSeen(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                fetch,
-                high_watermark,
-                log_end_offset,
-            )
-        )
+        self._ring.add(WatermarkSeen(*self._stamp(), fetch, high_watermark, log_end_offset))
 
     def no_data(self, fetch: int) -> None:
-        ring = self._ring
-        ring.add(NoData(ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, fetch))
+        self._ring.add(NoData(*self._stamp(), fetch))
 
     def data_available(self, fetch: int, size_bytes: int) -> None:
-        ring = self._ring
-        ring.add(
-            DataAvailable(ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, fetch, size_bytes)
-        )
+        self._ring.add(DataAvailable(*self._stamp(), fetch, size_bytes))
 
     def fetch_served(
         self,
@@ -359,50 +289,19 @@ class PartitionTrace:
         error: str | None,
         elapsed_s: float,
     ) -> None:
-        ring = self._ring
-        ring.add(
-            FetchServed(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                fetch,
-                client_id,
-                offset,
-                size_bytes,
-                high_watermark,
-                error,
-                milliseconds(elapsed_s),
-            )
+        elapsed_ms = milliseconds(elapsed_s)
+        self._ring.add(
+            FetchServed(*self._stamp(), fetch, client_id, offset, size_bytes, high_watermark, error, elapsed_ms)
         )
 
     # -- partition -----------------------------------------------------------------------------------------------------
 
     def watermark_updated(self, old: int, new: int, why: Why) -> None:
         acks = None if why == "leader" else self.acks
-        ring = self._ring
-        ring.add(
-            WatermarkUpdated(
-                ring.last_n + 1, ring.wall_ms(), ring.node_id, self.topic, self.partition, old, new, acks, why
-            )
-        )
+        self._ring.add(WatermarkUpdated(*self._stamp(), old, new, acks, why))
 
     def isr_changed(self, old: tuple[int, ...], new: tuple[int, ...], leader: int, leader_epoch: int) -> None:
-        ring = self._ring
-        ring.add(
-            IsrChanged(
-                ring.last_n + 1,
-                ring.wall_ms(),
-                ring.node_id,
-                self.topic,
-                self.partition,
-                old,
-                new,
-                leader,
-                leader_epoch,
-            )
-        )
+        self._ring.add(IsrChanged(*self._stamp(), old, new, leader, leader_epoch))
 
 
 def error_name(code: int) -> str:

@@ -7,6 +7,7 @@ older than 1 s, the interval is 500 ms until there is no lag at all.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 CALM_INTERVAL_S = 5.0
@@ -38,51 +39,49 @@ class WatermarkLag(NamedTuple):
     age_s: float
 
 
-class _Behind:
+@dataclass(slots=True)
+class _Lagging:
     """A partition whose watermark lags. Every record below `mark` existed at `marked_s`."""
 
-    __slots__ = ("is_told", "mark", "marked_s")
-
-    def __init__(self, mark: int, now_s: float) -> None:
-        self.mark = mark
-        self.marked_s = now_s
-        self.is_told = False
+    mark: int
+    marked_s: float
+    is_logged: bool = False
 
 
 class WatermarkMonitor:
     """Pure: takes positions with their time; returns the lags to log and the next interval.
 
-    Invariant: `_behind` has exactly the partitions whose watermark lagged at the last sample.
+    Invariant: `_lagging` has exactly the partitions whose watermark lagged at the last sample.
     """
 
     def __init__(self) -> None:
         self.is_alert = False
-        self._behind: dict[Key, _Behind] = {}
+        self._lagging: dict[Key, _Lagging] = {}
         self._sampled_s = 0.0
 
     def sample(self, positions: Iterable[WatermarkPosition], now_s: float) -> list[WatermarkLag]:
         """Sample all partitions; return the lags to log, each once until it is 0 again."""
-        behind: dict[Key, _Behind] = {}
-        told: list[WatermarkLag] = []
+        lagging: dict[Key, _Lagging] = {}
+        lags: list[WatermarkLag] = []
         is_large = False
         for topic, partition, end, watermark in positions:
             lag = end - watermark
             if lag <= 0:
                 continue
-            known = self._behind.get((topic, partition)) or _Behind(end, now_s)
+            known = self._lagging.get((topic, partition)) or _Lagging(end, now_s)
             if watermark >= known.mark:
                 # All records below the mark are committed now: the lagging records came later.
                 known.mark, known.marked_s = end, now_s
-            behind[(topic, partition)] = known
+            lagging[(topic, partition)] = known
             age_s = now_s - known.marked_s
             is_large = is_large or lag > ALERT_LAG_RECORDS or age_s > ALERT_AGE_S
-            if lag > LOGGED_LAG_RECORDS and not known.is_told:
-                known.is_told = True
-                told.append(WatermarkLag(topic, partition, end, watermark, lag, age_s))
-        self._behind = behind
+            if lag > LOGGED_LAG_RECORDS and not known.is_logged:
+                known.is_logged = True
+                lags.append(WatermarkLag(topic, partition, end, watermark, lag, age_s))
+        self._lagging = lagging
         self._sampled_s = now_s
-        self.is_alert = is_large or (self.is_alert and bool(behind))
-        return told
+        self.is_alert = is_large or (self.is_alert and bool(lagging))
+        return lags
 
     @property
     def interval_s(self) -> float:
@@ -91,5 +90,5 @@ class WatermarkMonitor:
 
     def age_s(self, topic: str, partition: int) -> float:
         """How long the partition's watermark had lagged at the last sample; 0 if it did not."""
-        known = self._behind.get((topic, partition))
+        known = self._lagging.get((topic, partition))
         return 0.0 if known is None else self._sampled_s - known.marked_s

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from chronik.pipeline.columns import RecordRange, arrow_schema, readable_name
-from chronik.wire.batch import BatchHeader, Record
+from chronik.wire.batch import BatchHeader
 from chronik.wire.compression import Buffer
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.records import decode_records
+from chronik.wire.records import Record, decode_records
 
 __all__ = ["PlainChunk"]
 

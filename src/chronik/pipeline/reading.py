@@ -22,8 +22,14 @@ from chronik.pipeline.decoder import ROWS_MAX, ArrowDecoder, next_offset_behind
 from chronik.pipeline.errors import PipelineError
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError, MalformedRequest
-from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
-from chronik.wire.fetch_response import FetchPartitionResponse, read_fetch_response
+from chronik.wire.fetch import (
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchTopic,
+    read_fetch_response,
+    write_fetch_request,
+)
 
 __all__ = ["ReadSettings", "read_range"]
 

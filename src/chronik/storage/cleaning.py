@@ -8,25 +8,14 @@ attribute bit 6 is set, and the base timestamp is that time.
 
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
-from struct import Struct
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
-from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader
+from chronik.wire.batch import DECOMPRESSED_BYTES_MAX, HEADER_BYTES, BatchHeader, join_batch
 from chronik.wire.compression import compress, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["RawRecord", "clean_batch", "key_digest", "raw_records"]
+from chronik.wire.records import put_varint, read_varint
 
 DELETE_HORIZON: Final = 0x40
-LOG_APPEND_TIME: Final = 0x08
-
-_HEADER: Final = Struct(">qiibIhiqqqhii")
-_CRC: Final = Struct(">I")
-_CRC_AT: Final = 17
-_CRC_START: Final = 21
-_LENGTH_END: Final = 12
 
 
 class RawRecord(NamedTuple):
@@ -63,18 +52,18 @@ def _raw_records(data: bytes, count: int) -> Iterator[RawRecord]:
     at = 0
     for _ in range(count):
         start = at
-        length, body_at = _varint(data, at)
+        length, body_at = read_varint(data, at)
         end = body_at + length
         if length < 0 or end > len(data):
             raise KafkaError(ErrorCode.corrupt_message, "record cut short")
-        timestamp_delta, rest_at = _varint(data, body_at + 1)
-        offset_delta, at = _varint(data, rest_at)
-        key_bytes, at = _varint(data, at)
+        timestamp_delta, rest_at = read_varint(data, body_at + 1)
+        offset_delta, at = read_varint(data, rest_at)
+        key_bytes, at = read_varint(data, at)
         key = None
         if key_bytes >= 0:
             key = data[at : at + key_bytes]
             at += key_bytes
-        value_bytes, _ = _varint(data, at)
+        value_bytes, _ = read_varint(data, at)
         yield RawRecord(start, body_at, rest_at, end, timestamp_delta, offset_delta, key, value_bytes < 0)
         at = end
 
@@ -120,8 +109,9 @@ def _rebuilt(header: BatchHeader, data: bytes, kept: list[RawRecord], horizon_ms
     # The base timestamp is now the delete horizon; the records keep their timestamps through adjusted deltas.
     moved = bytearray()
     for record in kept:
-        delta = _zigzag(header.base_timestamp + record.timestamp_delta - horizon_ms)
-        moved += _zigzag(1 + len(delta) + record.end - record.rest_at)
+        delta = bytearray()
+        put_varint(delta, header.base_timestamp + record.timestamp_delta - horizon_ms)
+        put_varint(moved, 1 + len(delta) + record.end - record.rest_at)
         moved += data[record.body_at : record.body_at + 1]
         moved += delta
         moved += data[record.rest_at : record.end]
@@ -132,51 +122,9 @@ def _encoded(
     header: BatchHeader, attributes: int, base_timestamp: int, max_timestamp: int | None, count: int, block: bytes
 ) -> bytes:
     """Encode the batch with other records; keep offsets, sequences and leader epoch."""
-    if max_timestamp is None or attributes & LOG_APPEND_TIME:
+    if max_timestamp is None or header.log_append_time:
         max_timestamp = header.max_timestamp
-    packed = compress(header.codec, block) if header.codec and block else block
-    batch = bytearray(HEADER_BYTES + len(packed))
-    _HEADER.pack_into(
-        batch,
-        0,
-        header.base_offset,
-        len(batch) - _LENGTH_END,
-        header.partition_leader_epoch,
-        2,
-        0,
-        attributes,
-        header.last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        count,
+    new = header._replace(
+        attributes=attributes, base_timestamp=base_timestamp, max_timestamp=max_timestamp, record_count=count
     )
-    batch[HEADER_BYTES:] = packed
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_START:]))
-    return bytes(batch)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a zigzag varint; IndexError past the end."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
-        if shift > 63:
-            raise KafkaError(ErrorCode.corrupt_message, "varint too long")
-
-
-def _zigzag(value: int) -> bytes:
-    value = value << 1 if value >= 0 else (-value << 1) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return join_batch(new, compress(header.codec, block) if header.codec and block else block)

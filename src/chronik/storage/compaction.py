@@ -2,28 +2,39 @@
 
 One pass reads the part of the log that was not compacted before (the dirty part) and notes the last offset of each key.
 Then it rewrites all closed segments up to there without the superseded records. Its memory is bounded: it ends early
-when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `swap`
-describes how new files replace old ones, `cleaning` what happens to a batch.
+when it has noted enough keys, and the next pass continues from there. Small adjacent segments are merged. `cleaning`
+describes what happens to a batch.
+
+A group of adjacent segments is compacted into one, under the first one's base offset. The files go through:
+
+    NNN.log.cleaned          being written; useless after a crash, and removed
+    NNN-MMM.swap             complete and durable; replaces all segments with base offsets from NNN to below MMM
+    OOO.log.deleted          an old segment to be removed, in a thread or when the log is next opened
+    NNN.log                  the compacted one in its place
+
+The rename to .swap commits the replacement: the next open of the folder completes it.
+Indexes are written as NNN.index.cleaned and may be lost in a crash: they are rebuilt.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Final
 
+from chronik.storage.batches import ScannedBatch, read_all_batches
 from chronik.storage.cleaning import clean_batch, key_digest, raw_records
 from chronik.storage.config import LogConfig
-from chronik.storage.deletion import DeletionJob, NumberFile
-from chronik.storage.disk import Disk
+from chronik.storage.disk import Disk, remove_files
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
-from chronik.storage.scanning import ScannedBatch, read_all_batches
 from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
-from chronik.storage.swap import CLEANER_NAME
+from chronik.storage.segments import DeletionJob, NumberFile
 from chronik.wire.batch import read_batch_header
 from chronik.wire.errors import KafkaError
 
-__all__ = ["CompactedGroup", "CompactionJob", "plan_compaction"]
-
-WRITE_BYTES = 1024 * 1024
+CLEANER_NAME: Final = "cleaner-offset"
+"""A text file with one number: everything below that offset has been compacted once."""
+INDEX_SUFFIXES: Final = (".index", ".timeindex")
+WRITE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -35,75 +46,40 @@ class CompactedGroup:
     """Base offset of the segment after the group."""
     size_bytes: int = 0
     is_changed: bool = False
-
-    @property
-    def bases(self) -> list[int]:
-        return [segment.base_offset for segment in self.old]
+    has_successor: bool = True
+    """Whether a compacted segment replaces them; otherwise nothing is left of them."""
 
 
-def plan_compaction(
-    disk: Disk,
-    folder: str,
-    segments: Sequence[LogSegment],
-    config: LogConfig,
-    now_ms: int,
-    upto_offset: int,
-    log_start_offset: int,
-    cleaned_upto: int,
-    last_offsets: Mapping[int, int],
-) -> "CompactionJob | None":
-    """Return a pass over the closed segments below `upto_offset` that are old enough, if enough of them is dirty."""
-    cleanable: list[LogSegment] = []
-    dirty_bytes = 0
-    for segment, following in pairwise(segments):
-        if following.base_offset > upto_offset:
-            break
-        is_dirty = following.base_offset > cleaned_upto
-        if is_dirty and config.min_compaction_lag_ms > 0:
-            largest, _ = segment.largest_timestamp()
-            if largest > now_ms - config.min_compaction_lag_ms:
-                break
-        cleanable.append(segment)
-        dirty_bytes += segment.size_bytes if is_dirty else 0
-    total_bytes = sum(segment.size_bytes for segment in cleanable)
-    if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
-        return None
-    next_base = segments[len(cleanable)].base_offset
-    dirty_from = max(cleaned_upto, log_start_offset)
-    return CompactionJob(disk, folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets)
-
-
+@dataclass(slots=True, eq=False)
 class CompactionJob:
     """One pass. Call `run` in a thread: it reads closed segments and writes .cleaned files, nothing else."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        segments: Sequence[LogSegment],
-        next_base: int,
-        config: LogConfig,
-        now_ms: int,
-        dirty_from: int,
-        last_offsets: Mapping[int, int],
-    ) -> None:
-        self.removed_records = 0
-        self.removed_bytes = 0
-        self.cleaned_upto = next_base
-        """Where the pass ends: below this offset the log is compacted."""
-        self.reading_at = segments[0].base_offset
-        """The segment that is being read, or whose read failed."""
-        self._disk = disk
-        self._folder = folder
-        self._bounds = [*(segment.base_offset for segment in segments), next_base]
-        self._segments = segments
-        self._config = config
-        self._now_ms = now_ms
-        self._dirty_from = dirty_from
-        self._last_offsets = last_offsets
-        self._newest: dict[bytes, int] = {}
-        self._groups: list[CompactedGroup] = []
-        self.is_done = False
+    disk: Disk
+    folder: str
+    segments: Sequence[LogSegment]
+    next_base: int
+    """Base offset of the segment after them."""
+    config: LogConfig
+    now_ms: int
+    dirty_from: int
+    last_offsets: Mapping[int, int]
+    removed_records: int = 0
+    removed_bytes: int = 0
+    cleaned_upto: int = field(init=False)
+    """Where the pass ends: below this offset the log is compacted."""
+    reading_at: int = field(init=False)
+    """The segment that is being read, or whose read failed."""
+    is_done: bool = False
+    _newest: dict[bytes, int] = field(default_factory=dict)
+    _groups: list[CompactedGroup] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cleaned_upto = self.next_base
+        self.reading_at = self.segments[0].base_offset
+
+    def _with_next_base(self) -> Iterator[tuple[LogSegment, int]]:
+        next_bases = [*(segment.base_offset for segment in self.segments[1:]), self.next_base]
+        return zip(self.segments, next_bases, strict=True)
 
     def run(self) -> None:
         """Write the compacted segments. An error leaves the log unchanged; `finish_compaction` cleans up."""
@@ -118,9 +94,13 @@ class CompactionJob:
         if not self.is_done:
             return []
         present = {id(segment) for segment in segments}
-        return [
+        groups = [
             group for group in self._groups if group.is_changed and all(id(segment) in present for segment in group.old)
         ]
+        for group in groups:
+            # The first segment stays even if empty: its name records the log start.
+            group.has_successor = group.size_bytes > 0 or group.old[0] is segments[0]
+        return groups
 
     def cleanup(
         self, deleted: Sequence[str], used: Sequence[CompactedGroup], cleaned_upto: Callable[[], int]
@@ -128,28 +108,28 @@ class CompactionJob:
         """Return the job that removes leftover files; if the pass completed, it also records how far it got."""
         unused = [group for group in self._groups if not any(group is one for one in used)]
         leftovers = [
-            segment_path(self._folder, group.old[0].base_offset, suffix + ".cleaned")
+            segment_path(self.folder, group.old[0].base_offset, suffix + ".cleaned")
             for group in unused
-            for suffix in (".log", ".index", ".timeindex")
+            for suffix in (".log", *INDEX_SUFFIXES)
         ]
         return DeletionJob(
-            self._disk,
-            self._folder,
+            self.disk,
+            self.folder,
             [*leftovers, *deleted],
             segments=len(deleted),
             size_bytes=self.removed_bytes,
-            number_file=NumberFile(f"{self._folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
+            number_file=NumberFile(f"{self.folder}/{CLEANER_NAME}", cleaned_upto) if self.is_done else None,
         )
 
     def _note_keys(self) -> None:
         """Find each key's last offset in the dirty part, or in as much of it as memory allows."""
         newest = self._newest
-        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
-            if next_base <= self._dirty_from:
+        for segment, next_base in self._with_next_base():
+            if next_base <= self.dirty_from:
                 continue
             self.reading_at = segment.base_offset
-            for _, header, batch, intact in read_all_batches(self._disk, segment.path):
-                if header.next_offset <= self._dirty_from or not intact or header.is_control:
+            for _, header, batch, intact in read_all_batches(self.disk, segment.path):
+                if header.next_offset <= self.dirty_from or not intact or header.is_control:
                     continue
                 try:
                     _, records = raw_records(batch, header)
@@ -158,20 +138,20 @@ class CompactionJob:
                 for record in records:
                     if record.key is not None:
                         newest[key_digest(record.key)] = header.base_offset + record.offset_delta
-                if len(newest) >= self._config.compaction_keys_max:
+                if len(newest) >= self.config.compaction_keys_max:
                     self.cleaned_upto = header.next_offset
                     return
 
     def _grouped(self) -> list[CompactedGroup]:
         groups: list[CompactedGroup] = []
         size_bytes = 0
-        for segment, next_base in zip(self._segments, self._bounds[1:], strict=True):
+        for segment, next_base in self._with_next_base():
             if segment.base_offset >= self.cleaned_upto:
                 break
             size_bytes += segment.size_bytes
             if (
                 groups
-                and size_bytes <= self._config.segment_bytes
+                and size_bytes <= self.config.segment_bytes
                 and next_base - groups[-1].old[0].base_offset <= RELATIVE_OFFSET_MAX
             ):
                 groups[-1].old.append(segment)
@@ -189,19 +169,17 @@ class CompactionJob:
 
     def _write(self, group: CompactedGroup) -> None:
         base_offset = group.old[0].base_offset
-        out = LogSegment(self._disk, self._folder, base_offset)
-        out.offset_index = SparseIndex(self._disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
-        out.time_index = SparseIndex(self._disk, out.time_index.path + ".cleaned", TIME_ENTRY)
-        out.offset_index.cut(0)
-        out.time_index.cut(0)
+        out = LogSegment(self.disk, self.folder, base_offset)
+        out.offset_index = SparseIndex(self.disk, out.offset_index.path + ".cleaned", OFFSET_ENTRY)
+        out.time_index = SparseIndex(self.disk, out.time_index.path + ".cleaned", TIME_ENTRY)
+        out.clear_indexes()
         group.is_changed = len(group.old) > 1
-        file = self._disk.open(segment_path(self._folder, base_offset, ".log.cleaned"), create=True)
-        try:
+        with closing(self.disk.open(segment_path(self.folder, base_offset, ".log.cleaned"), create=True)) as file:
             file.truncate(0)
             block = bytearray()
             for segment in group.old:
                 self.reading_at = segment.base_offset
-                for scanned in read_all_batches(self._disk, segment.path):
+                for scanned in read_all_batches(self.disk, segment.path):
                     _, header, batch, _ = scanned
                     kept = self._cleaned(scanned)
                     group.is_changed = group.is_changed or kept is not batch
@@ -220,7 +198,7 @@ class CompactionJob:
                         header.last_offset,
                         header.size_bytes,
                         header.max_timestamp,
-                        self._config.index_interval_bytes,
+                        self.config.index_interval_bytes,
                     )
                     out.size_bytes += header.size_bytes
                     block += kept
@@ -230,8 +208,6 @@ class CompactionJob:
             if block:
                 file.pwrite(block, out.size_bytes - len(block))
             file.datasync()
-        finally:
-            file.close()
         out.add_time_entry()
         for index in (out.offset_index, out.time_index):
             index.write()
@@ -244,8 +220,62 @@ class CompactionJob:
             return batch
         try:
             return clean_batch(
-                batch, header, self._keeps, self._now_ms, self._config.delete_retention_ms, self._last_offsets
+                batch, header, self._keeps, self.now_ms, self.config.delete_retention_ms, self.last_offsets
             )
         except KafkaError:
             # Keep a batch that does not parse.
             return batch
+
+
+def _swap_path(folder: str, group: CompactedGroup) -> str:
+    return f"{folder}/{group.old[0].base_offset:020d}-{group.next_base:020d}.swap"
+
+
+def replace_segments(disk: Disk, folder: str, groups: Sequence[CompactedGroup]) -> list[str]:
+    """Replace each group's old segments by its compacted one; return the files that can now be removed."""
+    swaps = [(group.old[0].path, _swap_path(folder, group)) for group in groups if group.has_successor]
+    for path, swap in swaps:
+        disk.rename(path + ".cleaned", swap)
+    disk.sync_dir(folder)
+    deleted: list[str] = []
+    for segment in (segment for group in groups for segment in group.old):
+        _remove_indexes(disk, folder, segment.base_offset)
+        disk.rename(segment.path, segment.path + ".deleted")
+        deleted.append(segment.path + ".deleted")
+    # The old names must be gone before the new one exists, or a crash could leave both.
+    disk.sync_dir(folder)
+    for path, swap in swaps:
+        disk.rename(swap, path)
+        for suffix in INDEX_SUFFIXES:
+            index = path.removesuffix(".log") + suffix
+            if disk.exists(index + ".cleaned"):
+                disk.rename(index + ".cleaned", index)
+    return deleted
+
+
+def finish_swaps(disk: Disk, folder: str) -> int:
+    """Complete or undo what a crash interrupted; return the number of completed replacements."""
+    names = disk.listdir(folder)
+    swaps = [name for name in names if name.endswith(".swap")]
+    for name in swaps:
+        first, _, next_base = name.removesuffix(".swap").partition("-")
+        for other in names:
+            stem = other.removesuffix(".log")
+            if other.endswith(".log") and stem.isdigit() and int(first) <= int(stem) < int(next_base):
+                _remove_indexes(disk, folder, int(stem))
+                disk.remove(f"{folder}/{other}")
+    if swaps:
+        disk.sync_dir(folder)
+    for name in swaps:
+        first = name.partition("-")[0]
+        disk.rename(f"{folder}/{name}", segment_path(folder, int(first)))
+    for name in names:
+        if name.endswith((".cleaned", ".deleted")):
+            disk.remove(f"{folder}/{name}")
+    if swaps:
+        disk.sync_dir(folder)
+    return len(swaps)
+
+
+def _remove_indexes(disk: Disk, folder: str, base_offset: int) -> None:
+    remove_files(disk, (segment_path(folder, base_offset, suffix) for suffix in INDEX_SUFFIXES))

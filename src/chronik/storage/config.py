@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LogConfig"]
-
 DAY_MS = 24 * 60 * 60 * 1000
 
 

@@ -9,29 +9,39 @@ import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import closing
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = [
-    "Buffer",
-    "Disk",
-    "DiskSpace",
-    "File",
-    "NotPrivate",
-    "RealDisk",
-    "RealFile",
-    "read_file",
-    "write_file_atomic",
-]
+from chronik.wire.errors import ErrorCode, KafkaError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_FULL: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _PRIVATE_MODE: Final = 0o600
 _OTHERS: Final = 0o077
 
 
 class NotPrivate(PermissionError):
     """Users other than the owner may read or write the file."""
+
+
+class StorageError(KafkaError):
+    """The log cannot be written now; it contains no part of the append."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.kafka_storage_error, message)
+
+
+class StorageFull(StorageError):
+    """The disk, quota or file size limit is reached. The log accepts appends again when there is space."""
+
+
+def storage_error(operation: str, error: OSError) -> StorageError:
+    """Return the error that a client receives for an `OSError`."""
+    kind = StorageFull if error.errno in _FULL else StorageError
+    return kind(f"{operation}: {error.strerror or error}")
 
 
 class DiskSpace(NamedTuple):
@@ -269,33 +279,42 @@ class RealDisk:
         return file
 
 
+def machine_boot_id() -> str:
+    """Return an id that changes at each boot, which empties the page cache; empty if the system does not report it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot_id:
+            return boot_id.read().strip()
+    except OSError:
+        return ""
+
+
 def read_file(disk: Disk, path: str, *, private: bool = False) -> bytes | None:
     """Return the content of a small file; None if it does not exist. NotPrivate if `private` is set and it is not."""
     try:
         file = disk.open_private(path) if private else disk.open(path)
     except FileNotFoundError:
         return None
-    try:
+    with closing(file):
         return file.pread(0, file.size())
-    finally:
-        file.close()
 
 
-def write_file_atomic(disk: Disk, path: str, data: bytes, *, durable: bool = True, private: bool = False) -> None:
-    """Replace a small file atomically: after a crash it holds its old content or the new one, never a part.
+def write_file_atomic(disk: Disk, path: str, data: bytes, *, private: bool = False) -> None:
+    """Replace a small file atomically and durably: after a crash it holds its old content or the new one, never a part.
 
-    Without `durable` a power loss may lose the new name, and the content too: use that only for data that can be
-    checked and rebuilt. A `private` file is private from the moment it exists.
+    A `private` file is private from the moment it exists.
     """
     temporary = path + ".tmp"
-    file = disk.open_private(temporary, create=True) if private else disk.open(temporary, create=True)
-    try:
+    open_temporary = disk.open_private if private else disk.open
+    with closing(open_temporary(temporary, create=True)) as file:
         file.truncate(0)
         file.pwrite(data, 0)
-        if durable:
-            file.datasync()
-    finally:
-        file.close()
+        file.datasync()
     disk.rename(temporary, path)
-    if durable:
-        disk.sync_dir(os.path.dirname(path))
+    disk.sync_dir(os.path.dirname(path))
+
+
+def remove_files(disk: Disk, paths: Iterable[str]) -> None:
+    """Remove the files in this order; skip those that do not exist."""
+    for path in paths:
+        if disk.exists(path):
+            disk.remove(path)

@@ -16,8 +16,6 @@ from itertools import pairwise
 
 from chronik.storage.small_files import decode_lines, encode_lines
 
-__all__ = ["UNDEFINED", "LeaderEpochs"]
-
 UNDEFINED = -1
 VERSION = "1"
 
@@ -81,10 +79,6 @@ class LeaderEpochs:
             del self._epochs[: at - 1], self._starts[: at - 1]
         if at and self._starts[0] < start_offset:
             self._starts[0] = start_offset
-
-    def clear(self) -> None:
-        self._epochs.clear()
-        self._starts.clear()
 
     def encode(self) -> bytes:
         return encode_lines(VERSION, (f"{epoch} {start}" for epoch, start in self.entries()))

@@ -7,31 +7,25 @@ recovery-points      one line per log (see `small_files`): topic, partition, top
 high-watermarks      one line per log: topic id, partition, offset
 boot-record          the last processes that wrote here, and the machine's boot (see `BootRecord`)
 logs/TOPIC-PARTITION one log each, with its topic's id in topic-id; a name that ends in .deleted is being deleted
-set-aside/           see `set_aside`
+set-aside/NAME-TTTTTTTTTTTTT/
+                     files that are no longer used but may still be needed, moved here instead of deleted;
+                     T: when they were set aside, in milliseconds since 1970, 13 digits
 
 A log is listed in `recovery-points` before its first record is acknowledged. So a listed log that is missing, or that
 ends below its recovery point, has lost records.
+
+Retention of what was set aside counts from the time in the name. A folder with any other name is never removed.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from chronik.storage.disk import Disk, File, read_file, write_file_atomic
-from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.set_aside import set_aside
+from chronik.storage.disk import Disk, File, StorageError, read_file, write_file_atomic
 from chronik.storage.small_files import decode_lines, decode_value, encode_lines, encode_value
-
-__all__ = [
-    "FORMAT_VERSION",
-    "BootRecord",
-    "DataFolder",
-    "FolderMeta",
-    "RecoveryPoint",
-    "TopicIdPartition",
-    "TopicPartition",
-]
 
 FORMAT_VERSION: Final = 1
 POINTS_VERSION: Final = "2"
@@ -47,10 +41,17 @@ LOGS_NAME: Final = "logs"
 NO_EPOCH: Final = -1
 TOPIC_ID_NAME: Final = "topic-id"
 DELETED_SUFFIX: Final = ".deleted"
+SET_ASIDE_NAME: Final = "set-aside"
 INCARNATIONS_MAX: Final = 32
+
+_SET_ASIDE_TIME: Final = re.compile(r".+-(\d{13})")
 
 TopicPartition = tuple[str, int]
 TopicIdPartition = tuple[UUID, int]
+
+
+class DataFolderError(Exception):
+    """The data folder cannot be used; the message is one line that says what to do."""
 
 
 class RecoveryPoint(NamedTuple):
@@ -86,30 +87,19 @@ class FolderMeta(NamedTuple):
 class DataFolder:
     """One node's folder, locked while it is open. All methods block; run jobs in a thread."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        path: str,
-        lock: File,
-        meta: FolderMeta,
-        was_clean: bool,
-        stopped_epoch: int | None,
-        recovery_points: dict[TopicPartition, RecoveryPoint],
-        high_watermarks: dict[TopicIdPartition, int] | None = None,
-        boot: BootRecord | None = None,
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, lock: File, meta: FolderMeta) -> None:
+        """Read the folder as the last node left it."""
         self.disk = disk
         self.path = path
         self.meta = meta
-        self.was_clean = was_clean
-        """Whether the last node here shut down cleanly, so that its logs need no check."""
-        self.stopped_epoch = stopped_epoch
-        """The broker epoch at that shutdown (KIP-966); None if it was not recorded."""
-        self.boot = boot
+        self.was_clean, self.stopped_epoch = _decode_mark(read_file(disk, f"{path}/{CLEAN_NAME}"))
+        """Whether the last node here shut down cleanly, so that its logs need no check; and its broker epoch then
+        (KIP-966), None if it was not recorded."""
+        self.boot = _decode_boot(read_file(disk, f"{path}/{BOOT_NAME}") or b"")
         """None if the file is missing or damaged."""
-        self.recovery_points = recovery_points
+        self.recovery_points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
         """For each log, the offset below which data was durable at the last write. Owned by the event loop."""
-        self.high_watermarks = high_watermarks or {}
+        self.high_watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
         """A lower bound of each log's high watermark; by topic id, since a recreated topic starts at 0."""
         self._lock = lock
 
@@ -150,7 +140,7 @@ class DataFolder:
                     f"data folder {path} holds logs but no {META_NAME}: restore that file, or pass an empty folder"
                 )
             meta = FolderMeta(FORMAT_VERSION, node_id, new_cluster_id)
-            write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+            _write_meta(disk, path, meta)
         else:
             meta = _read_meta(path, data)
             if meta.node_id != node_id:
@@ -161,7 +151,7 @@ class DataFolder:
         for name in disk.listdir(f"{path}/{LOGS_NAME}"):
             if name.endswith(DELETED_SUFFIX):
                 disk.rmtree(f"{path}/{LOGS_NAME}/{name}")
-        folder = DataFolder._as_left(disk, path, lock, meta)
+        folder = DataFolder(disk, path, lock, meta)
         if disk.exists(f"{path}/{CLEAN_NAME}"):
             disk.remove(f"{path}/{CLEAN_NAME}")
             disk.sync_dir(path)
@@ -182,23 +172,15 @@ class DataFolder:
                 f"data folder {path} cannot be used ({error.strerror or error}): make it readable and writable"
             ) from error
         try:
-            return DataFolder._as_left(disk, path, lock, _read_meta(path, data))
+            return DataFolder(disk, path, lock, _read_meta(path, data))
         except BaseException:
             lock.close()
             raise
 
-    @staticmethod
-    def _as_left(disk: Disk, path: str, lock: File, meta: FolderMeta) -> "DataFolder":
-        was_clean, stopped_epoch = _decode_mark(read_file(disk, f"{path}/{CLEAN_NAME}"))
-        points = _decode_points(read_file(disk, f"{path}/{POINTS_NAME}") or b"")
-        watermarks = _decode_watermarks(read_file(disk, f"{path}/{WATERMARKS_NAME}") or b"")
-        boot = _decode_boot(read_file(disk, f"{path}/{BOOT_NAME}") or b"")
-        return DataFolder(disk, path, lock, meta, was_clean, stopped_epoch, points, watermarks, boot)
-
     def set_cluster_id(self, cluster_id: str) -> None:
         """Assign the folder to this cluster: a node learns the id of its first cluster while it runs."""
         meta = self.meta._replace(cluster_id=cluster_id)
-        write_file_atomic(self.disk, f"{self.path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
+        _write_meta(self.disk, self.path, meta)
         self.meta = meta
 
     def record_start(self, incarnation: UUID) -> None:
@@ -228,12 +210,8 @@ class DataFolder:
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that have a log here."""
-        found: list[TopicPartition] = []
-        for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}"):
-            topic, _, partition = name.rpartition("-")
-            if topic and partition.isdigit():
-                found.append((topic, int(partition)))
-        return found
+        names = [name.rpartition("-") for name in self.disk.listdir(f"{self.path}/{LOGS_NAME}")]
+        return [(topic, int(partition)) for topic, _, partition in names if topic and partition.isdigit()]
 
     def topic_id(self, topic: str, partition: int) -> UUID | None:
         """Return the id of the topic whose log is or was here; None if neither its file nor a recovery point has it."""
@@ -253,10 +231,10 @@ class DataFolder:
         if not self.disk.exists(folder):
             return True
         path = f"{folder}/{TOPIC_ID_NAME}"
-        found = read_file(self.disk, path)
-        if found is None:
+        data = read_file(self.disk, path)
+        if data is None:
             return point > 0 and not any(name.endswith(".log") for name in self.disk.listdir(folder))
-        return self._owner(topic, partition, path, found) != topic_id
+        return self._owner(topic, partition, path, data) != topic_id
 
     def claim_log(self, topic: str, partition: int, topic_id: UUID, now_ms: int) -> str | None:
         """Assign the partition's folder to the topic with this id; set aside a log that another topic left there.
@@ -267,9 +245,9 @@ class DataFolder:
         """
         path = f"{self.log_path(topic, partition)}/{TOPIC_ID_NAME}"
         moved_to: str | None = None
-        found = read_file(self.disk, path)
-        if found is not None:
-            owner = self._owner(topic, partition, path, found)
+        known = read_file(self.disk, path)
+        if known is not None:
+            owner = self._owner(topic, partition, path, known)
             if owner == topic_id:
                 if not self.was_clean:
                     # A kill may have come before its sync: a power loss could then lose this file and keep the records.
@@ -286,7 +264,7 @@ class DataFolder:
         return moved_to
 
     def sync_names(self) -> None:
-        """Make the folders of new logs durable, before they are listed: a listed log that is missing counts as lost."""
+        """Make the folders of new logs durable, before they are listed: a listed log that is missing is lost."""
         self.disk.sync_dir(f"{self.path}/{LOGS_NAME}")
 
     def set_aside_log(self, topic: str, partition: int, now_ms: int) -> str:
@@ -296,13 +274,10 @@ class DataFolder:
 
     def _sync(self, path: str, data: bytes = b"") -> None:
         """Make the file's content durable, with `data` at its start."""
-        file = self.disk.open(path, create=True)
-        try:
+        with closing(self.disk.open(path, create=True)) as file:
             if data:
                 file.pwrite(data, 0)
             file.datasync()
-        finally:
-            file.close()
 
     def _owner(self, topic: str, partition: int, path: str, data: bytes) -> UUID | None:
         """Return the log's topic id; None if a crash left the file incomplete before the log had a record."""
@@ -313,7 +288,7 @@ class DataFolder:
             segments = [name for name in self.disk.listdir(folder) if name.endswith(".log")]
             if not any(self.disk.size(f"{folder}/{name}") for name in segments):
                 return None
-            line = f"{path} is damaged ({error}): restore it, or remove it to have the log as it is"
+            line = f"{path} is damaged ({error}): restore it, or remove it to use the log as it is"
             raise StorageError(line) from None
 
     def recovery_point(self, topic: str, partition: int, topic_id: UUID) -> int | None:
@@ -371,13 +346,17 @@ class DataFolder:
 def _make_durable_folder(disk: Disk, path: str) -> None:
     """Create the folder with its parents, and make their names durable: without its name the content is lost."""
     holders: list[str] = []
-    made = path
-    while made and not disk.exists(made):
-        made = made.rpartition("/")[0]
-        holders.append(made or ("/" if path.startswith("/") else "."))
+    missing = path
+    while missing and not disk.exists(missing):
+        missing = missing.rpartition("/")[0]
+        holders.append(missing or ("/" if path.startswith("/") else "."))
     disk.mkdir(path)
     for holder in holders:
         disk.sync_dir(holder)
+
+
+def _write_meta(disk: Disk, path: str, meta: FolderMeta) -> None:
+    write_file_atomic(disk, f"{path}/{META_NAME}", json.dumps(meta._asdict(), indent=2).encode() + b"\n")
 
 
 def _read_meta(path: str, data: bytes) -> FolderMeta:
@@ -415,7 +394,8 @@ def _decode_boot(data: bytes) -> BootRecord | None:
 
 
 def _encode_points(points: Mapping[TopicPartition, RecoveryPoint]) -> bytes:
-    return _encode_lines(f"{topic} {partition} {at.topic_id} {at.offset}" for (topic, partition), at in points.items())
+    lines = (f"{topic} {partition} {point.topic_id} {point.offset}" for (topic, partition), point in points.items())
+    return encode_lines(POINTS_VERSION, sorted(lines))
 
 
 def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
@@ -423,28 +403,62 @@ def _decode_points(data: bytes) -> dict[TopicPartition, RecoveryPoint]:
     try:
         return {
             (topic, int(partition)): RecoveryPoint(UUID(topic_id), int(offset))
-            for topic, partition, topic_id, offset in _decode_lines(data)
+            for topic, partition, topic_id, offset in _fields_of_lines(data)
         }
     except ValueError:
         return {}
 
 
 def _encode_watermarks(watermarks: Mapping[TopicIdPartition, int]) -> bytes:
-    return _encode_lines(f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
+    lines = (f"{topic_id} {partition} {offset}" for (topic_id, partition), offset in watermarks.items())
+    return encode_lines(POINTS_VERSION, sorted(lines))
 
 
 def _decode_watermarks(data: bytes) -> dict[TopicIdPartition, int]:
     """Empty if the file is missing or damaged: replicas then learn the watermark from their leader."""
     try:
-        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _decode_lines(data)}
+        return {(UUID(topic_id), int(partition)): int(offset) for topic_id, partition, offset in _fields_of_lines(data)}
     except ValueError:
         return {}
 
 
-def _encode_lines(entries: Iterable[str]) -> bytes:
-    return encode_lines(POINTS_VERSION, sorted(entries))
-
-
-def _decode_lines(data: bytes) -> list[list[str]]:
+def _fields_of_lines(data: bytes) -> list[list[str]]:
     """Return the fields of each line. Raises ValueError if the file is incomplete or damaged."""
     return [line.split(" ") for line in decode_lines(POINTS_VERSION, data)]
+
+
+def set_aside(disk: Disk, data_path: str, source_paths: Sequence[str], name: str, now_ms: int) -> str:
+    """Move files or folders of the node, in this order, into a new folder, and return its path. Blocks.
+
+    Durable when it returns. A source that does not exist is skipped. After an OSError, sources that were not yet moved
+    are still in place: no file is ever lost.
+    """
+    parent = f"{data_path}/{SET_ASIDE_NAME}"
+    while disk.exists(folder := f"{parent}/{name}-{now_ms:013d}"):
+        now_ms += 1
+    disk.mkdir(folder)
+    # Sync the folder's name first: a crash must not lose it together with the files moved there.
+    disk.sync_dir(parent)
+    disk.sync_dir(data_path)
+    holders: dict[str, None] = {}
+    for path in source_paths:
+        if disk.exists(path):
+            holder, _, last = path.rpartition("/")
+            disk.rename(path, f"{folder}/{last}")
+            holders[holder] = None
+    disk.sync_dir(folder)
+    for holder in holders:
+        disk.sync_dir(holder)
+    return folder
+
+
+def expired_set_aside(disk: Disk, data_path: str, now_ms: int, retention_ms: int) -> list[str]:
+    """Return the folders set aside at least `retention_ms` ago; none if that is negative. Blocks."""
+    parent = f"{data_path}/{SET_ASIDE_NAME}"
+    if retention_ms < 0 or not disk.exists(parent):
+        return []
+    return [
+        f"{parent}/{name}"
+        for name in disk.listdir(parent)
+        if (match := _SET_ASIDE_TIME.fullmatch(name)) is not None and int(match[1]) <= now_ms - retention_ms
+    ]

@@ -14,12 +14,12 @@ An index only speeds up lookups: an entry is checked against its batch when it i
 time but never gives a wrong result. The newest entries are kept in memory and written in blocks.
 """
 
+from bisect import bisect_right
+from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple
 
 from chronik.storage.disk import Disk, File
-
-__all__ = ["OFFSET_ENTRY", "TIME_ENTRY", "Entry", "IndexView", "SparseIndex"]
 
 OFFSET_ENTRY: Final = Struct(">ii")
 TIME_ENTRY: Final = Struct(">qi")
@@ -43,17 +43,14 @@ class IndexView(NamedTuple):
 
     def floor(self, column: int, value: int) -> Entry | None:
         """Return the last entry whose `column` is at most `value`. Both columns increase from entry to entry."""
-        size = self.layout.size
-        unwritten = self.unwritten
-        if unwritten and self.layout.unpack_from(unwritten, 0)[column] <= value:
-            low, high = 0, len(unwritten) // size
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self.layout.unpack_from(unwritten, middle * size)[column] <= value:
-                    low = middle
-                else:
-                    high = middle
-            first, second = self.layout.unpack_from(unwritten, low * size)
+        layout, unwritten = self.layout, self.unwritten
+        count = bisect_right(
+            range(len(unwritten) // layout.size),
+            value,
+            key=lambda index: layout.unpack_from(unwritten, index * layout.size)[column],
+        )
+        if count > 0:
+            first, second = layout.unpack_from(unwritten, (count - 1) * layout.size)
             return first, second
         if self.written_count == 0:
             return None
@@ -61,27 +58,12 @@ class IndexView(NamedTuple):
             file = self.disk.open(self.path)
         except FileNotFoundError:
             return None
-        try:
-            return self._floor_in_file(file, column, value)
-        finally:
-            file.close()
-
-    def _floor_in_file(self, file: File, column: int, value: int) -> Entry | None:
-        found: Entry | None = None
-        low, high = 0, self.written_count
-        while low < high:
-            middle = (low + high) // 2
-            data = file.pread(middle * self.layout.size, self.layout.size)
-            if len(data) < self.layout.size:
-                high = middle
-                continue
-            first, second = self.layout.unpack(data)
-            if (first, second)[column] <= value:
-                found = first, second
-                low = middle + 1
-            else:
-                high = middle
-        return found
+        with closing(file):
+            count = _count_upto(file, layout, self.written_count, column, value)
+            if count == 0:
+                return None
+            first, second = layout.unpack(file.pread((count - 1) * layout.size, layout.size))
+            return first, second
 
     def last(self) -> Entry | None:
         """Return the newest entry."""
@@ -93,11 +75,11 @@ class SparseIndex:
 
     __slots__ = ("_count", "_disk", "_layout", "_unwritten", "last_appended", "path")
 
-    def __init__(self, disk: Disk, path: str, layout: Struct, written_count: int | None = None) -> None:
+    def __init__(self, disk: Disk, path: str, layout: Struct) -> None:
         self.path = path
         self._disk = disk
         self._layout = layout
-        self._count = written_count
+        self._count: int | None = None
         self._unwritten = bytearray()
         self.last_appended: int | None = None
         """The first column of the last appended entry, as far as this process knows."""
@@ -139,12 +121,9 @@ class SparseIndex:
     def write(self) -> None:
         if not self._unwritten and self._count:
             return
-        file = self._disk.open(self.path, create=True)
-        try:
+        with closing(self._disk.open(self.path, create=True)) as file:
             if self._unwritten:
                 file.pwrite(self._unwritten, self.written_count * self._layout.size)
-        finally:
-            file.close()
         self._count = self.written_count + self.unwritten_count
         self._unwritten = bytearray()
 
@@ -152,36 +131,29 @@ class SparseIndex:
         """Keep the first `count` entries, in the file too."""
         self._unwritten = bytearray()
         size = self._layout.size
-        file = self._disk.open(self.path, create=True)
-        try:
+        with closing(self._disk.open(self.path, create=True)) as file:
             count = min(count, file.size() // size)
             file.truncate(count * size)
             self.last_appended = self._layout.unpack(file.pread((count - 1) * size, size))[0] if count else None
-        finally:
-            file.close()
         self._count = count
 
     def count_upto(self, column: int, value: int) -> int:
         """Count the file's entries whose `column` is at most `value`; entries in memory are written first."""
         self.write()
-        low, high = 0, self.written_count
-        file = self._disk.open(self.path)
-        try:
-            while low < high:
-                middle = (low + high) // 2
-                entry = self._layout.unpack(file.pread(middle * self._layout.size, self._layout.size))
-                if entry[column] <= value:
-                    low = middle + 1
-                else:
-                    high = middle
-        finally:
-            file.close()
-        return low
+        with closing(self._disk.open(self.path)) as file:
+            return _count_upto(file, self._layout, self.written_count, column, value)
 
     def sync(self) -> None:
         """Make the file durable. Safe in a thread."""
-        file = self._disk.open(self.path)
-        try:
+        with closing(self._disk.open(self.path)) as file:
             file.datasync()
-        finally:
-            file.close()
+
+
+def _count_upto(file: File, layout: Struct, count: int, column: int, value: int) -> int:
+    """Count those of the file's first `count` entries whose `column` is at most `value`; the file may be shorter."""
+
+    def column_of(index: int) -> int:
+        data = file.pread(index * layout.size, layout.size)
+        return int(layout.unpack(data)[column]) if len(data) == layout.size else value + 1
+
+    return bisect_right(range(count), value, key=column_of)

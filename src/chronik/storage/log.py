@@ -2,55 +2,48 @@
 
 Files in its folder: `NNN.log` segments of batches with `NNN.index` and `NNN.timeindex` (see `index`), `NNN.snapshot`
 (see `snapshot`), `leader-epoch-checkpoint` (see `epochs`), `log-start-offset` (see `recovery`), `cleaner-offset` (see
-`swap`), `synced-end` (see `synced_end`). NNN is an offset with 20 digits.
+`compaction`), `synced-end` (see `syncing`). NNN is an offset with 20 digits.
+
+A full or failing disk makes the log read-only. After a second the next append tries again; if it succeeds, the log is
+writable. A failed append leaves nothing behind. A log whose sync hangs is read-only until the sync ends. A failed sync
+is never retried: the kernel may have dropped the dirty pages, so a second sync would succeed without writing them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from struct import Struct
+from typing import Final
 
 from chronik.storage.batches import header_at
-from chronik.storage.compaction import CompactionJob, plan_compaction
+from chronik.storage.compaction import CompactionJob, replace_segments
 from chronik.storage.config import LogConfig
-from chronik.storage.deletion import DeletionJob, NumberFile, segments_to_delete
-from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.disk import Buffer, Disk, StorageError, read_file, remove_files, storage_error
 from chronik.storage.epochs import LeaderEpochs
-from chronik.storage.errors import StorageError, StorageFull, storage_error
-from chronik.storage.headers import HeadersJob, HeadersResult
-from chronik.storage.producers import Duplicate
-from chronik.storage.reading import ReadJob, ReadResult
+from chronik.storage.folder import set_aside
+from chronik.storage.producers import AppendResult, ProducerStates
+from chronik.storage.reading import HeadersJob, ReadJob, ReadResult
 from chronik.storage.recovery import START_NAME, LoadedLog, RecoveryReport, load_log
 from chronik.storage.scrubbing import SegmentScrub
-from chronik.storage.segment import LogSegment
-from chronik.storage.set_aside import set_aside
-from chronik.storage.small_files import encode_value
-from chronik.storage.swap import Replacement, replace_segments
-from chronik.storage.synced_end import lower_synced_end
-from chronik.storage.syncing import SyncJob
+from chronik.storage.segment import RELATIVE_OFFSET_MAX, LogSegment, segment_path
+from chronik.storage.segments import DeletionJob, NumberFile, Segments
+from chronik.storage.small_files import write_number
+from chronik.storage.snapshot import decode_snapshot, restore_producers
+from chronik.storage.syncing import LogSyncs, SyncJob, lower_synced_end
+from chronik.storage.tail import Tail
 from chronik.storage.times import TimeLookup, TimestampOffset
-from chronik.storage.truncation import files_from, rebuild_producers, remove_segments
-from chronik.storage.writing import AppendResult, LogWriter
+from chronik.wire.batch import BatchHeader, read_batch_header, stamp_append_time
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = [
-    "AppendResult",
-    "CompactionJob",
-    "DeletionJob",
-    "Duplicate",
-    "HeadersJob",
-    "HeadersResult",
-    "Log",
-    "LogConfig",
-    "ReadJob",
-    "ReadResult",
-    "RecoveryReport",
-    "SegmentScrub",
-    "StorageError",
-    "StorageFull",
-    "SyncJob",
-    "TimestampOffset",
-]
+PROBE_MS: Final = 1000
+"""How long after a failed write the log accepts another attempt."""
+
+_INT64: Final = Struct(">q")
+_INT32: Final = Struct(">i")
+_EPOCH_AT: Final = 12
+_SET_ASIDE_ORDER: Final = {".snapshot": 0, ".index": 1, ".timeindex": 1, ".log": 2}
 
 
-class Log(LogWriter):
+class Log:
     """One partition's log: a folder of segments. Only the last segment is written to.
 
     Invariant: log_start_offset <= log_end_offset and synced_end_offset <= log_end_offset. Offsets increase and are not
@@ -62,7 +55,29 @@ class Log(LogWriter):
     """
 
     def __init__(self, disk: Disk, folder: str, config: LogConfig, loaded: LoadedLog) -> None:
-        super().__init__(disk, folder, config, loaded)
+        self.disk = disk
+        self.folder = folder
+        self.config = config
+        self.recovery: RecoveryReport | None = loaded.report if loaded.report.is_notable else None
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.synced_end_offset = loaded.log_end_offset
+        self.producers: ProducerStates = loaded.producers
+        self.epochs: LeaderEpochs = loaded.epochs
+        self.read_only = loaded.is_broken
+        """No appends for now: the disk is full or failing. A later append tries again, unless `read_only_forever`."""
+        self.read_only_forever = loaded.is_broken
+        """A sync failed, or durable data is damaged: only reopening the log can help."""
+        self.read_only_reason = "durable data is damaged" if loaded.is_broken else ""
+        self.is_broken = loaded.is_broken
+        """The folder has unreachable segments after the log's end: see `set_aside_from`."""
+        self._segments = Segments(disk, folder, loaded.segments)
+        self._active: LogSegment | None = self._segments.active
+        self._tail = Tail()
+        self._syncs = LogSyncs(disk, folder, loaded.snapshots, loaded.last_batch_crc, loaded.report.scanned_bytes)
+        self._probe_at_ms = 0
+        self._is_stalled = False
+        self._has_garbage = False
         self._cleaned_upto = loaded.cleaned_upto
         self._compaction: CompactionJob | None = None
 
@@ -81,6 +96,251 @@ class Log(LogWriter):
         The result is correct without either: they decide how to judge damage and what to check.
         """
         return Log(disk, folder, config, load_log(disk, folder, config, now_ms, recovery_point, clean))
+
+    def configure(self, config: LogConfig) -> None:
+        """Apply new settings from the next append on."""
+        self.config = config
+        self.producers.expiration_ms = config.producer_expiration_ms
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments.all)
+
+    # -- appending -----------------------------------------------------------------------------------------------------
+
+    def append(
+        self, records: Buffer, batches: Sequence[tuple[int, BatchHeader]], leader_epoch: int, now_ms: int
+    ) -> AppendResult:
+        """Append as leader: write offsets and epoch into the batches, in place if the buffer is writable.
+
+        `batches` is the result of `check_batches` for `records`. If it raises StorageError, the log is unchanged.
+        """
+        if self.read_only:
+            self._check_writable(now_ms)
+        view = records if isinstance(records, memoryview) else memoryview(records)
+        if view.readonly:
+            view = memoryview(bytearray(view))
+        append_time_ms = -1
+        if self.config.log_append_time:
+            append_time_ms = now_ms
+            batches = _stamp_times(view, batches, now_ms)
+        base_offset = offset = self.log_end_offset
+        for start, header in batches:
+            _INT64.pack_into(view, start, offset)
+            _INT32.pack_into(view, start + _EPOCH_AT, leader_epoch)
+            offset += header[6] + 1
+        self._write(view, batches, base_offset, offset, now_ms, append_time_ms)
+        if leader_epoch > self.epochs.latest:
+            self.epochs.assign(leader_epoch, base_offset)
+        return AppendResult(base_offset, offset - 1, append_time_ms)
+
+    def append_as_follower(
+        self, records: Buffer, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
+    ) -> AppendResult:
+        """Append the leader's batches unchanged. They must follow the log's end; gaps come from compaction."""
+        if self.read_only:
+            self._check_writable(now_ms)
+        offset = self.log_end_offset
+        for _, header in batches:
+            if header.base_offset < offset:
+                raise KafkaError(
+                    ErrorCode.unknown_server_error, f"batch at {header.base_offset} does not continue a log to {offset}"
+                )
+            offset = header.next_offset
+        view = records if isinstance(records, memoryview) else memoryview(records)
+        self._write(view, batches, None, offset, now_ms, -1)
+        for _, header in batches:
+            self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        return AppendResult(batches[0][1].base_offset, offset - 1, -1)
+
+    def _write(
+        self,
+        records: memoryview,
+        batches: Sequence[tuple[int, BatchHeader]],
+        base_offset: int | None,
+        end_offset: int,
+        now_ms: int,
+        append_time_ms: int,
+    ) -> None:
+        """Write one block of batches. If `base_offset` is set, the caller assigned offsets from there on."""
+        size_bytes = len(records)
+        config = self.config
+        segment = self._active
+        try:
+            if (
+                segment is None
+                or segment.size_bytes + size_bytes > config.segment_bytes
+                or end_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+                or self._is_due(segment, now_ms)
+            ):
+                segment = self._next_segment()
+            position = segment.size_bytes
+            end = position + size_bytes
+            if end > segment.allocated_bytes:
+                self._allocate(segment, end)
+            segment.file.pwrite(records, position)
+        except OSError as error:
+            raise self._append_failed(error, now_ms) from error
+        interval = config.index_interval_bytes
+        offset = base_offset
+        for start, header in batches:
+            at = header[0] if offset is None else offset
+            delta = header[6]
+            self._tail.append(at, position + start)
+            segment.note_batch(position + start, at + delta, header[1], header[8], interval)
+            if header[9] >= 0 and not header.is_control:
+                self.producers.record(header, at, now_ms, append_time_ms)
+            if offset is not None:
+                offset += delta + 1
+        if segment.first_append_ms is None:
+            segment.first_append_ms = now_ms
+        segment.size_bytes = end
+        self._segments.size_bytes += size_bytes
+        self._syncs.appended(size_bytes, batches[-1][1][4])
+        self.log_end_offset = end_offset
+
+    def _is_due(self, segment: LogSegment, now_ms: int) -> bool:
+        """Return whether the segment is old enough to be closed."""
+        begun_ms = segment.first_append_ms
+        return begun_ms is not None and segment.size_bytes > 0 and now_ms - begun_ms >= self.config.segment_ms
+
+    def _allocate(self, segment: LogSegment, end: int) -> None:
+        """Preallocate ahead of the end: double the size, within bounds. If that fails, just try the write."""
+        config = self.config
+        ahead = min(max(end, config.preallocate_bytes_min), config.preallocate_bytes_max)
+        allocated = max(end, min(end + ahead, config.segment_bytes))
+        try:
+            segment.file.allocate(allocated)
+            segment.allocated_bytes = allocated
+        except OSError:
+            segment.allocated_bytes = end
+
+    def _check_writable(self, now_ms: int) -> None:
+        # If the wall clock was set back, do not delay the probe by that much.
+        is_too_early = 0 < self._probe_at_ms - now_ms <= PROBE_MS
+        if self.read_only_forever or self._is_stalled or is_too_early:
+            raise StorageError(f"the log is read-only: {self.read_only_reason}")
+        if self._has_garbage and self._active is not None:
+            try:
+                self._active.file.truncate(self._active.size_bytes)
+            except OSError as error:
+                raise self._append_failed(error, now_ms) from error
+            self._has_garbage = False
+        # The append that follows is the probe.
+        self.read_only = False
+
+    def _append_failed(self, error: OSError, now_ms: int) -> StorageError:
+        """Make the log read-only, and cut a partial append off the file, now or before the next write."""
+        failure = storage_error("append", error)
+        self.read_only = True
+        self.read_only_reason = failure.message
+        self._probe_at_ms = now_ms + PROBE_MS
+        active = self._active
+        if active is not None and active.is_open:
+            try:
+                active.file.truncate(active.size_bytes)
+                active.allocated_bytes = active.size_bytes
+                self._has_garbage = False
+            except OSError:
+                self._has_garbage = True
+        return failure
+
+    def roll_if_needed(self, now_ms: int) -> bool:
+        """Close the active segment if it is old enough. Appends do this too; this is for logs without appends."""
+        if self._active is None or self.read_only or not self._is_due(self._active, now_ms):
+            return False
+        self.roll(now_ms)
+        return True
+
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment and start the next one at the log's end. Raises StorageError on failure."""
+        try:
+            self._next_segment()
+        except OSError as error:
+            raise self._append_failed(error, now_ms) from error
+
+    def _next_segment(self) -> LogSegment:
+        """Return the active segment if it is still empty, otherwise a new one."""
+        active = self._active
+        if active is not None and active.size_bytes == 0 and active.base_offset == self.log_end_offset:
+            return active
+        fresh = self._segments.begin(self.log_end_offset)
+        if active is not None:
+            active.finish()
+        self._active = fresh
+        self._tail.clear()
+        try:
+            self._syncs.rolled(active, self.config.checkpoint_bytes)
+        except OSError as error:
+            self._fail_permanently("a sync failed")
+            raise storage_error("sync", error) from error
+        return fresh
+
+    # -- syncing -------------------------------------------------------------------------------------------------------
+
+    def sync_job(self) -> SyncJob | None:
+        """Return a sync of everything appended so far. Run it in a thread, then call `synced` or `sync_failed`.
+
+        None if nothing needs a sync, if the log failed permanently, or while a job runs: call again when that job ends.
+        """
+        if self.read_only_forever:
+            return None
+        return self._syncs.job(self, self._active)
+
+    def synced(self, job: SyncJob) -> None:
+        """Record that the job succeeded: the data that it covers is durable."""
+        if self._syncs.finished(job) and job.end_offset > self.synced_end_offset:
+            self.synced_end_offset = job.end_offset
+
+    def sync_failed(self, job: SyncJob) -> None:
+        """Stop appends: the sync failed. The kernel may have dropped the pages, so a second sync proves nothing."""
+        self._syncs.finished(job)
+        self._fail_permanently("a sync failed")
+
+    def stall(self) -> None:
+        """Stop appends until `resume`: a sync hangs, so no append could become durable."""
+        self.read_only = self._is_stalled = True
+        if not self.read_only_forever:
+            self.read_only_reason = "the disk does not answer"
+
+    def resume(self) -> None:
+        """Allow appends again: the sync ended, and its outcome was recorded."""
+        self._is_stalled = False
+        self.read_only = self.read_only_forever or self._has_garbage
+
+    def _fail_permanently(self, reason: str) -> None:
+        self.read_only = self.read_only_forever = True
+        self.read_only_reason = reason
+
+    def close(self) -> bool:
+        """Make everything durable and close the files. Blocks: call it in a thread, with no job running.
+
+        Return whether the log was closed cleanly, so that the next open needs no scan.
+        """
+        is_clean = not self.read_only_forever
+        if is_clean and self._active is not None:
+            try:
+                if self._has_garbage:
+                    self._active.file.truncate(self._active.size_bytes)
+                self._active.finish()
+                job = self._syncs.job(self, self._active, checkpoint=True)
+                if job is not None:
+                    job.run()
+                    is_clean = job.checkpointed
+                    self.synced(job)
+            except OSError as error:
+                is_clean = False
+                self.read_only_reason = f"closing failed: {error}"
+        self._fail_permanently(
+            "the log is closed" if is_clean else self.read_only_reason or "no checkpoint was written"
+        )
+        self._segments.close()
+        self._syncs.close()
+        return is_clean
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -134,7 +394,7 @@ class Log(LogWriter):
             f"offset {offset} is not within {self.log_start_offset} to {self.log_end_offset}",
         )
 
-    # -- lookups by time (blocking) ------------------------------------------------------------------------------------
+    # -- lookups by time -----------------------------------------------------------------------------------------------
 
     def offset_for_timestamp_job(
         self, timestamp_ms: int, upto_offset: int | None = None
@@ -146,14 +406,6 @@ class Log(LogWriter):
     def max_timestamp_job(self, upto_offset: int | None = None) -> Callable[[], TimestampOffset | None]:
         """Return a job for a thread: find the first record that has the largest timestamp."""
         return self._time_lookup(upto_offset).largest
-
-    def offset_for_timestamp(self, timestamp_ms: int, upto_offset: int | None = None) -> TimestampOffset | None:
-        """Run `offset_for_timestamp_job` now."""
-        return self.offset_for_timestamp_job(timestamp_ms, upto_offset)()
-
-    def max_timestamp(self, upto_offset: int | None = None) -> TimestampOffset | None:
-        """Run `max_timestamp_job` now."""
-        return self.max_timestamp_job(upto_offset)()
 
     def _time_lookup(self, upto_offset: int | None) -> TimeLookup:
         start = self.log_start_offset
@@ -199,9 +451,7 @@ class Log(LogWriter):
         self.producers.expire(now_ms)
         if self.read_only_forever:
             return None
-        count = segments_to_delete(
-            self._segments.all, self.config, now_ms, upto_offset, self.log_start_offset, self.log_end_offset
-        )
+        count = self._count_deletable(now_ms, upto_offset)
         if count == 0:
             return None
         if count == self.segment_count:
@@ -211,6 +461,31 @@ class Log(LogWriter):
                 # Most likely the disk is full: all the more reason to remove the other segments.
                 count -= 1
         return self._delete_first(count) if count else None
+
+    def _count_deletable(self, now_ms: int, upto_offset: int) -> int:
+        """Return how many of the first segments can be deleted: all if the active one is too old as well.
+
+        A segment with a record at or above `upto_offset` stays. Records without timestamps do not expire.
+        """
+        config, segments = self.config, self._segments.all
+        excess_bytes = self.size_bytes - config.retention_bytes
+        for count, segment in enumerate(segments):
+            is_active = segment is segments[-1]
+            next_base = self.log_end_offset if is_active else segments[count + 1].base_offset
+            if next_base > upto_offset or (is_active and segment.size_bytes == 0):
+                return count
+            is_below_start = next_base <= self.log_start_offset and not is_active
+            is_excess = config.cleanup_delete and config.retention_bytes >= 0 and excess_bytes >= segment.size_bytes
+            if not is_below_start and not is_excess and not self._is_expired(segment, now_ms):
+                return count
+            excess_bytes -= segment.size_bytes
+        return len(segments)
+
+    def _is_expired(self, segment: LogSegment, now_ms: int) -> bool:
+        if not self.config.cleanup_delete or self.config.retention_ms < 0:
+            return False
+        largest, _ = segment.largest_timestamp()
+        return 0 <= largest < now_ms - self.config.retention_ms
 
     def _delete_first(self, count: int, is_start_set: bool = False) -> DeletionJob:
         removed = self._segments.remove(0, count)
@@ -237,19 +512,16 @@ class Log(LogWriter):
         if offset <= self.log_start_offset:
             self.truncate_fully(offset)
             return
-        at = self._segments.index_of(offset)
-        segment = self._segments.all[at]
-        view = segment.view()
-        try:
-            found = view.find(offset)
-        finally:
-            view.release()
-        end_offset = min(offset, found[1].base_offset) if found is not None else offset
+        index = self._segments.index_of(offset)
+        segment = self._segments.all[index]
+        with segment.view() as view:
+            batch = view.find(offset)
+        end_offset = min(offset, batch[1].base_offset) if batch is not None else offset
         lower_synced_end(self.disk, self.folder, end_offset)
         self.log_end_offset = end_offset
-        self._remove_last(at + 1)
-        if found is not None:
-            self._segments.cut_active(found[0], self.log_end_offset - 1)
+        self._remove_last(index + 1)
+        if batch is not None:
+            self._segments.cut_active(batch[0], self.log_end_offset - 1)
         else:
             segment.resume()
         self._active = segment
@@ -257,16 +529,14 @@ class Log(LogWriter):
         if self.log_end_offset < self.log_start_offset:
             # The log start offset was inside the removed batch.
             self.log_start_offset = self.log_end_offset
-            start = encode_value(str(self.log_start_offset))
-            write_file_atomic(self.disk, f"{self.folder}/{START_NAME}", start)
+            write_number(self.disk, f"{self.folder}/{START_NAME}", self.log_start_offset)
         self._truncated()
 
     def truncate_fully(self, new_start_offset: int) -> None:
         """Drop everything and restart the log, empty, at `new_start_offset`. Blocks; durable when it returns."""
         lower_synced_end(self.disk, self.folder, 0)
         self.log_start_offset = self.log_end_offset = new_start_offset
-        if self.disk.exists(f"{self.folder}/{START_NAME}"):
-            self.disk.remove(f"{self.folder}/{START_NAME}")
+        remove_files(self.disk, [f"{self.folder}/{START_NAME}"])
         self._remove_last(0)
         self._active = self._segments.begin(new_start_offset)
         # The folder may be as new as its first segment.
@@ -280,9 +550,11 @@ class Log(LogWriter):
         """Remove the segments from `first` on, and the snapshots that describe them.
 
         This is durable before anything else changes: recovery would trust a segment that reappeared with its snapshot.
+        The newest segment is removed first: a crash leaves a log without a hole.
         """
         self._syncs.truncated(self.log_end_offset)
-        remove_segments(self.disk, self._segments.remove(first, self.segment_count))
+        for segment in reversed(self._segments.remove(first, self.segment_count)):
+            remove_files(self.disk, reversed(segment.paths()))
         self.disk.sync_dir(self.folder)
 
     def _truncated(self) -> None:
@@ -294,9 +566,28 @@ class Log(LogWriter):
         if active is not None and active.last_batch_position >= 0:
             last = header_at(active.file, active.last_batch_position, active.size_bytes)
             self._syncs.appended(0, last.crc if last is not None else 0)
-        self.producers = rebuild_producers(
-            self.disk, self.folder, self._segments.all, self._syncs.snapshots, self.config, self.producers
-        )
+        self.producers = self._rebuild_producers()
+
+    def _rebuild_producers(self) -> ProducerStates:
+        """Return the producer state at the log's end, from the last snapshot and the batches after it. Blocks.
+
+        Each producer's last-seen time is kept: a batch's own timestamp is the client's.
+        """
+        snapshot = None
+        if self._syncs.snapshots:
+            path = segment_path(self.folder, self._syncs.snapshots[-1], ".snapshot")
+            snapshot = decode_snapshot(read_file(self.disk, path) or b"")
+        producers = restore_producers(snapshot, self.config.producer_expiration_ms)
+        start = snapshot.offset if snapshot is not None else 0
+        for segment in self._segments.all[self._segments.index_of(start) :]:
+            with segment.brief_view() as view:
+                for _, header in view.walk(view.position_near(start)):
+                    if header.producer_id >= 0 and not header.is_control and header.base_offset >= start:
+                        append_time_ms = header.max_timestamp if header.log_append_time else -1
+                        known = self.producers.get(header.producer_id)
+                        seen_ms = header.max_timestamp if known is None else known.last_seen_ms
+                        producers.record(header, header.base_offset, seen_ms, append_time_ms)
+        return producers
 
     # -- damage --------------------------------------------------------------------------------------------------------
 
@@ -312,20 +603,18 @@ class Log(LogWriter):
 
         Call `has_scrubbed` before each step and before using the result.
         """
-        segments = self._segments
-        at = segments.index_of(base_offset)
-        if at + 1 >= len(segments.all) or segments.all[at].base_offset != base_offset:
+        segments = self._segments.all
+        index = self._segments.index_of(base_offset)
+        if index + 1 >= len(segments) or segments[index].base_offset != base_offset:
             return None
-        next_base = segments.all[at + 1].base_offset
+        next_base = segments[index + 1].base_offset
         may_have_gap = self.config.cleanup_compact or next_base <= self._cleaned_upto
         epochs = LeaderEpochs(self.epochs.entries())
-        return SegmentScrub(self.disk, segments.all[at], next_base, may_have_gap=may_have_gap, epochs=epochs)
+        return SegmentScrub(self.disk, segments[index], next_base, may_have_gap=may_have_gap, epochs=epochs)
 
     def has_scrubbed(self, scrub: SegmentScrub) -> bool:
         """Return whether the segment is still closed and not changed by retention, compaction or truncation."""
-        segments = self._segments.all
-        at = self._segments.index_of(scrub.segment.base_offset)
-        return at + 1 < len(segments) and segments[at] is scrub.segment
+        return any(segment is scrub.segment for segment in self._segments.all[:-1])
 
     def rebuild_indexes_job(self, scrub: SegmentScrub) -> Callable[[], LogSegment]:
         """Return a job for a thread that rebuilds both indexes of a scrubbed segment.
@@ -340,7 +629,7 @@ class Log(LogWriter):
             try:
                 fresh.rebuild_indexes(interval)
             finally:
-                fresh.let_go()
+                fresh.release()
             return fresh
 
         return rebuild
@@ -356,15 +645,15 @@ class Log(LogWriter):
         that was read-only because of its damage becomes writable again. Blocks; no job may be running. An OSError
         means the move is half done and leaves the log read-only; the next start recovers it.
         """
-        at = self._segments.index_of(offset)
+        index = self._segments.index_of(offset)
         if not self._segments.all or (offset >= self.log_end_offset and not self.is_broken):
             return []
-        base_offset = self._segments.all[at].base_offset
+        base_offset = self._segments.all[index].base_offset
         end = max(base_offset, self.log_start_offset)
         name = f"{self.folder.rpartition('/')[2]}-{base_offset}"
-        paths = files_from(self.disk, self.folder, base_offset, end)
+        paths = _files_from(self.disk, self.folder, base_offset, end)
         lower_synced_end(self.disk, self.folder, end)
-        self._segments.remove(at, self.segment_count)
+        self._segments.remove(index, self.segment_count)
         self._active = None
         self.log_end_offset = end
         self._cleaned_upto = min(self._cleaned_upto, end)
@@ -375,7 +664,7 @@ class Log(LogWriter):
             self.disk.sync_dir(self.folder)
             self._truncated()
         except OSError as error:
-            self._fail_for_good(f"damaged segments could not be set aside: {error}")
+            self._fail_permanently(f"damaged segments could not be set aside: {error}")
             raise
         except KafkaError:
             # An earlier segment's chain of batches is broken too: no remaining segment can be trusted.
@@ -388,46 +677,86 @@ class Log(LogWriter):
     # -- compaction ----------------------------------------------------------------------------------------------------
 
     def compaction_job(self, now_ms: int, upto_offset: int) -> CompactionJob | None:
-        """Return the next pass over closed segments below `upto_offset` (the high watermark), if it is worthwhile.
+        """Return the next pass over closed segments below `upto_offset` (the high watermark), if enough is dirty.
 
-        Run the job in a thread, then call `finish_compaction`, even after a failure. Return None while a job runs.
+        It ends before segments that are too new. Run the job in a thread, then call `finish_compaction`, even after a
+        failure. Return None while a job runs.
         """
-        if not self.config.cleanup_compact or self._compaction is not None or self.read_only_forever:
+        config = self.config
+        if not config.cleanup_compact or self._compaction is not None or self.read_only_forever:
             return None
-        self._compaction = plan_compaction(
-            self.disk,
-            self.folder,
-            self._segments.all,
-            self.config,
-            now_ms,
-            upto_offset,
-            self.log_start_offset,
-            self._cleaned_upto,
-            self.producers.last_offsets(),
+        cleanable: list[LogSegment] = []
+        next_base = 0
+        dirty_bytes = 0
+        for segment, following in pairwise(self._segments.all):
+            if following.base_offset > upto_offset:
+                break
+            is_dirty = following.base_offset > self._cleaned_upto
+            if is_dirty and config.min_compaction_lag_ms > 0:
+                largest, _ = segment.largest_timestamp()
+                if largest > now_ms - config.min_compaction_lag_ms:
+                    break
+            cleanable.append(segment)
+            next_base = following.base_offset
+            dirty_bytes += segment.size_bytes if is_dirty else 0
+        total_bytes = sum(segment.size_bytes for segment in cleanable)
+        if dirty_bytes == 0 or dirty_bytes / total_bytes < config.min_cleanable_ratio:
+            return None
+        dirty_from = max(self._cleaned_upto, self.log_start_offset)
+        last_offsets = self.producers.last_offsets()
+        self._compaction = CompactionJob(
+            self.disk, self.folder, cleanable, next_base, config, now_ms, dirty_from, last_offsets
         )
         return self._compaction
 
     def finish_compaction(self, job: CompactionJob) -> DeletionJob:
         """Replace the segments that the job read, if they still exist. The returned job removes the old files."""
         self._compaction = None
-        segments = self._segments
-        groups = job.usable_groups(segments.all)
-        replacements = [
-            # The first segment stays even if empty: its name records the log start.
-            Replacement(group.bases, group.next_base, group.size_bytes > 0 or group.old[0] is segments.all[0])
-            for group in groups
-        ]
+        groups = job.usable_groups(self._segments.all)
         deleted: list[str] = []
-        if replacements:
+        if groups:
             try:
-                deleted = replace_segments(self.disk, self.folder, replacements)
+                deleted = replace_segments(self.disk, self.folder, groups)
             except OSError as error:
                 # Half done on disk: only reopening the log can determine the state.
-                self._fail_for_good(f"compaction failed: {error}")
+                self._fail_permanently(f"compaction failed: {error}")
                 raise storage_error("compaction", error) from error
-        for group, (bases, _, has_successor) in zip(groups, replacements, strict=True):
-            fresh = LogSegment(self.disk, self.folder, bases[0], group.size_bytes) if has_successor else None
-            segments.replace(group.old, fresh)
+        for group in groups:
+            base_offset = group.old[0].base_offset
+            fresh = LogSegment(self.disk, self.folder, base_offset, group.size_bytes) if group.has_successor else None
+            self._segments.replace(group.old, fresh)
         if job.is_done:
             self._cleaned_upto = max(self._cleaned_upto, job.cleaned_upto)
         return job.cleanup(deleted, groups, lambda: self._cleaned_upto)
+
+
+def _stamp_times(
+    records: memoryview, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
+) -> list[tuple[int, BatchHeader]]:
+    """Set the append time in every batch that does not have it yet."""
+    stamped: list[tuple[int, BatchHeader]] = []
+    for start, header in batches:
+        if header.log_append_time and header.max_timestamp == now_ms:
+            stamped.append((start, header))
+        else:
+            stamp_append_time(records, start, now_ms)
+            stamped.append((start, read_batch_header(records, start)))
+    return stamped
+
+
+def _files_from(disk: Disk, folder: str, base_offset: int, end_offset: int) -> list[str]:
+    """Return the files of all segments from `base_offset` on, and the snapshots above `end_offset`. Blocks.
+
+    Found by name: a damaged log may not know all of them. Snapshots come first, then segments, newest first, each after
+    its indexes. So if only some files are moved, the remaining log has no hole.
+    """
+    files: list[tuple[bool, int, int, str]] = []
+    for name in disk.listdir(folder):
+        stem, dot, suffix = name.partition(".")
+        kind = _SET_ASIDE_ORDER.get(dot + suffix)
+        if kind is None or not stem.isdigit():
+            continue
+        offset, is_snapshot = int(stem), kind == 0
+        if offset > end_offset if is_snapshot else offset >= base_offset:
+            files.append((not is_snapshot, -offset, kind, f"{folder}/{name}"))
+    return [path for *_, path in sorted(files)]

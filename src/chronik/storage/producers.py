@@ -5,12 +5,11 @@ sequence is refused. The state is a function of the log: snapshots only avoid re
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["BATCHES_KEPT", "PRODUCERS_MAX", "Duplicate", "ProducerState", "ProducerStates", "SentBatch", "is_after"]
 
 BATCHES_KEPT: Final = 5
 """As many as a producer may have in flight."""
@@ -31,23 +30,21 @@ class SentBatch(NamedTuple):
     log_append_time_ms: int
 
 
-class Duplicate(NamedTuple):
-    """The batch is already in the log, at these offsets."""
+class AppendResult(NamedTuple):
+    """The offsets of the appended records, and their log append time (-1: they keep their own timestamps)."""
 
     base_offset: int
     last_offset: int
     log_append_time_ms: int
 
 
+@dataclass(slots=True)
 class ProducerState:
     """One producer: its epoch, and its last batches, oldest first."""
 
-    __slots__ = ("batches", "epoch", "last_seen_ms")
-
-    def __init__(self, epoch: int, last_seen_ms: int, batches: list[SentBatch]) -> None:
-        self.epoch = epoch
-        self.last_seen_ms = last_seen_ms
-        self.batches = batches
+    epoch: int
+    last_seen_ms: int
+    batches: list[SentBatch]
 
 
 class ProducerStates:
@@ -68,8 +65,8 @@ class ProducerStates:
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
 
-    def check(self, header: BatchHeader) -> Duplicate | None:
-        """Return None if the batch may be appended, a `Duplicate` if it already was. Raises KafkaError otherwise.
+    def check(self, header: BatchHeader) -> AppendResult | None:
+        """Return None if the batch may be appended, its earlier result if it already was. Raises KafkaError otherwise.
 
         An unknown producer may start with any sequence: its older batches may have expired.
         """
@@ -91,7 +88,7 @@ class ProducerStates:
         last_sequence = header.last_sequence
         for batch in state.batches:
             if batch.base_sequence == sequence and batch.last_sequence == last_sequence:
-                return Duplicate(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
+                return AppendResult(batch.base_offset, batch.last_offset, batch.log_append_time_ms)
         if not state.batches:
             return None
         expected = state.batches[-1].last_sequence + 1 & SEQUENCE_MASK
@@ -104,7 +101,7 @@ class ProducerStates:
             )
         raise _out_of_order(header, expected)
 
-    def is_behind_what_lies_from(self, offset: int, header: BatchHeader) -> bool:
+    def follows_batch_from(self, offset: int, header: BatchHeader) -> bool:
         """Return whether the producer's last batch here is at or after `offset` and precedes this one in sequence."""
         state = self._states.get(header.producer_id)
         if state is None or state.epoch != header.producer_epoch or not state.batches:
@@ -114,13 +111,13 @@ class ProducerStates:
 
     def first_from(self, offset: int) -> list[tuple[int, int, int]]:
         """Return id, epoch and first kept sequence from `offset` on, of each producer that wrote there."""
-        found: list[tuple[int, int, int]] = []
+        batches: list[tuple[int, int, int]] = []
         for producer_id, state in reversed(self._states.items()):
             sequences = [batch.base_sequence for batch in state.batches if batch.base_offset >= offset]
             if not sequences:
                 break
-            found.append((producer_id, state.epoch, sequences[0]))
-        return found
+            batches.append((producer_id, state.epoch, sequences[0]))
+        return batches
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int, log_append_time_ms: int = -1) -> None:
         """Record that the batch is in the log at `base_offset`."""

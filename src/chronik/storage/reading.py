@@ -1,15 +1,17 @@
-"""Reading batches that are not at the tail: on the event loop if the pages are cached, otherwise in a thread."""
+"""Reading batches that are not at the tail: on the event loop if the pages are cached, otherwise in a thread.
+
+Also reading only the headers of a range of batches.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import cut_whole_batches, is_intact
+from chronik.storage.batches import end_of_whole_batches, is_intact
 from chronik.storage.disk import Buffer
 from chronik.storage.segment import LogSegment, SegmentView
-from chronik.wire.batch import HEADER_BYTES, read_batch_header
+from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["HINTS_MAX", "Hint", "ReadJob", "ReadResult", "read_batches"]
 
 HINTS_MAX: Final = 256
 """How many readers' next positions a log remembers (a power of two)."""
@@ -62,14 +64,15 @@ def read_batches(
     start = 0
     if len(data) >= INDEXED_CUT_BYTES and first.size_bytes * SMALL_BATCHES <= len(data):
         start = max(0, boundary_before(position + len(data) - 1) - position)
-    cut = cut_whole_batches(data, first.base_offset, upto_offset, start)
-    if cut.end == start and start > 0:
-        cut = cut_whole_batches(data, first.base_offset, upto_offset)
-    if cut.end == len(data):
-        return ReadResult(data, cut.next_offset)
-    return ReadResult(memoryview(data)[: cut.end], cut.next_offset)
+    whole_end, next_offset = end_of_whole_batches(data, first.base_offset, upto_offset, start)
+    if whole_end == start and start > 0:
+        whole_end, next_offset = end_of_whole_batches(data, first.base_offset, upto_offset)
+    if whole_end == len(data):
+        return ReadResult(data, next_offset)
+    return ReadResult(memoryview(data)[:whole_end], next_offset)
 
 
+@dataclass(slots=True, eq=False)
 class ReadJob:
     """A read for a thread; it touches only files. Call it once: it returns the batches, and `result` has everything.
 
@@ -79,45 +82,35 @@ class ReadJob:
     it alone is returned, and `damaged_at` is its offset.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[tuple[LogSegment, SegmentView]],
-        hints: dict[int, Hint],
-        offset: int,
-        max_bytes: int,
-        upto_offset: int,
-        min_one_batch: bool,
-        end_offset: int,
-    ) -> None:
-        self._segments = segments
-        self._hints = hints
-        self.offset = offset
-        self._max_bytes = max_bytes
-        self._upto_offset = upto_offset
-        self._min_one_batch = min_one_batch
-        self._end_offset = end_offset
-        self.result: ReadResult | None = None
-        self.damaged_at: int | None = None
+    segments: Sequence[tuple[LogSegment, SegmentView]]
+    hints: dict[int, Hint]
+    offset: int
+    max_bytes: int
+    upto_offset: int
+    min_one_batch: bool
+    end_offset: int
+    result: ReadResult | None = None
+    damaged_at: int | None = None
 
     def __call__(self) -> Buffer:
         try:
             self.result = self._read()
         finally:
-            for _, view in self._segments:
+            for _, view in self.segments:
                 view.release()
         return self.result.data
 
     def _read(self) -> ReadResult:
-        for segment, view in self._segments:
-            found = view.find(self.offset) if self.offset < self._upto_offset else None
-            if found is None:
+        for segment, view in self.segments:
+            first = view.find(self.offset) if self.offset < self.upto_offset else None
+            if first is None:
                 continue
-            position, header = found
-            if header.last_offset >= self._upto_offset:
+            position, header = first
+            if header.last_offset >= self.upto_offset:
                 # It reaches beyond the limit; or its header is wrong, and a reader would wait here forever. Its offset
                 # may be wrong although the CRC is right, because the CRC does not cover it.
                 batch = view.shared.file.pread(position, header.size_bytes)
-                if header.last_offset >= self._end_offset or not is_intact(batch, header):
+                if header.last_offset >= self.end_offset or not is_intact(batch, header):
                     raise _damaged(view, position)
                 break
             result = read_batches(
@@ -125,9 +118,9 @@ class ReadJob:
                 position,
                 view.size_bytes,
                 header.base_offset,
-                self._max_bytes,
-                self._upto_offset,
-                self._min_one_batch,
+                self.max_bytes,
+                self.upto_offset,
+                self.min_one_batch,
                 view.boundary_before,
             )
             if result is None:
@@ -136,9 +129,9 @@ class ReadJob:
                 result = self._check(result, segment, position)
             # When positions change, the dict is replaced, never cleared; setting one key is safe next to the loop.
             next_offset, next_position = result.next_offset, position + len(result.data)
-            self._hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
+            self.hints[self.offset % HINTS_MAX] = Hint(self.offset, segment, position)
             if result.data and next_position < view.size_bytes:
-                self._hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
+                self.hints[next_offset % HINTS_MAX] = Hint(next_offset, segment, next_position)
             return result
         return ReadResult(b"", self.offset)
 
@@ -149,17 +142,61 @@ class ReadJob:
         next_offset = self.offset
         while at < len(data):
             header = read_batch_header(data, at)
-            behind = at + header.size_bytes
-            if not is_intact(data[at:behind], header):
+            end = at + header.size_bytes
+            if not is_intact(data[at:end], header):
                 if at == 0:
                     self.damaged_at = header.base_offset
-                    return ReadResult(data[:behind], header.next_offset)
+                    return ReadResult(data[:end], header.next_offset)
                 result = ReadResult(data[:at], next_offset)
                 break
-            at, next_offset = behind, header.next_offset
+            at, next_offset = end, header.next_offset
         segment.checked(position, position + at)
         return result
 
 
 def _damaged(view: SegmentView, position: int) -> KafkaError:
     return KafkaError(ErrorCode.corrupt_message, f"segment {view.base_offset} is damaged at its byte {position}")
+
+
+class HeadersResult(NamedTuple):
+    """Headers in log order, and the offset to continue from; None if the range is complete."""
+
+    headers: list[BatchHeader]
+    next_offset: int | None
+
+
+@dataclass(slots=True, eq=False)
+class HeadersJob:
+    """Reads headers in a thread; touches only files, and only the first bytes of each batch. Call it once.
+
+    `views` are consecutive segments, starting with the one that should hold `offset`. `next_base` is the base
+    offset of the segment after them, or None.
+    """
+
+    views: Sequence[SegmentView]
+    next_base: int | None
+    offset: int
+    to_offset: int
+    upto_offset: int
+    headers_max: int
+
+    def __call__(self) -> HeadersResult:
+        try:
+            return self._walk()
+        finally:
+            for view in self.views:
+                view.release()
+
+    def _walk(self) -> HeadersResult:
+        headers: list[BatchHeader] = []
+        for view in self.views:
+            for _, header in view.walk(view.position_near(self.offset)):
+                if header.last_offset < self.offset:
+                    continue
+                if header.base_offset >= self.to_offset or header.last_offset >= self.upto_offset:
+                    return HeadersResult(headers, None)
+                if len(headers) == self.headers_max:
+                    return HeadersResult(headers, header.base_offset)
+                headers.append(header)
+        is_complete = self.next_base is None or self.next_base >= self.to_offset
+        return HeadersResult(headers, None if is_complete else self.next_base)

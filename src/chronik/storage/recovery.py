@@ -5,33 +5,34 @@ batch, checks its CRC, and rebuilds indexes, leader epochs and producer state. A
 the log's end, so nothing is read.
 
 The recovery point is the offset below which data was durable, and so may have been acknowledged. The caller knows it,
-or `synced_end` proves it. It decides what happens at the first bad batch:
+or the file `synced-end` proves it (see `syncing`). It decides what happens at the first bad batch:
 - At or above it, the batch is a leftover of a crash: the log is truncated there, as in Kafka, and the report says so.
 - Below it, acknowledged data is damaged, and nothing is discarded. If only the batch's content is bad and the next
   batch follows, the batch stays: consumers that check CRCs detect it, as they do in Kafka when a disk corrupts data. If
   the chain of batches is broken, the log opens read-only up to there. Its files stay until an operator decides: restore
   the folder, or accept the loss by opening the log with a recovery point at or below the damage.
+
+`survey_log` finds the end of a log whose node is stopped, by the same rules and without changing anything.
 """
 
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from chronik.storage.batches import header_at, walk_headers
+from chronik.storage.batches import header_at, is_intact, is_zero, scan_batches, used_bytes, walk_headers
+from chronik.storage.compaction import CLEANER_NAME, finish_swaps
 from chronik.storage.config import LogConfig
-from chronik.storage.disk import Disk, File, read_file
-from chronik.storage.epochs import LeaderEpochs
+from chronik.storage.disk import Disk, File, read_file, remove_files
+from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.producers import ProducerStates
-from chronik.storage.scanning import is_zero, scan_batches, used_bytes
 from chronik.storage.segment import NO_TIMESTAMP, RELATIVE_OFFSET_MAX, LogSegment, segment_path
 from chronik.storage.small_files import read_number
 from chronik.storage.snapshot import Snapshot, decode_snapshot, restore_producers
-from chronik.storage.swap import CLEANER_NAME, finish_swaps
-from chronik.storage.synced_end import read_synced_end
-from chronik.storage.syncing import EPOCHS_NAME
+from chronik.storage.syncing import EPOCHS_NAME, read_synced_end
 from chronik.wire.batch import BatchHeader
 
-__all__ = ["START_NAME", "Damage", "LoadedLog", "RecoveryReport", "load_log"]
-
-START_NAME = "log-start-offset"
+START_NAME: Final = "log-start-offset"
 """One number (see `small_files`): the log start set by DeleteRecords, if the segments do not imply it. A damaged file
 is treated as missing: deleted records may reappear, which is better than hiding records."""
 
@@ -109,33 +110,31 @@ def load_log(
     return _Recovery(disk, folder, config, now_ms, durable_upto, clean).load()
 
 
+@dataclass(slots=True, eq=False)
 class _Recovery:
     """One run of `load_log`."""
 
-    def __init__(
-        self, disk: Disk, folder: str, config: LogConfig, now_ms: int, recovery_point: int, clean: bool
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.config = config
-        self.now_ms = now_ms
-        self.recovery_point = recovery_point
-        self.clean = clean
-        self.report = RecoveryReport(folder, clean, recovery_point)
-        self.epochs = LeaderEpochs()
-        self.producers = ProducerStates(config.producer_expiration_ms)
-        self.last_batch_crc = 0
-        self.cleaned_upto = 0
-        self.gap: tuple[int, int] | None = None
-        """The last gap in the scanned segment: the position before it, and the offset expected there."""
+    disk: Disk
+    folder: str
+    config: LogConfig
+    now_ms: int
+    recovery_point: int
+    clean: bool
+    report: RecoveryReport = field(init=False)
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    producers: ProducerStates = field(init=False)
+    last_batch_crc: int = 0
+    cleaned_upto: int = 0
+    gap: tuple[int, int] | None = None
+    """The last gap in the scanned segment: the position before it, and the offset expected there."""
 
     def load(self) -> LoadedLog:
+        self.report = RecoveryReport(self.folder, self.clean, self.recovery_point)
         self.report.finished_swaps = finish_swaps(self.disk, self.folder)
         names = self.disk.listdir(self.folder)
         segments = [
-            LogSegment(self.disk, self.folder, int(name[:-4]), self.disk.size(f"{self.folder}/{name}"))
-            for name in names
-            if name.endswith(".log") and name[:-4].isdigit()
+            LogSegment(self.disk, self.folder, base_offset, self.disk.size(segment_path(self.folder, base_offset)))
+            for base_offset in _offsets_in(names, ".log")
         ]
         self._remove_orphans(names, segments)
         log_start = read_number(self.disk, f"{self.folder}/{START_NAME}") or 0
@@ -193,10 +192,9 @@ class _Recovery:
 
     def _newest_snapshot(self, names: list[str], segments: list[LogSegment]) -> tuple[list[int], Snapshot | None]:
         """Return the offsets of all valid snapshots, and the newest snapshot that belongs to this log."""
-        found = [int(name[:-9]) for name in names if name.endswith(".snapshot") and name[:-9].isdigit()]
         offsets: list[int] = []
         newest: Snapshot | None = None
-        for offset in reversed(found):
+        for offset in reversed(_offsets_in(names, ".snapshot")):
             path = segment_path(self.folder, offset, ".snapshot")
             snapshot = decode_snapshot(read_file(self.disk, path) or b"")
             if snapshot is None or not self._belongs(snapshot, segments):
@@ -210,10 +208,8 @@ class _Recovery:
         if not segments or snapshot.segment_base < segments[0].base_offset:
             # Retention removed its segment; its producer state is still valid.
             return not segments or snapshot.offset <= segments[0].base_offset
-        for segment in segments:
-            if segment.base_offset == snapshot.segment_base:
-                break
-        else:
+        segment = next((segment for segment in segments if segment.base_offset == snapshot.segment_base), None)
+        if segment is None:
             return False
         if snapshot.last_batch_position < 0:
             return snapshot.position == 0
@@ -224,7 +220,7 @@ class _Recovery:
             and header.next_offset == snapshot.offset
             and snapshot.last_batch_position + header.size_bytes == snapshot.position
         )
-        segment.let_go()
+        segment.release()
         return belongs
 
     def _recover(self, segments: list[LogSegment], snapshot: Snapshot | None) -> tuple[int, bool]:
@@ -241,27 +237,29 @@ class _Recovery:
             first = next(i for i, s in enumerate(segments) if s.base_offset == snapshot.segment_base)
         # Epochs up to the snapshot were durable; read later ones from the batches.
         self.epochs.truncate_to(offset)
-        for at in range(first):
-            self._check_indexes(segments[at])
-            end = self._end_of(segments[at])
-            if not self._goes_on_at(segments[at + 1].base_offset, end):
-                return self._broken(segments, at, *end), True
+        for index in range(first):
+            self._check_indexes(segments[index])
+            position, end_offset = self._end_of(segments[index])
+            if not self._continues_at(segments[index + 1].base_offset, end_offset):
+                return self._broken(segments, index, position, end_offset), True
         touched = False
-        for at in range(first, len(segments)):
-            segment = segments[at]
-            next_base = segments[at + 1].base_offset if at + 1 < len(segments) else None
+        for index in range(first, len(segments)):
+            segment = segments[index]
+            next_base = segments[index + 1].base_offset if index + 1 < len(segments) else None
             before = self.report.scanned_batches
-            position, offset, reason = self._scan_segment(segment, offset, resumed if at == first else None, next_base)
-            touched = touched or self.report.scanned_batches > before or reason is not None
-            if reason is None:
+            position, offset, is_whole = self._scan_segment(
+                segment, offset, resumed if index == first else None, next_base
+            )
+            touched = touched or self.report.scanned_batches > before or not is_whole
+            if is_whole:
                 continue
             lowest = min(self._lowest_left(segment, position, offset), offset if next_base is None else next_base)
             if min(offset, lowest) < self.recovery_point:
                 if self.gap is not None and self.gap[1] <= lowest < offset:
                     # What follows belongs before the gap: the batch after it has a wrong offset, which no CRC covers.
                     position, offset = self.gap
-                return self._broken(segments, at, position, offset), True
-            self._truncate(segments, at, position, offset)
+                return self._broken(segments, index, position, offset), True
+            self._truncate(segments, index, position, offset)
             break
         active = segments[-1]
         if touched:
@@ -272,16 +270,16 @@ class _Recovery:
             # before it synced the folder. Later syncs of appended data do not sync the folder again.
             self.disk.sync_dir(self.folder)
             self.disk.sync_dir(self.folder.rpartition("/")[0] or "/")
-        active.let_go()
+        active.release()
         return offset, False
 
-    def _broken(self, segments: list[LogSegment], at: int, position: int, offset: int) -> int:
-        """End the log at `position` of segment `at` for now, and touch no file."""
-        segment = segments[at]
+    def _broken(self, segments: list[LogSegment], index: int, position: int, offset: int) -> int:
+        """End the log at `position` of the segment at `index` for now, and touch no file."""
+        segment = segments[index]
         self.report.damages.append(Damage(offset, segment.base_offset, position, chain_is_broken=True))
-        del segments[at + 1 :]
+        del segments[index + 1 :]
         segment.size_bytes = position
-        segment.let_go()
+        segment.release()
         return offset
 
     def _lowest_left(self, segment: LogSegment, position: int, offset: int) -> int:
@@ -294,32 +292,28 @@ class _Recovery:
 
     def _end_of(self, segment: LogSegment) -> tuple[int, int]:
         """Return a closed segment's end position and next offset, by walking on from its last index entry."""
-        view = segment.view()
-        try:
+        with segment.brief_view() as view:
             entry = view.offsets.last()
-            position = entry[1] if entry is not None and view.is_right(*entry) else 0
+            position = entry[1] if entry is not None and view.is_correct(*entry) else 0
             end, offset = position, segment.base_offset
             for at, header in walk_headers(segment.file, position, segment.size_bytes):
                 end, offset = at + header.size_bytes, header.next_offset
             return end, offset
-        finally:
-            view.release()
-            segment.let_go()
 
-    def _goes_on_at(self, next_base: int, end: tuple[int, int]) -> bool:
-        """Return whether the next segment still continues a closed segment below the snapshot."""
-        return end[1] == next_base or (end[1] < next_base and self._may_have_gaps(next_base))
+    def _continues_at(self, next_base: int, end_offset: int) -> bool:
+        """Return whether a segment at `next_base` continues one that ends at `end_offset`, possibly after a gap.
 
-    def _may_have_gaps(self, offset: int) -> bool:
-        """Return whether compaction may have removed records before `offset`."""
-        return self.config.cleanup_compact or offset <= self.cleaned_upto
+        A gap is possible if compaction may have removed the records in it.
+        """
+        is_compacted = self.config.cleanup_compact or next_base <= self.cleaned_upto
+        return end_offset == next_base or (end_offset < next_base and is_compacted)
 
     def _scan_segment(
         self, segment: LogSegment, offset: int, resumed: Snapshot | None, next_base: int | None
-    ) -> tuple[int, int, str | None]:
+    ) -> tuple[int, int, bool]:
         """Read a segment from the snapshot's position, or all of it, and rebuild its indexes.
 
-        Return its end, the next offset, and the reason why the log cannot continue after it: None if it can.
+        Return its end, the next offset, and whether the segment is whole, so that the log can continue after it.
         """
         file_bytes = segment.size_bytes
         self.gap = None
@@ -327,20 +321,20 @@ class _Recovery:
         if position == file_bytes and (next_base is None or next_base == offset):
             if next_base is not None:
                 self._close(segment)
-            return position, offset, None
+            return position, offset, True
         file = segment.file
         interval = self.config.index_interval_bytes
-        reason: str | None = None
+        is_whole = True
         segment.unchecked_to = position
         for at, header, _, intact in scan_batches(file, position, file_bytes):
             if header.base_offset > offset:
                 # Either compaction, here or on the leader, left a gap, or this batch's offset is wrong.
                 self.gap = position, offset
             if header.base_offset < offset or header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
-                reason = "offsets"
+                is_whole = False
                 break
             if not intact and not self._is_rotten(file, at, header, file_bytes, next_base):
-                reason = "crc"
+                is_whole = False
                 break
             if intact:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
@@ -361,13 +355,13 @@ class _Recovery:
             position, offset = at + header.size_bytes, header.next_offset
         segment.size_bytes = position
         segment.allocated_bytes = file_bytes
-        if reason is None and not is_zero(file, position, file_bytes):
-            reason = "torn"
-        if reason is None and next_base is not None:
-            reason = self._why_not_next(position, file_bytes, offset, next_base)
-            if reason is None:
+        is_whole = is_whole and is_zero(file, position, file_bytes)
+        if is_whole and next_base is not None:
+            # Preallocated zeros before a gap: the end of the segment is missing.
+            is_whole = self._continues_at(next_base, offset) and (next_base == offset or position == file_bytes)
+            if is_whole:
                 self._close(segment)
-        return position, offset, reason
+        return position, offset, is_whole
 
     def _close(self, segment: LogSegment) -> None:
         """Make a segment that has a successor durable, with its indexes: the next snapshot relies on that."""
@@ -376,15 +370,7 @@ class _Recovery:
         for index in (segment.offset_index, segment.time_index):
             if self.disk.exists(index.path):
                 index.sync()
-        segment.let_go()
-
-    def _why_not_next(self, position: int, file_bytes: int, offset: int, next_base: int) -> str | None:
-        """Return why the next segment does not continue this one; None if it does."""
-        if next_base == offset:
-            return None
-        if next_base > offset and position == file_bytes and self._may_have_gaps(next_base):
-            return None
-        return "gap"
+        segment.release()
 
     def _resume(self, segment: LogSegment, snapshot: Snapshot | None) -> int:
         """Restore the segment's state from the snapshot; return the position to resume at."""
@@ -404,9 +390,7 @@ class _Recovery:
             upto = snapshot.position
         else:
             upto = 0
-        segment.offset_index.cut(0)
-        segment.time_index.cut(0)
-        segment.max_timestamp, segment.max_timestamp_offset = NO_TIMESTAMP, -1
+        segment.clear_indexes()
         for position, header in walk_headers(segment.file, 0, upto):
             interval = self.config.index_interval_bytes
             segment.note_batch(position, header.last_offset, header.size_bytes, header.max_timestamp, interval)
@@ -424,25 +408,23 @@ class _Recovery:
             return following.base_offset == header.next_offset
         return header.next_offset in (next_base, self.recovery_point)
 
-    def _truncate(self, segments: list[LogSegment], at: int, position: int, offset: int) -> None:
-        """End the log at `position` of segment `at`; remove later segments, newest first."""
-        segment = segments[at]
+    def _truncate(self, segments: list[LogSegment], index: int, position: int, offset: int) -> None:
+        """End the log at `position` of the segment at `index`; remove later segments, newest first."""
+        segment = segments[index]
         file_bytes = segment.file.size()
         self.report.truncated_at_offset = offset
         self.report.truncated_bytes += used_bytes(segment.file, position, file_bytes)
-        for later in reversed(segments[at + 1 :]):
+        for later in reversed(segments[index + 1 :]):
             self.report.removed_segments += 1
             self.report.truncated_bytes += later.size_bytes
             self._remove(later)
-        del segments[at + 1 :]
+        del segments[index + 1 :]
         segment.file.truncate(position)
         segment.size_bytes = segment.allocated_bytes = position
 
     def _remove(self, segment: LogSegment) -> None:
-        segment.let_go()
-        for path in segment.paths():
-            if self.disk.exists(path):
-                self.disk.remove(path)
+        segment.release()
+        remove_files(self.disk, segment.paths())
 
     def _start_over(self, segments: list[LogSegment], offset: int) -> None:
         """Restart the log, empty, at `offset`."""
@@ -470,15 +452,58 @@ class _Recovery:
         if not is_good:
             segment.rebuild_indexes(self.config.index_interval_bytes)
             self.report.rebuilt_indexes += 1
-        segment.let_go()
+        segment.release()
 
     def _reaches_the_end(self, segment: LogSegment) -> bool:
-        view = segment.view()
-        try:
+        with segment.view() as view:
             entry = view.offsets.last()
-            if entry is not None and not view.is_right(*entry):
+            if entry is not None and not view.is_correct(*entry):
                 return False
             unindexed_bytes = segment.size_bytes - (entry[1] if entry is not None else 0)
             return unindexed_bytes <= self.config.index_interval_bytes + 2 * self.config.max_batch_bytes
-        finally:
-            view.release()
+
+
+def _offsets_in(names: Iterable[str], suffix: str) -> list[int]:
+    """Return the offsets that the files with this suffix are named after."""
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return [int(stem) for stem in stems if stem.isdigit()]
+
+
+class LogSurvey(NamedTuple):
+    """What a log's batches show; -1 for values that no batch has."""
+
+    log_end_offset: int = 0
+    last_epoch: int = UNDEFINED
+    """The epoch of the last record, even if retention has removed it."""
+    highest_producer_id: int = -1
+    is_compacted: bool = False
+    """Whether it was compacted at least once."""
+
+
+def survey_log(disk: Disk, folder: str, recovery_point: int) -> LogSurvey:
+    """Survey the log in `folder`. Reads all headers, and whole batches only above the recovery point. Blocks."""
+    recovery_point = max(recovery_point, read_synced_end(disk, folder))
+    names = disk.listdir(folder)
+    bases = _offsets_in(names, ".log")
+    # Compaction leaves gaps. Without it, a gap means a missing segment, and the log ends before it.
+    is_compacted = CLEANER_NAME in names
+    epochs = LeaderEpochs.decode(read_file(disk, f"{folder}/{EPOCHS_NAME}") or b"")
+    last_epoch = UNDEFINED if epochs is None else epochs.latest
+    survey = LogSurvey(bases[0] if bases else 0, last_epoch, is_compacted=is_compacted)
+    for base in bases:
+        if base < survey.log_end_offset or (base > survey.log_end_offset and not is_compacted):
+            break
+        with closing(disk.open(segment_path(folder, base))) as file:
+            survey = survey._replace(log_end_offset=base)
+            for at, header in walk_headers(file, 0, file.size()):
+                is_durable = header.next_offset <= recovery_point
+                if header.base_offset < survey.log_end_offset or not (
+                    is_durable or is_intact(file.pread(at, header.size_bytes), header)
+                ):
+                    return survey
+                survey = survey._replace(
+                    log_end_offset=header.next_offset,
+                    last_epoch=header.partition_leader_epoch,
+                    highest_producer_id=max(survey.highest_producer_id, header.producer_id),
+                )
+    return survey

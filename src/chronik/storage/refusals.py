@@ -15,9 +15,7 @@ from chronik.storage.producers import ProducerState, ProducerStates, is_after
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["KEPT_MS", "PRODUCERS_MAX", "REPEATED", "RefusedBatches"]
-
-REPEATED: Final = frozenset(
+TEMPORARY_ERRORS: Final = frozenset(
     {
         ErrorCode.not_leader_or_follower,
         ErrorCode.not_enough_replicas,
@@ -58,18 +56,18 @@ class RefusedBatches:
         refused = Refused(header.producer_epoch, header.base_sequence, code, now_ms)
         self._note(header.producer_id, refused, producers)
 
-    def lost(self, first: Iterable[tuple[int, int, int]], producers: ProducerStates, now_ms: int) -> None:
+    def note_lost(self, first: Iterable[tuple[int, int, int]], producers: ProducerStates, now_ms: int) -> None:
         """Note batches, by producer, epoch and sequence, that were in this log but are not in the new leader's log."""
         for producer_id, epoch, sequence in first:
             refused = Refused(epoch, sequence, ErrorCode.not_leader_or_follower, now_ms)
             self._note(producer_id, refused, producers)
 
     def _note(self, producer_id: int, refused: Refused, producers: ProducerStates) -> None:
-        if producer_id < 0 or refused.sequence < 0 or _is_past(refused, producers.get(producer_id)):
+        if producer_id < 0 or refused.sequence < 0 or _is_obsolete(refused, producers.get(producer_id)):
             return
         known = self._current(producer_id, producers, refused.at_ms)
         if known is not None:
-            if refused.epoch < known.epoch or _is_behind(refused.epoch, refused.sequence, known):
+            if refused.epoch < known.epoch or _comes_after(refused.epoch, refused.sequence, known):
                 return
             del self._first[producer_id]
         elif len(self._first) >= PRODUCERS_MAX:
@@ -81,7 +79,7 @@ class RefusedBatches:
         refused = self._current(header.producer_id, producers, now_ms)
         if refused is None:
             return
-        if _is_behind(header.producer_epoch, header.base_sequence, refused):
+        if _comes_after(header.producer_epoch, header.base_sequence, refused):
             raise KafkaError(
                 refused.code,
                 f"sequence {refused.sequence} of producer {header.producer_id} was refused and has not come again; "
@@ -95,13 +93,13 @@ class RefusedBatches:
         refused = self._first.get(producer_id)
         if refused is None:
             return None
-        if now_ms - refused.at_ms > KEPT_MS or _is_past(refused, producers.get(producer_id)):
+        if now_ms - refused.at_ms > KEPT_MS or _is_obsolete(refused, producers.get(producer_id)):
             del self._first[producer_id]
             return None
         return refused
 
 
-def _is_past(refused: Refused, state: ProducerState | None) -> bool:
+def _is_obsolete(refused: Refused, state: ProducerState | None) -> bool:
     """Return whether the log has the batch, even from another leader, or the producer has moved to another epoch."""
     if state is None or state.epoch < refused.epoch or not state.batches:
         return False
@@ -109,5 +107,5 @@ def _is_past(refused: Refused, state: ProducerState | None) -> bool:
     return state.epoch > refused.epoch or last == refused.sequence or is_after(last, refused.sequence)
 
 
-def _is_behind(epoch: int, sequence: int, refused: Refused) -> bool:
+def _comes_after(epoch: int, sequence: int, refused: Refused) -> bool:
     return epoch == refused.epoch and is_after(sequence, refused.sequence)

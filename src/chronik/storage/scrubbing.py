@@ -13,16 +13,14 @@ import errno
 from struct import Struct
 from typing import Final
 
+from chronik.storage.batches import SCAN_READ_BYTES, is_zero, scan_batches
 from chronik.storage.disk import Disk, File, read_file
 from chronik.storage.epochs import UNDEFINED, LeaderEpochs
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, Entry
-from chronik.storage.scanning import READ_BYTES, is_zero, scan_batches
 from chronik.storage.segment import LogSegment
 from chronik.wire.batch import BatchHeader
 
-__all__ = ["SegmentScrub"]
-
-PIECE_BYTES: Final = READ_BYTES
+PIECE_BYTES: Final = SCAN_READ_BYTES
 
 
 class SegmentScrub:
@@ -59,14 +57,14 @@ class SegmentScrub:
                 self._time_entries.load(self._disk, self.segment.time_index.path)
             file = self._disk.open(self.segment.path)
         except FileNotFoundError:
-            self._found("its file is missing")
+            self._set_damage("its file is missing")
             return
         try:
             self._read(file)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            self._found(f"the device cannot read it after byte {self.position}")
+            self._set_damage(f"the device cannot read it after byte {self.position}")
         finally:
             file.close()
 
@@ -74,12 +72,12 @@ class SegmentScrub:
         segment, start = self.segment, self.position
         file_bytes = file.size()
         if file_bytes < segment.size_bytes:
-            self._found(f"its file has {file_bytes} of {segment.size_bytes} bytes")
+            self._set_damage(f"its file has {file_bytes} of {segment.size_bytes} bytes")
             return
         for at, header, _, intact in scan_batches(file, start, segment.size_bytes, once=True):
-            wrong = self._wrong_with(header, intact)
-            if wrong:
-                self._found(f"{wrong} at byte {at}")
+            damage = self._damage_of(header, intact)
+            if damage:
+                self._set_damage(f"{damage} at byte {at}")
                 return
             relative_offset = header.last_offset - segment.base_offset
             self._offset_entries.passed((relative_offset, at))
@@ -92,7 +90,7 @@ class SegmentScrub:
         if self.position - start < PIECE_BYTES:
             self._ended(file, file_bytes)
 
-    def _wrong_with(self, header: BatchHeader, intact: bool) -> str:
+    def _damage_of(self, header: BatchHeader, intact: bool) -> str:
         if not intact:
             return "a batch fails its checksum"
         if header.base_offset < self.offset or header.next_offset > self._next_base:
@@ -105,15 +103,15 @@ class SegmentScrub:
     def _ended(self, file: File, file_bytes: int) -> None:
         """Check the segment's end: no whole batch follows."""
         if not is_zero(file, self.position, file_bytes):
-            self._found(f"no batch begins at byte {self.position}")
+            self._set_damage(f"no batch begins at byte {self.position}")
         elif self.offset != self._next_base and not self._may_have_gap:
-            self._found(f"it ends at offset {self.offset}, and the next segment begins at {self._next_base}")
+            self._set_damage(f"it ends at offset {self.offset}, and the next segment begins at {self._next_base}")
         else:
-            are_right = self._offset_entries.are_right() and self._time_entries.are_right()
-            self.has_bad_index = self.segment.size_bytes > 0 and not are_right
+            are_correct = self._offset_entries.are_correct() and self._time_entries.are_correct()
+            self.has_bad_index = self.segment.size_bytes > 0 and not are_correct
             self.is_done = True
 
-    def _found(self, damage: str) -> None:
+    def _set_damage(self, damage: str) -> None:
         self.damage = damage
         self.is_done = True
 
@@ -146,6 +144,6 @@ class _Entries:
             if entries.pop() != right:
                 self._is_wrong = True
 
-    def are_right(self) -> bool:
+    def are_correct(self) -> bool:
         """Return whether, after all batches, each entry described one of them."""
         return not self._is_wrong and not self._entries

@@ -1,17 +1,16 @@
 """One segment of a log: a file of batches and its two sparse indexes."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Final, NamedTuple
 
-from chronik.storage.batches import header_at, walk_headers
+from chronik.storage.batches import header_at, is_zero, walk_headers
 from chronik.storage.disk import Disk, File
 from chronik.storage.index import OFFSET_ENTRY, TIME_ENTRY, IndexView, SparseIndex
-from chronik.storage.scanning import is_zero
-from chronik.storage.shared_file import SharedFile
 from chronik.wire.batch import BatchHeader
 from chronik.wire.errors import ErrorCode, KafkaError
-
-__all__ = ["NO_TIMESTAMP", "RELATIVE_OFFSET_MAX", "LogSegment", "SegmentView", "segment_path"]
 
 NO_TIMESTAMP: Final = -1
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
@@ -20,6 +19,34 @@ RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 def segment_path(folder: str, base_offset: int, suffix: str = ".log") -> str:
     """Return Kafka's file name: the base offset with 20 digits, so that names sort."""
     return f"{folder}/{base_offset:020d}{suffix}"
+
+
+class SharedFile:
+    """An open file with a reference count: the last user closes it.
+
+    The log releases files (retention, compaction, the limit on open files) while a thread may still read or sync them.
+    Closing at once could leave that thread with a descriptor that another file reuses.
+    """
+
+    __slots__ = ("_lock", "_users", "file")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._users = 1
+        self._lock = Lock()
+
+    def acquire(self) -> "SharedFile":
+        """Add a reference. The caller must know that another reference is still held."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            is_last = self._users == 0
+        if is_last:
+            self.file.close()
 
 
 class SegmentView(NamedTuple):
@@ -34,6 +61,12 @@ class SegmentView(NamedTuple):
     def release(self) -> None:
         self.shared.release()
 
+    def __enter__(self) -> "SegmentView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Return the first batch that ends at or after `offset`, with its position; None if all end before it."""
         for position, header in self.walk(self.position_near(offset)):
@@ -44,14 +77,14 @@ class SegmentView(NamedTuple):
     def position_near(self, offset: int) -> int:
         """Return the start of a batch that is not after `offset`, as close to it as the index has."""
         entry = self.offsets.floor(0, offset - self.base_offset)
-        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+        return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
     def boundary_before(self, position: int) -> int:
         """Return the start of a batch at or before `position`, as close to it as the index has."""
         entry = self.offsets.floor(1, position)
-        return entry[1] if entry is not None and self.is_right(entry[0], entry[1]) else 0
+        return entry[1] if entry is not None and self.is_correct(entry[0], entry[1]) else 0
 
-    def is_right(self, relative_offset: int, position: int) -> bool:
+    def is_correct(self, relative_offset: int, position: int) -> bool:
         """Return whether an entry of the offset index is correct."""
         header = header_at(self.shared.file, position, self.size_bytes) if position >= 0 else None
         return header is not None and header.last_offset == self.base_offset + relative_offset
@@ -71,8 +104,8 @@ class SegmentView(NamedTuple):
         entry = self.times.last()
         if entry is not None:
             offset = self.base_offset + entry[1]
-            found = self.find(offset)
-            if found is not None and found[1].last_offset == offset and found[1].max_timestamp == entry[0]:
+            batch = self.find(offset)
+            if batch is not None and batch[1].last_offset == offset and batch[1].max_timestamp == entry[0]:
                 return entry[0], offset
         largest, its_offset = NO_TIMESTAMP, -1
         for _, header in self.walk(0):
@@ -81,6 +114,7 @@ class SegmentView(NamedTuple):
         return largest, its_offset
 
 
+@dataclass(slots=True, eq=False)
 class LogSegment:
     """Owns NNN.log, NNN.index and NNN.timeindex.
 
@@ -89,42 +123,29 @@ class LogSegment:
     threads get a view. The file is opened when first needed and can be released at any time.
     """
 
-    __slots__ = (
-        "_shared",
-        "allocated_bytes",
-        "base_offset",
-        "disk",
-        "first_append_ms",
-        "folder",
-        "last_batch_position",
-        "max_timestamp",
-        "max_timestamp_offset",
-        "offset_index",
-        "size_bytes",
-        "time_index",
-        "unchecked_from",
-        "unchecked_to",
-        "unindexed_bytes",
-    )
+    disk: Disk
+    folder: str
+    base_offset: int
+    size_bytes: int = 0
+    allocated_bytes: int = field(init=False)
+    max_timestamp: int | None = field(init=False)
+    max_timestamp_offset: int = field(init=False, default=-1)
+    first_append_ms: int | None = field(init=False, default=None)
+    unindexed_bytes: int = field(init=False, default=0)
+    last_batch_position: int = field(init=False, default=-1)
+    unchecked_from: int = field(init=False, default=0)
+    unchecked_to: int = field(init=False)
+    """Both: data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since
+    then. Readers in threads shrink this range, never extend it."""
+    offset_index: SparseIndex = field(init=False)
+    time_index: SparseIndex = field(init=False)
+    _shared: SharedFile | None = field(init=False, default=None)
 
-    def __init__(self, disk: Disk, folder: str, base_offset: int, size_bytes: int = 0) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
-        self.allocated_bytes = size_bytes
-        self.max_timestamp: int | None = None if size_bytes else NO_TIMESTAMP
-        self.max_timestamp_offset = -1
-        self.first_append_ms: int | None = None
-        self.unindexed_bytes = 0
-        self.last_batch_position = -1
-        # Data that was on disk when the log was opened, and may be corrupt: its checksums were not checked since then.
-        # Readers in threads shrink this range, never extend it.
-        self.unchecked_from = 0
-        self.unchecked_to = size_bytes
-        self.offset_index = SparseIndex(disk, segment_path(folder, base_offset, ".index"), OFFSET_ENTRY)
-        self.time_index = SparseIndex(disk, segment_path(folder, base_offset, ".timeindex"), TIME_ENTRY)
-        self._shared: SharedFile | None = None
+    def __post_init__(self) -> None:
+        self.allocated_bytes = self.unchecked_to = self.size_bytes
+        self.max_timestamp = None if self.size_bytes else NO_TIMESTAMP
+        self.offset_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".index"), OFFSET_ENTRY)
+        self.time_index = SparseIndex(self.disk, segment_path(self.folder, self.base_offset, ".timeindex"), TIME_ENTRY)
 
     @staticmethod
     def create(disk: Disk, folder: str, base_offset: int) -> "LogSegment":
@@ -149,8 +170,8 @@ class LogSegment:
 
     def is_checked(self, start: int, end: int) -> bool:
         """Return whether this process wrote these bytes or has checked their checksums."""
-        first, behind = self.unchecked_from, self.unchecked_to
-        return first >= behind or end <= first or start >= behind
+        first, last = self.unchecked_from, self.unchecked_to
+        return first >= last or end <= first or start >= last
 
     def checked(self, start: int, end: int) -> None:
         """Note that the checksums of these bytes are right. Remembered only at either end of the unchecked range."""
@@ -173,7 +194,7 @@ class LogSegment:
     def is_open(self) -> bool:
         return self._shared is not None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the file, or leave that to the thread that still uses it."""
         if self._shared is not None:
             self._shared.release()
@@ -185,17 +206,22 @@ class LogSegment:
             self.base_offset, self.size_bytes, self.shared.acquire(), self.offset_index.view(), self.time_index.view()
         )
 
+    @contextmanager
+    def brief_view(self) -> Iterator[SegmentView]:
+        """Return a view for a `with` block; afterwards the file is closed again, unless it was open before."""
+        was_open = self.is_open
+        try:
+            with self.view() as view:
+                yield view
+        finally:
+            if not was_open:
+                self.release()
+
     def largest_timestamp(self) -> tuple[int, int]:
         """Return the largest timestamp and its batch's last offset. May read the file; the result is cached."""
         if self.max_timestamp is None:
-            was_open = self.is_open
-            view = self.view()
-            try:
+            with self.brief_view() as view:
                 self.max_timestamp, self.max_timestamp_offset = view.largest_timestamp()
-            finally:
-                view.release()
-                if not was_open:
-                    self.let_go()
         return self.max_timestamp, self.max_timestamp_offset
 
     def note_batch(self, position: int, last_offset: int, size_bytes: int, max_timestamp: int, interval: int) -> None:
@@ -205,13 +231,10 @@ class LogSegment:
             self.max_timestamp = max_timestamp
             self.max_timestamp_offset = last_offset
         if self.unindexed_bytes > interval:
-            self.add_index_entry(position, last_offset)
+            self.offset_index.append(last_offset - self.base_offset, position)
+            self.add_time_entry()
+            self.unindexed_bytes = 0
         self.unindexed_bytes += size_bytes
-
-    def add_index_entry(self, position: int, last_offset: int) -> None:
-        self.offset_index.append(last_offset - self.base_offset, position)
-        self.add_time_entry()
-        self.unindexed_bytes = 0
 
     def add_time_entry(self) -> None:
         """Add an entry for the largest timestamp so far, if it is new."""
@@ -229,16 +252,12 @@ class LogSegment:
                 if not index.try_write() and self.disk.exists(index.path):
                     # A missing index is rebuilt when the log is opened; one that lacks its end would be trusted.
                     self.disk.remove(index.path)
-            self.trim()
+            if self._shared is not None or self.allocated_bytes != self.size_bytes:
+                self.file.truncate(self.size_bytes)
+                self.allocated_bytes = self.size_bytes
         except OSError:
             # The zeros stay; readers and recovery treat them as the end.
             return
-
-    def trim(self) -> None:
-        """Truncate the file to its used size."""
-        if self._shared is not None or self.allocated_bytes != self.size_bytes:
-            self.file.truncate(self.size_bytes)
-            self.allocated_bytes = self.size_bytes
 
     def cut(self, size_bytes: int, last_offset_kept: int) -> None:
         """Drop everything from `size_bytes` on; `last_offset_kept` is the last offset of the batch before. Blocks."""
@@ -262,12 +281,16 @@ class LogSegment:
             if header.max_timestamp > self.max_timestamp:
                 self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
 
-    def rebuild_indexes(self, interval: int) -> None:
-        """Rebuild both indexes from the batches. Blocks."""
+    def clear_indexes(self) -> None:
+        """Drop all entries and the timestamps, before the segment's batches are noted again. Blocks."""
         self.offset_index.cut(0)
         self.time_index.cut(0)
         self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, -1
         self.unindexed_bytes = 0
+
+    def rebuild_indexes(self, interval: int) -> None:
+        """Rebuild both indexes from the batches. Blocks."""
+        self.clear_indexes()
         for position, header in walk_headers(self.file, 0, self.size_bytes):
             self.note_batch(position, header.last_offset, header.size_bytes, header.max_timestamp, interval)
         self.add_time_entry()

@@ -1,21 +1,55 @@
-"""The segments of one log, in order, and which of their files are open."""
+"""The segments of one log, in order: which of their files are open, and the removal of files no longer needed."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
-from chronik.storage.disk import Disk
-from chronik.storage.headers import HeadersJob
-from chronik.storage.reading import HINTS_MAX, Hint, ReadJob, ReadResult, read_batches
+from chronik.storage.disk import Disk, remove_files
+from chronik.storage.reading import HINTS_MAX, HeadersJob, Hint, ReadJob, ReadResult, read_batches
 from chronik.storage.segment import LogSegment
-
-__all__ = ["OPEN_CLOSED_SEGMENTS_MAX", "Segments"]
+from chronik.storage.small_files import write_number
 
 OPEN_CLOSED_SEGMENTS_MAX: Final = 2
 """How many files of closed segments one log holds open."""
 
 _base_offset = attrgetter("base_offset")
+
+
+class NumberFile(NamedTuple):
+    """A file that holds one number, to be written durably.
+
+    The number is read when the file is written: if two jobs run out of order, both write the newer number.
+    """
+
+    path: str
+    number: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeletionJob:
+    """Files to remove in a thread. The log has already released them; without `run` the next open brings them back.
+
+    `run` first makes the new log start and the names of new segments durable: a crash must not find the old segments
+    gone and nothing in their place. Files are removed oldest first, so that a crash leaves no hole.
+    """
+
+    disk: Disk
+    folder: str
+    paths: Sequence[str]
+    segments: int
+    size_bytes: int
+    number_file: NumberFile | None = None
+
+    def run(self) -> None:
+        if self.number_file is not None:
+            path, number = self.number_file
+            write_number(self.disk, path, number())
+        if self.paths:
+            self.disk.sync_dir(self.folder)
+        remove_files(self.disk, self.paths)
 
 
 class Segments:
@@ -56,12 +90,12 @@ class Segments:
         self._open_closed[segment.base_offset] = segment
         if len(self._open_closed) > OPEN_CLOSED_SEGMENTS_MAX:
             oldest = next(iter(self._open_closed))
-            self._open_closed.pop(oldest).let_go()
+            self._open_closed.pop(oldest).release()
 
-    def remove(self, first: int, behind: int) -> list[LogSegment]:
-        """Remove segments [first, behind) from the log; the caller removes their files."""
-        removed = self.all[first:behind]
-        del self.all[first:behind]
+    def remove(self, first: int, end: int) -> list[LogSegment]:
+        """Remove segments [first, end) from the log; the caller removes their files."""
+        removed = self.all[first:end]
+        del self.all[first:end]
         self._forget(removed)
         return removed
 
@@ -83,14 +117,14 @@ class Segments:
     def _forget(self, segments: Sequence[LogSegment]) -> None:
         for segment in segments:
             self._open_closed.pop(segment.base_offset, None)
-            segment.let_go()
+            segment.release()
             self.size_bytes -= segment.size_bytes
         # Threads may still add to the old dict, which is no longer read.
         self._hints = {}
 
     def close(self) -> None:
         for segment in self.all:
-            segment.let_go()
+            segment.release()
         self._open_closed = {}
         self._hints = {}
 
@@ -141,34 +175,31 @@ class Segments:
 
     def headers_job(self, offset: int, to_offset: int, upto_offset: int, headers_max: int) -> HeadersJob:
         """Return a job for a thread that reads the headers of the batches from `offset` on."""
-        wanted = self._from(offset)
-        behind = self.all.index(wanted[-1]) + 1 if wanted else len(self.all)
-        behind_offset = self.all[behind].base_offset if behind < len(self.all) else None
-        views = [segment.view() for segment in wanted]
-        return HeadersJob(views, behind_offset, offset, to_offset, upto_offset, headers_max)
+        segments = self._from(offset)
+        following = self.all.index(segments[-1]) + 1 if segments else len(self.all)
+        next_base = self.all[following].base_offset if following < len(self.all) else None
+        views = [segment.view() for segment in segments]
+        return HeadersJob(views, next_base, offset, to_offset, upto_offset, headers_max)
 
     def _from(self, offset: int) -> list[LogSegment]:
         """Return the segment that should hold `offset` and its successor, with their files kept open."""
-        first = behind = self.index_of(offset)
-        wanted = self.all[first : first + 1]
-        while behind + 1 < len(self.all) and len(wanted) < 2:
-            # Compaction may have removed everything from the offset on, or emptied the segment.
-            behind += 1
-            if self.all[behind].size_bytes > 0:
-                wanted.append(self.all[behind])
-        for segment in wanted:
+        first = self.index_of(offset)
+        segments = self.all[first : first + 1]
+        # Compaction may have removed everything from the offset on, or emptied the next segments.
+        segments += islice((segment for segment in self.all[first + 1 :] if segment.size_bytes > 0), 1)
+        for segment in segments:
             if segment is not self.all[-1]:
                 self.touch(segment)
-        return wanted
+        return segments
 
     def bytes_between(self, offset: int, upto_offset: int, end_offset: int) -> int:
         """Estimate the size of the batches from `offset` to `upto_offset`."""
         total = 0
-        for at in range(self.index_of(offset), len(self.all)):
-            segment = self.all[at]
+        for index in range(self.index_of(offset), len(self.all)):
+            segment = self.all[index]
             if segment.base_offset >= upto_offset:
                 break
-            behind = self.all[at + 1].base_offset if at + 1 < len(self.all) else end_offset
-            covered = min(upto_offset, behind) - max(offset, segment.base_offset)
-            total += segment.size_bytes * max(0, covered) // max(1, behind - segment.base_offset)
+            segment_end = self.all[index + 1].base_offset if index + 1 < len(self.all) else end_offset
+            covered = min(upto_offset, segment_end) - max(offset, segment.base_offset)
+            total += segment.size_bytes * max(0, covered) // max(1, segment_end - segment.base_offset)
         return total

@@ -17,21 +17,11 @@ value and a newline.
 
 import struct
 from collections.abc import Iterable
+from contextlib import closing
 
 from crc32c import crc32c
 
-from chronik.storage.disk import Disk, read_file
-
-__all__ = [
-    "Damaged",
-    "decode_lines",
-    "decode_value",
-    "encode_lines",
-    "encode_value",
-    "read_number",
-    "read_numbers",
-    "write_numbers",
-]
+from chronik.storage.disk import Disk, read_file, write_file_atomic
 
 
 class Damaged(ValueError):
@@ -75,9 +65,9 @@ def decode_lines(version: str, data: bytes) -> list[str]:
     text += separator
     if not data.endswith(b"\n") or checksum != _checksum(text):
         raise Damaged("it is cut off, or fails its checksum")
-    found, count, *lines = text.splitlines()
-    if found != version or count != str(len(lines)):
-        raise Damaged(f"it is of version {found}")
+    found_version, count, *lines = text.splitlines()
+    if found_version != version or count != str(len(lines)):
+        raise Damaged(f"it is of version {found_version}")
     return lines
 
 
@@ -88,6 +78,10 @@ def read_number(disk: Disk, path: str) -> int | None:
         return int(decode_value(data)) if data else None
     except ValueError:
         return None
+
+
+def write_number(disk: Disk, path: str, number: int) -> None:
+    write_file_atomic(disk, path, encode_value(str(number)))
 
 
 def read_numbers(disk: Disk, path: str, count: int) -> tuple[int, ...] | None:
@@ -103,10 +97,7 @@ def read_numbers(disk: Disk, path: str, count: int) -> tuple[int, ...] | None:
 def write_numbers(disk: Disk, path: str, *numbers: int, durably: bool) -> None:
     """Overwrite the file in place. Unless `durably`, a power loss may leave older numbers, or none."""
     data = struct.pack(f">{len(numbers)}q", *numbers)
-    file = disk.open(path, create=True)
-    try:
+    with closing(disk.open(path, create=True)) as file:
         file.pwrite(data + struct.pack(">I", crc32c(data)), 0)
         if durably:
             file.datasync()
-    finally:
-        file.close()

@@ -35,8 +35,6 @@ from crc32c import crc32c
 
 from chronik.storage.producers import ProducerState, ProducerStates, SentBatch
 
-__all__ = ["Snapshot", "decode_snapshot", "encode_snapshot"]
-
 VERSION: Final = 1
 _PREFIX: Final = Struct(">hI")
 _FIXED: Final = Struct(">qqqqIqqiiiqi")

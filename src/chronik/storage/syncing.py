@@ -1,21 +1,26 @@
-"""Making a log durable: the work of one sync in a thread, and the checkpoint it may write."""
+"""Making a log durable: the work of one sync in a thread, the checkpoint it may write, and the record of its end.
 
-import contextlib
+The file `synced-end` in the log's folder holds the log's durable end and is written after each sync. The file itself is
+not synced: after a kill it is exact, after a power loss it may be older, or missing. So a log that ends below it has
+lost records that may have been acknowledged. Nothing else shows that: the recovery points are some seconds old. Before
+a log is truncated on purpose, the file is lowered durably.
+"""
+
 from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from chronik.storage.config import LogConfig
-from chronik.storage.disk import Disk, write_file_atomic
+from chronik.storage.disk import Disk, remove_files, write_file_atomic
 from chronik.storage.epochs import LeaderEpochs
 from chronik.storage.producers import ProducerStates
-from chronik.storage.segment import LogSegment, segment_path
-from chronik.storage.shared_file import SharedFile
+from chronik.storage.segment import LogSegment, SharedFile, segment_path
+from chronik.storage.small_files import read_numbers, write_numbers
 from chronik.storage.snapshot import Snapshot, encode_snapshot
-from chronik.storage.synced_end import note_synced_end
 
-__all__ = ["EPOCHS_NAME", "Checkpoint", "LogSyncs", "SyncJob"]
-
-EPOCHS_NAME = "leader-epoch-checkpoint"
+EPOCHS_NAME: Final = "leader-epoch-checkpoint"
+SYNCED_END_NAME: Final = "synced-end"
 SNAPSHOTS_KEPT: Final = 2
 UNSYNCED_FILES_MAX: Final = 8
 """Closed segments that may wait for a sync; beyond that, each roll syncs the oldest itself."""
@@ -42,41 +47,32 @@ class Checkpoint(NamedTuple):
     """Snapshots that can be removed once this one exists."""
 
 
+@dataclass(slots=True, eq=False)
 class SyncJob:
     """One sync of one log. A thread calls `run`, which touches only files; then the loop calls `Log.synced`."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        files: Sequence[SharedFile],
-        folders: Sequence[str],
-        end_offset: int,
-        generation: int,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        self.end_offset = end_offset
-        self.generation = generation
-        self.checkpoint = checkpoint
-        self.checkpointed = False
-        self._disk = disk
-        self._folder = folder
-        self._files = files
-        self._folders = folders
+    disk: Disk
+    folder: str
+    files: Sequence[SharedFile]
+    folders: Sequence[str]
+    end_offset: int
+    generation: int
+    checkpoint: Checkpoint | None = None
+    checkpointed: bool = False
 
     def run(self) -> None:
         """Sync the files. After an OSError it is unknown which data is durable."""
         try:
-            for shared in self._files:
+            for shared in self.files:
                 shared.file.datasync()
-            for folder in self._folders:
-                self._disk.sync_dir(folder)
+            for folder in self.folders:
+                self.disk.sync_dir(folder)
         finally:
-            for shared in self._files:
+            for shared in self.files:
                 shared.release()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # The data is durable; `synced-end` merely keeps an older value.
-            note_synced_end(self._disk, self._folder, self.end_offset)
+            note_synced_end(self.disk, self.folder, self.end_offset)
         if self.checkpoint is not None:
             try:
                 self._write_checkpoint(self.checkpoint)
@@ -86,70 +82,50 @@ class SyncJob:
                 return
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        disk = self._disk
+        disk = self.disk
         for path in checkpoint.index_paths:
             try:
                 file = disk.open(path)
             except FileNotFoundError:
                 # Retention or compaction removed the segment in the meantime.
                 continue
-            try:
+            with closing(file):
                 file.datasync()
-            finally:
-                file.close()
-        write_file_atomic(disk, f"{self._folder}/{EPOCHS_NAME}", checkpoint.epochs)
-        write_file_atomic(disk, segment_path(self._folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
-        for offset in checkpoint.outdated_offsets:
-            path = segment_path(self._folder, offset, ".snapshot")
-            if disk.exists(path):
-                disk.remove(path)
+        write_file_atomic(disk, f"{self.folder}/{EPOCHS_NAME}", checkpoint.epochs)
+        write_file_atomic(disk, segment_path(self.folder, checkpoint.offset, ".snapshot"), checkpoint.snapshot)
+        remove_files(disk, (segment_path(self.folder, offset, ".snapshot") for offset in checkpoint.outdated_offsets))
 
 
+@dataclass(slots=True, eq=False)
 class LogSyncs:
     """Tracks which data of a log is not yet durable, and when the next checkpoint is due. Owned by the event loop.
 
     Invariant: at most one job runs. A job's data is durable only if the log was not truncated in the meantime.
     """
 
-    __slots__ = (
-        "_bytes_since_checkpoint",
-        "_disk",
-        "_files",
-        "_folder",
-        "_folders",
-        "_generation",
-        "_indexes",
-        "_last_batch_crc",
-        "_running",
-        "snapshots",
-    )
-
-    def __init__(
-        self, disk: Disk, folder: str, snapshots: Sequence[int], last_batch_crc: int, bytes_since_checkpoint: int
-    ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self.snapshots = list(snapshots)
-        self._last_batch_crc = last_batch_crc
-        self._bytes_since_checkpoint = bytes_since_checkpoint
-        self._generation = 0
-        self._running: SyncJob | None = None
-        self._files: list[SharedFile] = []
-        self._folders: list[str] = []
-        self._indexes: list[str] = []
+    disk: Disk
+    folder: str
+    snapshots: list[int]
+    last_batch_crc: int
+    bytes_since_checkpoint: int
+    _generation: int = 0
+    _running: SyncJob | None = None
+    _files: list[SharedFile] = field(default_factory=list)
+    _folders: list[str] = field(default_factory=list)
+    _indexes: list[str] = field(default_factory=list)
 
     def appended(self, size_bytes: int, crc: int) -> None:
-        self._bytes_since_checkpoint += size_bytes
-        self._last_batch_crc = crc
+        self.bytes_since_checkpoint += size_bytes
+        self.last_batch_crc = crc
 
     def rolled(self, closed: LogSegment | None, checkpoint_bytes: int) -> None:
         """Note that a new segment follows `closed`. Raises OSError if too many files wait and syncing one fails."""
         if closed is None:
             # The log's folder may be as new as its first segment.
-            self._folders = [self._folder, self._folder.rpartition("/")[0] or "/"]
+            self._folders = [self.folder, self.folder.rpartition("/")[0] or "/"]
             return
-        if self._folder not in self._folders:
-            self._folders.append(self._folder)
+        if self.folder not in self._folders:
+            self._folders.append(self.folder)
         if len(self._files) >= UNSYNCED_FILES_MAX:
             oldest = self._files.pop(0)
             try:
@@ -159,34 +135,31 @@ class LogSyncs:
         self._files.append(closed.shared.acquire())
         self._indexes += [closed.offset_index.path, closed.time_index.path]
         # Recovery should not have to scan closed segments.
-        self._bytes_since_checkpoint = max(self._bytes_since_checkpoint, checkpoint_bytes)
+        self.bytes_since_checkpoint = max(self.bytes_since_checkpoint, checkpoint_bytes)
 
     def truncated(self, end_offset: int) -> None:
         """Note that the log now ends at `end_offset`, and remove snapshots above it."""
         self._generation += 1
-        for offset in self.snapshots:
-            if offset > end_offset:
-                path = segment_path(self._folder, offset, ".snapshot")
-                if self._disk.exists(path):
-                    self._disk.remove(path)
+        outdated = (offset for offset in self.snapshots if offset > end_offset)
+        remove_files(self.disk, (segment_path(self.folder, offset, ".snapshot") for offset in outdated))
         self.snapshots = [offset for offset in self.snapshots if offset <= end_offset]
-        self._bytes_since_checkpoint = 0
+        self.bytes_since_checkpoint = 0
 
     def job(self, log: Syncable, active: LogSegment | None, *, checkpoint: bool = False) -> SyncJob | None:
         """Return a sync of everything not yet durable; None if there is nothing to sync or a job runs."""
-        is_behind = log.synced_end_offset < log.log_end_offset
+        has_unsynced = log.synced_end_offset < log.log_end_offset
         if self._running is not None or active is None:
             return None
-        if not (is_behind or self._files or self._folders or checkpoint):
+        if not (has_unsynced or self._files or self._folders or checkpoint):
             return None
         files = self._files
-        if is_behind or checkpoint:
+        if has_unsynced or checkpoint:
             files = [*files, active.shared.acquire()]
-        job = SyncJob(self._disk, self._folder, files, self._folders, log.log_end_offset, self._generation, None)
+        job = SyncJob(self.disk, self.folder, files, self._folders, log.log_end_offset, self._generation)
         self._files, self._folders = [], []
-        if checkpoint or self._bytes_since_checkpoint >= log.config.checkpoint_bytes:
+        if checkpoint or self.bytes_since_checkpoint >= log.config.checkpoint_bytes:
             job.checkpoint = self._checkpoint(log, active)
-            self._bytes_since_checkpoint = 0
+            self.bytes_since_checkpoint = 0
         self._running = job
         return job
 
@@ -222,7 +195,7 @@ class LogSyncs:
             active.base_offset,
             active.size_bytes,
             active.last_batch_position if active.size_bytes else -1,
-            self._last_batch_crc if active.size_bytes else 0,
+            self.last_batch_crc if active.size_bytes else 0,
             max_timestamp,
             max_timestamp_offset,
             active.offset_index.written_count,
@@ -232,11 +205,28 @@ class LogSyncs:
             list(log.producers.items()),
         )
         indexes, self._indexes = self._indexes, []
-        outdated = [old for old in self.snapshots if old != offset]
+        others = [other for other in self.snapshots if other != offset]
         return Checkpoint(
             offset,
             encode_snapshot(snapshot),
             log.epochs.encode(),
             [*indexes, active.offset_index.path, active.time_index.path],
-            outdated[: len(outdated) + 1 - SNAPSHOTS_KEPT] if len(outdated) >= SNAPSHOTS_KEPT else [],
+            others[: 1 - SNAPSHOTS_KEPT],
         )
+
+
+def read_synced_end(disk: Disk, folder: str) -> int:
+    """Return the offset; 0 if the file is missing or damaged."""
+    (offset,) = read_numbers(disk, f"{folder}/{SYNCED_END_NAME}", 1) or (0,)
+    return offset
+
+
+def note_synced_end(disk: Disk, folder: str, offset: int) -> None:
+    """Record that the log is durable up to `offset`."""
+    write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=False)
+
+
+def lower_synced_end(disk: Disk, folder: str, offset: int) -> None:
+    """Lower the recorded end durably before the log is truncated to `offset`."""
+    if read_synced_end(disk, folder) > offset:
+        write_numbers(disk, f"{folder}/{SYNCED_END_NAME}", offset, durably=True)

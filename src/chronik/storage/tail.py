@@ -4,8 +4,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
-__all__ = ["Span", "Tail"]
-
 BATCHES_MAX: Final = 512
 """The maximum kept; above it, the older half is dropped."""
 
@@ -55,22 +53,22 @@ class Tail:
         first = bisect_right(offsets, offset) - 1
         start = positions[first]
         if upto_offset >= end_offset:
-            behind, next_offset, end = len(offsets), end_offset, end_position
+            stop, next_offset, end = len(offsets), end_offset, end_position
         else:
-            behind = bisect_left(offsets, upto_offset)
-            if behind == len(offsets) or offsets[behind] > upto_offset:
+            stop = bisect_left(offsets, upto_offset)
+            if stop == len(offsets) or offsets[stop] > upto_offset:
                 # The previous batch reaches beyond the limit, or may.
-                behind -= 1
-            if behind <= first:
+                stop -= 1
+            if stop <= first:
                 return Span(start, start, offset)
-            next_offset, end = offsets[behind], positions[behind]
+            next_offset, end = offsets[stop], positions[stop]
         if end - start > max_bytes:
-            behind = bisect_right(positions, start + max_bytes) - 1
-            if behind <= first:
+            stop = bisect_right(positions, start + max_bytes) - 1
+            if stop <= first:
                 if not min_one_batch:
                     return Span(start, start, offset)
-                behind = first + 1
-                if behind == len(offsets):
+                stop = first + 1
+                if stop == len(offsets):
                     return Span(start, end_position, end_offset)
-            next_offset, end = offsets[behind], positions[behind]
+            next_offset, end = offsets[stop], positions[stop]
         return Span(start, end, next_offset)

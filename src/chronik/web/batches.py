@@ -13,7 +13,7 @@ import msgspec
 
 from chronik.metadata.image import TopicImage
 from chronik.node.replicas.partition import Partition
-from chronik.storage.headers import HeadersResult
+from chronik.storage.reading import HeadersResult
 from chronik.web.answers import INT64_MAX, Parameters
 from chronik.web.leader_log import LeaderLog, leader_log
 from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition

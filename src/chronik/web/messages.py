@@ -18,8 +18,9 @@ from chronik.web.leader_log import leader_log
 from chronik.web.node_view import NodeView, led_here, require_other_leader, require_partition
 from chronik.web.other_nodes import ask_leader
 from chronik.web.own_log import OwnLog
-from chronik.wire.batch import Record, decode_batch
+from chronik.wire.batch import decode_batch
 from chronik.wire.errors import KafkaError
+from chronik.wire.records import Record
 
 PARAMETERS = ("partition", "offset", "time", "limit", "own")
 LIMIT = 50

@@ -29,20 +29,6 @@ from chronik.wire.compression import CODECS, Buffer, compress, decompress
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.records import NewRecord, Record, decode_records, encode_record
 
-__all__ = [
-    "DECOMPRESSED_BYTES_MAX",
-    "HEADER_BYTES",
-    "BatchHeader",
-    "NewRecord",
-    "Record",
-    "check_batches",
-    "decode_batch",
-    "encode_batch",
-    "read_batch_header",
-    "stamp",
-    "stamp_append_time",
-]
-
 HEADER_BYTES: Final = 61
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 
@@ -238,13 +224,9 @@ def encode_batch(
     if append_time_ms is not None:
         attributes |= LOG_APPEND_TIME
         max_timestamp = append_time_ms
-    data = compress(codec, payload) if codec else payload
-    batch = bytearray(HEADER_BYTES + len(data))
-    HEADER.pack_into(
-        batch,
-        0,
+    header = BatchHeader(
         base_offset,
-        len(batch) - LENGTH_END,
+        0,
         leader_epoch,
         2,
         0,
@@ -257,7 +239,14 @@ def encode_batch(
         base_sequence,
         len(records),
     )
-    batch[HEADER_BYTES:] = data
+    return join_batch(header, compress(codec, payload) if codec else payload)
+
+
+def join_batch(header: BatchHeader, block: Buffer) -> bytes:
+    """Join a header and an encoded, compressed block of records; size and CRC are set here."""
+    batch = bytearray(HEADER_BYTES + len(block))
+    HEADER.pack_into(batch, 0, header.base_offset, len(batch) - LENGTH_END, *header[2:])
+    batch[HEADER_BYTES:] = block
     _UINT32.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
     return bytes(batch)
 

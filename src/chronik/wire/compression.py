@@ -18,8 +18,6 @@ import cramjam
 
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["CODECS", "GZIP", "LZ4", "NONE", "SNAPPY", "ZSTD", "Buffer", "compress", "decompress"]
-
 Buffer = bytes | bytearray | memoryview
 
 NONE: Final = 0
@@ -94,7 +92,7 @@ def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     # No client writes several members in a row, and thousands of empty ones would cost quadratic time.
     if not gzip.eof or gzip.unused_data:
-        raise _corrupt("gzip stream cut short" if not gzip.eof else "bytes behind the gzip stream")
+        raise _corrupt("gzip stream cut short" if not gzip.eof else "bytes after the gzip stream")
     return output
 
 

@@ -1,4 +1,4 @@
-"""Fetch requests (key 1), versions 4-18: hand-written reader and writer for the hot path. See also `fetch_response`.
+"""Fetch (key 1), versions 4-18: hand-written readers and writers for the hot path. Records are never copied.
 
     request             replica_id int32 (until 14), max_wait_ms int32, min_bytes int32, max_bytes int32,
                         isolation_level int8, from 7 session_id int32 and session_epoch int32, topics array,
@@ -11,7 +11,17 @@
     forgotten topic     name string (topic_id uuid from 13), partitions array of int32
     replica_state       replica_id int32, replica_epoch int64, tagged fields
 
-From version 12, strings and arrays are compact, and each structure ends with tagged fields.
+    response             throttle_time_ms int32, from 7 error_code int16 and session_id int32, topics array,
+                         tagged from 16: 0 node_endpoints
+    topic                name string (topic_id uuid from 13), partitions array
+    partition            index int32, error_code int16, high_watermark int64, last_stable_offset int64,
+                         from 5 log_start_offset int64, aborted_transactions nullable array,
+                         from 11 preferred_read_replica int32, records bytes,
+                         tagged from 12: 0 diverging_epoch, 1 current_leader, 2 snapshot_id (not used here)
+    aborted transaction  producer_id int64, first_offset int64
+    diverging_epoch      epoch int32, end_offset int64, tagged fields
+
+From version 12, strings, bytes and arrays are compact, and each structure ends with tagged fields.
 """
 
 from collections.abc import Sequence
@@ -20,41 +30,31 @@ from struct import Struct, error
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from chronik.wire.compression import Buffer
 from chronik.wire.errors import MalformedRequest
-from chronik.wire.fetch_response import (
-    FLEXIBLE_FROM,
-    TOPIC_IDS_FROM,
-    FetchPartitionResponse,
-    FetchResponse,
-    read_fetch_response,
-    write_fetch_response,
-    write_topic,
-)
 from chronik.wire.primitives import (
     ELEMENTS_MAX,
+    LEADER,
+    node_endpoints_tags,
     read_array_count,
+    read_leader,
+    read_node_endpoints,
     read_string,
     read_tags,
+    read_topics,
     read_uuid,
+    read_uvarint,
     skip_tags,
     uvarint,
     write_string,
+    write_topic,
 )
 
-__all__ = [
-    "FetchPartition",
-    "FetchPartitionResponse",
-    "FetchRequest",
-    "FetchResponse",
-    "FetchTopic",
-    "read_fetch_request",
-    "read_fetch_response",
-    "write_fetch_request",
-    "write_fetch_response",
-]
-
 VERSIONS: Final = range(4, 19)
+FLEXIBLE_FROM: Final = 12
+TOPIC_IDS_FROM: Final = 13
 REPLICA_STATE_FROM: Final = 15
+NODE_ENDPOINTS_FROM: Final = 16
 
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
@@ -66,6 +66,17 @@ _PARTITION_5: Final = Struct(">iqqi")
 _PARTITION_9: Final = Struct(">iiqqi")
 _PARTITION_12: Final = Struct(">iiqiqi")
 _REPLICA_STATE: Final = Struct(">iq")
+_RESPONSE_START_4: Final = Struct(">i")
+_RESPONSE_START_7: Final = Struct(">ihi")
+_PARTITION_RESPONSE_4: Final = Struct(">ihqq")
+_PARTITION_RESPONSE_5: Final = Struct(">ihqqq")
+_ABORTED: Final = Struct(">qq")
+_DIVERGING_EPOCH: Final = Struct(">iq")
+# A partition without aborted transactions, up to the length of its records.
+_NULL_ABORTED_4: Final = Struct(">ihqqii")
+_NULL_ABORTED_5: Final = Struct(">ihqqqii")
+_NULL_ABORTED_11: Final = Struct(">ihqqqiii")
+_NULL_ABORTED_12: Final = Struct(">ihqqqBi")
 
 HIGH_WATERMARK_NOT_SENT: Final = (1 << 63) - 1
 
@@ -107,6 +118,34 @@ class FetchRequest:
     rack_id: str = ""
     cluster_id: str | None = None
     replica_epoch: int = -1
+
+
+@dataclass(slots=True)
+class FetchPartitionResponse:
+    partition: int
+    error_code: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    """Producer id and first offset of each; None for read_uncommitted consumers."""
+    preferred_read_replica: int = -1
+    records: Buffer = b""
+    diverging_epoch: tuple[int, int] | None = None
+    """The epoch and its end offset."""
+    current_leader: tuple[int, int] | None = None
+
+
+TopicResponse = tuple[str | None, UUID | None, list[FetchPartitionResponse]]
+
+
+@dataclass(slots=True)
+class FetchResponse:
+    error_code: int
+    session_id: int
+    topics: list[TopicResponse]
+    throttle_ms: int = 0
+    node_endpoints: Sequence[tuple[int, str, int, str | None]] = field(default_factory=list)
 
 
 def read_fetch_request(version: int, frame: memoryview, at: int) -> FetchRequest:
@@ -259,7 +298,6 @@ def _read_forgotten(version: int, frame: memoryview, at: int) -> tuple[list[Forg
 
 
 def write_fetch_request(version: int, request: FetchRequest) -> bytes:
-    """Return the body of a request."""
     flexible = version >= FLEXIBLE_FROM
     limits = (request.max_wait_ms, request.min_bytes, request.max_bytes, request.isolation_level)
     session = (request.session_id, request.session_epoch)
@@ -271,7 +309,7 @@ def write_fetch_request(version: int, request: FetchRequest) -> bytes:
         out = bytearray(_START_4.pack(request.replica_id, *limits))
     _put_count(out, flexible, len(request.topics))
     for topic in request.topics:
-        out += write_topic(version, topic.name, topic.topic_id)
+        out += write_topic(topic.name, topic.topic_id, version >= TOPIC_IDS_FROM, flexible)
         _put_count(out, flexible, len(topic.partitions))
         for partition in topic.partitions:
             _put_partition(out, version, partition)
@@ -310,7 +348,7 @@ def _put_forgotten(out: bytearray, version: int, forgotten: Sequence[Forgotten])
     flexible = version >= FLEXIBLE_FROM
     _put_count(out, flexible, len(forgotten))
     for name, topic_id, partitions in forgotten:
-        out += write_topic(version, name, topic_id)
+        out += write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible)
         _put_count(out, flexible, len(partitions))
         for index in partitions:
             out += _INT32.pack(index)
@@ -326,3 +364,153 @@ def _put_request_tags(out: bytearray, version: int, request: FetchRequest) -> No
     if version >= REPLICA_STATE_FROM and (request.replica_id, request.replica_epoch) != (-1, -1):
         tags.append(b"\x01\x0d" + _REPLICA_STATE.pack(request.replica_id, request.replica_epoch) + b"\x00")
     out += uvarint(len(tags)) + b"".join(tags)
+
+
+def write_fetch_response(
+    version: int,
+    error_code: int,
+    session_id: int,
+    topics: Sequence[TopicResponse],
+    throttle_ms: int = 0,
+    node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
+) -> list[Buffer]:
+    """Return the body of a response in parts: the given record buffers between encoded fields, without copies."""
+    flexible = version >= FLEXIBLE_FROM
+    buffers: list[Buffer] = []
+    if version >= 7:
+        out = bytearray(_RESPONSE_START_7.pack(throttle_ms, error_code, session_id))
+    else:
+        out = bytearray(_RESPONSE_START_4.pack(throttle_ms))
+    out += uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics))
+    for name, topic_id, partitions in topics:
+        out += write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible)
+        out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
+        for partition in partitions:
+            records = partition.records
+            _put_partition_start(out, version, partition, len(records))
+            if records:
+                buffers.append(out)
+                buffers.append(records)
+                out = bytearray()
+            if flexible:
+                if partition.current_leader is None and partition.diverging_epoch is None:
+                    out.append(0)
+                else:
+                    _put_partition_tags(out, partition)
+        if flexible:
+            out.append(0)
+    if version >= NODE_ENDPOINTS_FROM:
+        out += node_endpoints_tags(node_endpoints)
+    elif flexible:
+        out.append(0)
+    if out:
+        buffers.append(out)
+    return buffers
+
+
+def _put_partition_start(out: bytearray, version: int, partition: FetchPartitionResponse, records_bytes: int) -> None:
+    index, code = partition.partition, partition.error_code
+    high, stable, start = partition.high_watermark, partition.last_stable_offset, partition.log_start_offset
+    replica = partition.preferred_read_replica
+    if partition.aborted_transactions is None:
+        if version >= FLEXIBLE_FROM:
+            out += _NULL_ABORTED_12.pack(index, code, high, stable, start, 0, replica)
+            out += uvarint(records_bytes + 1)
+        elif version >= 11:
+            out += _NULL_ABORTED_11.pack(index, code, high, stable, start, -1, replica, records_bytes)
+        elif version >= 5:
+            out += _NULL_ABORTED_5.pack(index, code, high, stable, start, -1, records_bytes)
+        else:
+            out += _NULL_ABORTED_4.pack(index, code, high, stable, -1, records_bytes)
+        return
+    flexible = version >= FLEXIBLE_FROM
+    if version >= 5:
+        out += _PARTITION_RESPONSE_5.pack(index, code, high, stable, start)
+    else:
+        out += _PARTITION_RESPONSE_4.pack(index, code, high, stable)
+    aborted = partition.aborted_transactions
+    out += uvarint(len(aborted) + 1) if flexible else _INT32.pack(len(aborted))
+    for producer_id, first_offset in aborted:
+        out += _ABORTED.pack(producer_id, first_offset)
+        if flexible:
+            out.append(0)
+    if version >= 11:
+        out += _INT32.pack(replica)
+    out += uvarint(records_bytes + 1) if flexible else _INT32.pack(records_bytes)
+
+
+def _put_partition_tags(out: bytearray, partition: FetchPartitionResponse) -> None:
+    tags: list[bytes] = []
+    if partition.diverging_epoch is not None:
+        tags.append(b"\x00\x0d" + _DIVERGING_EPOCH.pack(*partition.diverging_epoch) + b"\x00")
+    if partition.current_leader is not None:
+        tags.append(b"\x01\x09" + LEADER.pack(*partition.current_leader) + b"\x00")
+    out += uvarint(len(tags)) + b"".join(tags)
+
+
+def read_fetch_response(version: int, body: memoryview, at: int = 0) -> FetchResponse:
+    """Read the response whose body starts at `at`; records are slices of the body."""
+    flexible = version >= FLEXIBLE_FROM
+    error_code = session_id = 0
+    try:
+        if version >= 7:
+            throttle_ms, error_code, session_id = _RESPONSE_START_7.unpack_from(body, at)
+            at += 10
+        else:
+            (throttle_ms,) = _RESPONSE_START_4.unpack_from(body, at)
+            at += 4
+        topics, at = read_topics(version, body, at, flexible, version >= TOPIC_IDS_FROM, 25, _read_partition)
+        response = FetchResponse(error_code, session_id, topics, throttle_ms)
+        if flexible:
+            tags, at = read_tags(body, at)
+            if 0 in tags and version >= NODE_ENDPOINTS_FROM:
+                response.node_endpoints = read_node_endpoints(tags[0])
+    except (error, IndexError) as e:
+        raise MalformedRequest("Fetch response cut short") from e
+    if at != len(body):
+        raise MalformedRequest(f"Fetch response with {len(body) - at} bytes too many")
+    return response
+
+
+def _read_partition(version: int, body: memoryview, at: int) -> tuple[FetchPartitionResponse, int]:
+    flexible = version >= FLEXIBLE_FROM
+    if version >= 5:
+        partition = FetchPartitionResponse(*_PARTITION_RESPONSE_5.unpack_from(body, at))
+        at += 30
+    else:
+        partition = FetchPartitionResponse(*_PARTITION_RESPONSE_4.unpack_from(body, at))
+        at += 22
+    aborted_count, at = read_array_count(body, at, flexible, 16)
+    if aborted_count >= 0:
+        aborted: list[tuple[int, int]] = []
+        for _ in range(aborted_count):
+            producer_id, first_offset = _ABORTED.unpack_from(body, at)
+            at += 16
+            if flexible:
+                at = skip_tags(body, at)
+            aborted.append((producer_id, first_offset))
+        partition.aborted_transactions = aborted
+    if version >= 11:
+        (partition.preferred_read_replica,) = _INT32.unpack_from(body, at)
+        at += 4
+    if flexible:
+        size_bytes, at = read_uvarint(body, at)
+        size_bytes -= 1
+    else:
+        (size_bytes,) = _INT32.unpack_from(body, at)
+        at += 4
+    if size_bytes < -1 or size_bytes > len(body) - at:
+        raise MalformedRequest(f"records of {size_bytes} bytes, {len(body) - at} left")
+    if size_bytes > 0:
+        partition.records = body[at : at + size_bytes]
+        at += size_bytes
+    if flexible:
+        if body[at] == 0:
+            return partition, at + 1
+        tags, at = read_tags(body, at)
+        if 0 in tags:
+            epoch, end_offset = _DIVERGING_EPOCH.unpack_from(tags[0])
+            partition.diverging_epoch = None if (epoch, end_offset) == (-1, -1) else (epoch, end_offset)
+        if 1 in tags:
+            partition.current_leader = read_leader(tags[1])
+    return partition, at

@@ -15,8 +15,6 @@ from chronik.wire.api import is_flexible
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.primitives import skip_tags
 
-__all__ = ["FRAME_SIZE", "RequestHeader", "read_request_header", "response_prefix", "write_request"]
-
 FRAME_SIZE: Final = Struct(">i")
 
 _REQUEST_HEADER: Final = Struct(">hhih")

@@ -16,68 +16,50 @@ from typing import Any, ClassVar, Final
 
 from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId, TopicName
-from kio.static.constants import EntityType
-from kio.static.primitive import i16, i32, i64
-
-__all__ = ["OLD_REQUESTS", "OLD_RESPONSES"]
+from kio.static.primitive import i32, i64
 
 _LIST_OFFSETS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsPartition:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
+class _Version0:
+    __slots__ = ()
     __flexible__: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsPartition(_Version0):
     partition_index: i32 = field(metadata={"kafka_type": "int32"})
     timestamp: i64 = field(metadata={"kafka_type": "int64"})
     max_num_offsets: i32 = field(metadata={"kafka_type": "int32"}, default=i32(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsTopic:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
+class ListOffsetsTopic(_Version0):
     name: TopicName = field(metadata={"kafka_type": "string"})
     partitions: tuple[ListOffsetsPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsRequest:
-    __type__: ClassVar = EntityType.request
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
-    __api_key__: ClassVar[i16] = i16(_LIST_OFFSETS)
+class ListOffsetsRequest(_Version0):
     replica_id: BrokerId = field(metadata={"kafka_type": "int32"})
     topics: tuple[ListOffsetsTopic, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsPartitionResponse:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
+class ListOffsetsPartitionResponse(_Version0):
     partition_index: i32 = field(metadata={"kafka_type": "int32"})
     error_code: ErrorCode = field(metadata={"kafka_type": "error_code"})
     old_style_offsets: tuple[i64, ...] = field(metadata={"kafka_type": "int64"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsTopicResponse:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
+class ListOffsetsTopicResponse(_Version0):
     name: TopicName = field(metadata={"kafka_type": "string"})
     partitions: tuple[ListOffsetsPartitionResponse, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsResponse:
-    __type__: ClassVar = EntityType.response
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
-    __api_key__: ClassVar[i16] = i16(_LIST_OFFSETS)
+class ListOffsetsResponse(_Version0):
     topics: tuple[ListOffsetsTopicResponse, ...]
 
 

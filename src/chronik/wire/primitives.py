@@ -1,4 +1,4 @@
-"""Primitive types for the hand-written codecs: varints, strings, tagged fields, topic ids.
+"""Types that the hand-written codecs share: varints, strings, tagged fields, topics.
 
     uvarint          seven bits per byte, least significant first, the high bit set on all but the last
     string           int16 length (-1 is null), UTF-8; compact: uvarint length + 1 (0 is null)
@@ -7,29 +7,25 @@
     tagged fields    uvarint count, then each: uvarint tag, uvarint size, that many bytes
     uuid             16 bytes, zero is "none"
 
+Produce and Fetch also share their topics, and the current leader and endpoints that they return with
+NOT_LEADER_OR_FOLLOWER (KIP-951):
+
+    topic            name string (later versions: topic_id uuid), partitions array
+    current_leader   tagged field of a partition: leader_id int32, leader_epoch int32, tagged fields
+    node_endpoints   tagged field 0 of the response: compact array of
+                     node_id int32, host compact string, port int32, rack compact nullable string, tagged fields
+
 Readers take (buffer, at) and return (value, next at). They raise MalformedRequest for lengths that exceed the buffer.
 Reading a fixed-size number past the end raises struct.error or IndexError, which the callers convert.
 """
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from chronik.wire.errors import MalformedRequest
-
-__all__ = [
-    "ELEMENTS_MAX",
-    "ZERO_UUID",
-    "read_array_count",
-    "read_string",
-    "read_tags",
-    "read_uuid",
-    "read_uvarint",
-    "skip_tags",
-    "uvarint",
-    "write_string",
-]
 
 ELEMENTS_MAX: Final = 1 << 18
 """The maximum of array elements and tagged fields in one message, over all levels. A Python object costs up to a
@@ -39,8 +35,12 @@ TAGS_MAX: Final = 16
 """The maximum of tagged fields in one structure of a hand-read message. Kafka's largest has four; without a bound, a
 frame full of empty ones would block the loop for seconds."""
 
-ZERO_UUID: Final = UUID(int=0)
+NODE_ENDPOINT_BYTES_MIN: Final = 11
 
+ZERO_UUID: Final = UUID(int=0)
+LEADER: Final = Struct(">ii")
+
+_T = TypeVar("_T")
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _ONE_BYTE: Final = tuple(bytes((n,)) for n in range(0x80))
@@ -153,3 +153,86 @@ def read_uuid(buffer: memoryview, at: int) -> tuple[UUID, int]:
     if end > len(buffer):
         raise MalformedRequest("uuid cut short")
     return _uuid(bytes(buffer[at:end])), end
+
+
+def write_topic(name: str | None, topic_id: UUID | None, by_id: bool, flexible: bool) -> bytes:
+    """Write what identifies a topic: its id, or its name."""
+    return (topic_id or ZERO_UUID).bytes if by_id else write_string(name or "", flexible)
+
+
+def read_topics(
+    version: int,
+    body: memoryview,
+    at: int,
+    flexible: bool,
+    by_id: bool,
+    partition_bytes_min: int,
+    read_partition: Callable[[int, memoryview, int], tuple[_T, int]],
+) -> tuple[list[tuple[str | None, UUID | None, list[_T]]], int]:
+    """Read the topics of a response: name or id, array of partitions, tagged fields."""
+    topics: list[tuple[str | None, UUID | None, list[_T]]] = []
+    topic_count, at = read_array_count(body, at, flexible, 3)
+    elements_left = ELEMENTS_MAX - topic_count
+    for _ in range(topic_count):
+        name: str | None = None
+        topic_id: UUID | None = None
+        if by_id:
+            topic_id, at = read_uuid(body, at)
+        else:
+            name, at = read_string(body, at, flexible)
+        partition_count, at = read_array_count(body, at, flexible, partition_bytes_min)
+        elements_left -= partition_count
+        if elements_left < 0:
+            raise MalformedRequest("response with too many partitions")
+        partitions: list[_T] = []
+        for _ in range(partition_count):
+            partition, at = read_partition(version, body, at)
+            partitions.append(partition)
+        if flexible:
+            at = skip_tags(body, at)
+        topics.append((name, topic_id, partitions))
+    return topics, at
+
+
+class LeaderIdAndEpoch(NamedTuple):
+    leader_id: int
+    leader_epoch: int
+
+
+class NodeEndpoint(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+def node_endpoints_tags(endpoints: Sequence[tuple[int, str, int, str | None]]) -> bytes:
+    """Write the tagged fields that end a response: node_endpoints, or none."""
+    if not endpoints:
+        return b"\x00"
+    parts = [uvarint(len(endpoints) + 1)]
+    for node_id, host, port, rack in endpoints:
+        parts += (_INT32.pack(node_id), write_string(host, True), _INT32.pack(port), write_string(rack, True), b"\x00")
+    content = b"".join(parts)
+    return b"\x01\x00" + uvarint(len(content)) + content
+
+
+def read_node_endpoints(buffer: memoryview) -> list[NodeEndpoint]:
+    count, at = read_array_count(buffer, 0, True, NODE_ENDPOINT_BYTES_MIN)
+    endpoints: list[NodeEndpoint] = []
+    for _ in range(count):
+        (node_id,) = _INT32.unpack_from(buffer, at)
+        host, at = read_string(buffer, at + 4, True)
+        if host is None:
+            raise MalformedRequest("node endpoint without a host")
+        (port,) = _INT32.unpack_from(buffer, at)
+        rack, at = read_string(buffer, at + 4, True)
+        at = skip_tags(buffer, at)
+        endpoints.append(NodeEndpoint(node_id, host, port, rack))
+    return endpoints
+
+
+def read_leader(buffer: memoryview) -> LeaderIdAndEpoch | None:
+    """Return None for the schema's default, which means that the leader is unknown."""
+    leader = LeaderIdAndEpoch(*LEADER.unpack_from(buffer))
+    return None if leader == (-1, -1) else leader

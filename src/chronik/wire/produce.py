@@ -21,32 +21,24 @@ from typing import Final
 from uuid import UUID
 
 from chronik.wire.compression import Buffer
-from chronik.wire.endpoints import LEADER, node_endpoints_tags, read_leader, read_node_endpoints
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.primitives import (
     ELEMENTS_MAX,
-    ZERO_UUID,
+    LEADER,
+    node_endpoints_tags,
     read_array_count,
+    read_leader,
+    read_node_endpoints,
     read_string,
     read_tags,
+    read_topics,
     read_uuid,
     read_uvarint,
     skip_tags,
     uvarint,
     write_string,
+    write_topic,
 )
-
-__all__ = [
-    "ProducePartitionResponse",
-    "ProduceRequest",
-    "ProduceResponse",
-    "ProduceTopic",
-    "produce_request_buffers",
-    "read_produce_request",
-    "read_produce_response",
-    "write_produce_request",
-    "write_produce_response",
-]
 
 VERSIONS: Final = range(3, 14)
 FLEXIBLE_FROM: Final = 9
@@ -216,17 +208,18 @@ def write_produce_response(
     throttle_ms: int = 0,
     node_endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> bytes:
-    """Return the body of a response."""
     flexible = version >= FLEXIBLE_FROM
     if len(topics) == 1 and not node_endpoints:
         name, topic_id, partitions = topics[0]
         if len(partitions) == 1:
             only = partitions[0]
             if only.error_message is None and only.current_leader is None and not only.record_errors:
-                return _write_only_partition(version, _topic(version, name, topic_id), only, throttle_ms)
+                return _write_only_partition(
+                    version, write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible), only, throttle_ms
+                )
     out = bytearray(uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics)))
     for name, topic_id, partitions in topics:
-        out += _topic(version, name, topic_id)
+        out += write_topic(name, topic_id, version >= TOPIC_IDS_FROM, flexible)
         out += uvarint(len(partitions) + 1) if flexible else _INT32.pack(len(partitions))
         for partition in partitions:
             _put_partition(out, version, partition)
@@ -252,12 +245,6 @@ def _write_only_partition(version: int, topic: bytes, only: ProducePartitionResp
     else:
         rest = _ONLY_PARTITION_3.pack(1, index, code, offset, time_ms, throttle_ms)
     return b"\x00\x00\x00\x01" + topic + rest
-
-
-def _topic(version: int, name: str | None, topic_id: UUID | None) -> bytes:
-    if version >= TOPIC_IDS_FROM:
-        return (topic_id or ZERO_UUID).bytes
-    return write_string(name or "", version >= FLEXIBLE_FROM)
 
 
 def _put_partition(out: bytearray, version: int, partition: ProducePartitionResponse) -> None:
@@ -292,7 +279,7 @@ def produce_request_buffers(version: int, request: ProduceRequest) -> list[Buffe
     out += _ACKS_TIMEOUT.pack(request.acks, request.timeout_ms)
     out += uvarint(len(request.topics) + 1) if flexible else _INT32.pack(len(request.topics))
     for topic in request.topics:
-        out += _topic(version, topic.name, topic.topic_id)
+        out += write_topic(topic.name, topic.topic_id, version >= TOPIC_IDS_FROM, flexible)
         out += uvarint(len(topic.partitions) + 1) if flexible else _INT32.pack(len(topic.partitions))
         for index, records in topic.partitions:
             out += _INT32.pack(index)
@@ -313,52 +300,26 @@ def produce_request_buffers(version: int, request: ProduceRequest) -> list[Buffe
 
 
 def write_produce_request(version: int, request: ProduceRequest) -> bytes:
-    """Return the body of a request."""
     return b"".join(produce_request_buffers(version, request))
 
 
 def read_produce_response(version: int, body: memoryview, at: int = 0) -> ProduceResponse:
     """Read the response whose body starts at `at`."""
+    flexible = version >= FLEXIBLE_FROM
     try:
-        response, at = _read_response(version, body, at)
+        topics, at = read_topics(version, body, at, flexible, version >= TOPIC_IDS_FROM, 22, _read_partition)
+        (throttle_ms,) = _INT32.unpack_from(body, at)
+        response = ProduceResponse(topics, throttle_ms)
+        at += 4
+        if flexible:
+            tags, at = read_tags(body, at)
+            if 0 in tags and version >= LEADERS_FROM:
+                response.node_endpoints = read_node_endpoints(tags[0])
     except (error, IndexError) as e:
         raise MalformedRequest("Produce response cut short") from e
     if at != len(body):
         raise MalformedRequest(f"Produce response with {len(body) - at} bytes too many")
     return response
-
-
-def _read_response(version: int, body: memoryview, at: int) -> tuple[ProduceResponse, int]:
-    flexible = version >= FLEXIBLE_FROM
-    topics: list[TopicResponse] = []
-    topic_count, at = read_array_count(body, at, flexible, 3)
-    elements_left = ELEMENTS_MAX - topic_count
-    for _ in range(topic_count):
-        name: str | None = None
-        topic_id: UUID | None = None
-        if version >= TOPIC_IDS_FROM:
-            topic_id, at = read_uuid(body, at)
-        else:
-            name, at = read_string(body, at, flexible)
-        partition_count, at = read_array_count(body, at, flexible, 22)
-        elements_left -= partition_count
-        if elements_left < 0:
-            raise MalformedRequest("Produce response with too many partitions")
-        partitions: list[ProducePartitionResponse] = []
-        for _ in range(partition_count):
-            partition, at = _read_partition(version, body, at)
-            partitions.append(partition)
-        if flexible:
-            at = skip_tags(body, at)
-        topics.append((name, topic_id, partitions))
-    (throttle_ms,) = _INT32.unpack_from(body, at)
-    response = ProduceResponse(topics, throttle_ms)
-    at += 4
-    if flexible:
-        tags, at = read_tags(body, at)
-        if 0 in tags and version >= LEADERS_FROM:
-            response.node_endpoints = read_node_endpoints(tags[0])
-    return response, at
 
 
 def _read_partition(version: int, body: memoryview, at: int) -> tuple[ProducePartitionResponse, int]:

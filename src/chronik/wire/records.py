@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 from chronik.wire.errors import ErrorCode, KafkaError
 
-__all__ = ["NewRecord", "Record", "decode_records", "encode_record"]
-
 Headers = Sequence[tuple[str, bytes | None]]
 NewRecord = tuple[bytes | None, bytes | None, Headers, int]
 """Key, value, headers, timestamp_ms: a record without an offset."""
@@ -34,7 +32,7 @@ class Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
 
-def _put_varint(out: bytearray, value: int) -> None:
+def put_varint(out: bytearray, value: int) -> None:
     value = value << 1 if value >= 0 else (-value << 1) - 1
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -46,7 +44,7 @@ def _put_bytes(out: bytearray, data: bytes | None) -> None:
     if data is None:
         out.append(1)
     else:
-        _put_varint(out, len(data))
+        put_varint(out, len(data))
         out += data
 
 
@@ -55,16 +53,16 @@ def encode_record(
 ) -> None:
     """Append one record to `out`."""
     body = bytearray(1)
-    _put_varint(body, timestamp_delta)
-    _put_varint(body, offset_delta)
+    put_varint(body, timestamp_delta)
+    put_varint(body, offset_delta)
     _put_bytes(body, key)
     _put_bytes(body, value)
-    _put_varint(body, len(headers))
+    put_varint(body, len(headers))
     for name, content in headers:
         # Restore the original bytes of a header key that was not UTF-8 when decoded.
         _put_bytes(body, name.encode("utf-8", "surrogateescape"))
         _put_bytes(body, content)
-    _put_varint(out, len(body))
+    put_varint(out, len(body))
     out += body
 
 
@@ -78,12 +76,12 @@ def decode_records(
     at = 0
     for _ in range(record_count):
         try:
-            length, at = _varint(data, at)
+            length, at = read_varint(data, at)
             end = at + length
             if length < 1 or end > len(data):
                 raise _corrupt(f"record of {length} bytes, {len(data) - at} left")
-            timestamp_delta, at = _varint(data, at + 1)
-            offset_delta, at = _varint(data, at)
+            timestamp_delta, at = read_varint(data, at + 1)
+            offset_delta, at = read_varint(data, at)
             key, at = _bytes(data, at, end)
             value, at = _bytes(data, at, end)
             headers, at = _headers(data, at, end)
@@ -96,10 +94,11 @@ def decode_records(
             raise _corrupt("timestamp out of range")
         yield Record(base_offset + offset_delta, timestamp_ms, key, value, headers)
     if at != len(data):
-        raise _corrupt(f"{len(data) - at} bytes behind the last record")
+        raise _corrupt(f"{len(data) - at} bytes after the last record")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a zigzag varint; IndexError past the end."""
     byte = data[at]
     at += 1
     if byte > 0x7F:
@@ -121,7 +120,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
-    length, at = _varint(data, at)
+    length, at = read_varint(data, at)
     if length < 0:
         if length != -1:
             raise _corrupt(f"field of {length} bytes")
@@ -133,7 +132,7 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def _headers(data: bytes, at: int, end: int) -> tuple[list[tuple[str, bytes | None]], int]:
-    count, at = _varint(data, at)
+    count, at = read_varint(data, at)
     if count == 0:
         return [], at
     if count < 0 or count * 2 > end - at:

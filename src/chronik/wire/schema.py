@@ -15,8 +15,6 @@ from chronik.wire.api import known_versions
 from chronik.wire.errors import MalformedRequest
 from chronik.wire.old_layouts import OLD_REQUESTS, OLD_RESPONSES
 
-__all__ = ["MISSING", "Direction", "Field", "Structure", "has_field", "load"]
-
 Direction = Literal["request", "response"]
 
 MISSING: Final = dataclasses.MISSING

@@ -43,7 +43,7 @@ from chronik.node.serving.fetch_sessions import (
     SessionPartition,
 )
 from chronik.node.serving.server import Server
-from chronik.storage.log import ReadJob
+from chronik.storage.reading import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (

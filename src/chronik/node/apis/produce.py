@@ -37,8 +37,8 @@ from chronik.observe.traces import PartitionTrace, error_name
 from chronik.wire.api import ApiKey
 from chronik.wire.batch import read_batch_header
 from chronik.wire.compression import ZSTD
-from chronik.wire.endpoints import NodeEndpoint
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.primitives import NodeEndpoint
 from chronik.wire.produce import (
     ProducePartitionResponse,
     ProduceRequest,

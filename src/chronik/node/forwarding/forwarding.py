@@ -25,7 +25,7 @@ from chronik.node.replicas.partition_host import PartitionHost
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Connection
 from chronik.node.serving.deadlines import Deadlines
-from chronik.storage.refusals import REPEATED
+from chronik.storage.refusals import TEMPORARY_ERRORS
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.produce import ProducePartitionResponse
 
@@ -289,7 +289,7 @@ class Forwarding:
 
     def _failed(self, batch: ForwardedBatch, error: KafkaError) -> None:
         """Fail a batch that the leader rejected."""
-        if error.code in REPEATED:
+        if error.code in TEMPORARY_ERRORS:
             self._break(batch)
         self._finish(batch, error)
 

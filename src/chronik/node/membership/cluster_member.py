@@ -43,8 +43,7 @@ from chronik.raft.ready import Event as RaftEvent
 from chronik.raft.ready import LeaderEstablished, MembershipChanged, RoleChanged
 from chronik.raft.state import RaftSettings
 from chronik.raft.store import StoredState, StoreError
-from chronik.storage.errors import DataFolderError
-from chronik.storage.folder import DataFolder
+from chronik.storage.folder import DataFolder, DataFolderError
 from chronik.wire.errors import ErrorCode, KafkaError
 
 STORE_NAME = "metadata.db"

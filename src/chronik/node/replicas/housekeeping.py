@@ -12,8 +12,8 @@ from chronik.node.replicas.damage import is_damage
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.observe.logging import Logger
-from chronik.storage.errors import StorageError
-from chronik.storage.set_aside import expired
+from chronik.storage.disk import StorageError
+from chronik.storage.folder import expired_set_aside
 from chronik.wire.errors import KafkaError
 
 YIELD_EVERY_PARTITIONS = 100
@@ -111,7 +111,7 @@ class Housekeeping:
     async def _remove_set_aside(self) -> None:
         disk, data_path = self._env.disk, self._host.folder.path
         now_ms, retention_ms = self._age_ms(), self._config.set_aside_retention_ms
-        find = partial(expired, disk, data_path, now_ms, retention_ms)
+        find = partial(expired_set_aside, disk, data_path, now_ms, retention_ms)
         for folder in await self._loop.run_in_executor(self._env.executor, find):
             await self._loop.run_in_executor(self._env.executor, disk.rmtree, folder)
             self._log.info("set_aside_removed", folder=folder)

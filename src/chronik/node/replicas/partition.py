@@ -23,15 +23,19 @@ from chronik.observe.traces import PartitionTrace, TraceRing, Why
 from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import NO_EPOCH, NO_LEADER, PartitionFollower
 from chronik.replication.leader import PartitionLeader
-from chronik.storage.log import AppendResult, Duplicate, Log, ReadJob, StorageError, SyncJob
-from chronik.storage.refusals import REPEATED, RefusedBatches
+from chronik.storage.disk import StorageError
+from chronik.storage.log import Log
+from chronik.storage.producers import AppendResult
+from chronik.storage.reading import ReadJob
+from chronik.storage.refusals import TEMPORARY_ERRORS, RefusedBatches
+from chronik.storage.syncing import SyncJob
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, check_batches, read_batch_header
 from chronik.wire.errors import ErrorCode, KafkaError
 
 LATEST_EPOCH = -1
 DELETE_ALL = -1
 
-Appended: TypeAlias = AppendResult | Duplicate
+Appended: TypeAlias = AppendResult
 """The result of a produce: the offsets of the new records, or for a duplicate batch the offsets of the first copy."""
 
 
@@ -277,7 +281,7 @@ class Partition:
 
     def refused(self, records: memoryview, error: KafkaError, now_ms: int) -> None:
         """Remember a batch that failed with `error`, so that its producer's later batches do not overtake it."""
-        if error.code in REPEATED and len(records) >= HEADER_BYTES:
+        if error.code in TEMPORARY_ERRORS and len(records) >= HEADER_BYTES:
             self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
 
     def check_passing_on(self, records: memoryview, now_ms: int) -> None:
@@ -288,7 +292,7 @@ class Partition:
         if header.producer_id < 0:
             return
         if self._is_in_doubt and (
-            self.jobs.is_exclusive or self.log.producers.is_behind_what_lies_from(self.role.high_watermark, header)
+            self.jobs.is_exclusive or self.log.producers.follows_batch_from(self.role.high_watermark, header)
         ):
             raise self._not_leader()
         self._refused.check(header, self.log.producers, now_ms)
@@ -755,7 +759,7 @@ class Partition:
         """
         self.jobs.end_exclusive()
         self._is_in_doubt = False
-        self._refused.lost(lost, self.log.producers, self._env.wall_ms())
+        self._refused.note_lost(lost, self.log.producers, self._env.wall_ms())
         self.generation += 1
         self.durable_log_start = min(self.durable_log_start, self.log.log_start_offset)
         gone = KafkaError(ErrorCode.not_leader_or_follower, "another leader's log does not have it")

@@ -46,7 +46,8 @@ from chronik.observe.metrics import Metrics, PartitionGauges
 from chronik.observe.traces import TraceRing
 from chronik.storage.config import LogConfig
 from chronik.storage.folder import NO_EPOCH, DataFolder, RecoveryPoint
-from chronik.storage.log import Log, RecoveryReport
+from chronik.storage.log import Log
+from chronik.storage.recovery import RecoveryReport
 from chronik.wire.errors import ErrorCode, KafkaError
 
 OPEN_AT_ONCE = 64

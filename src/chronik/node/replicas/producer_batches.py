@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chronik.node.topic_settings import TopicSettings
-from chronik.wire.batch import TRANSACTIONAL, BatchHeader, Record, decode_batch, encode_batch
+from chronik.wire.batch import TRANSACTIONAL, BatchHeader, decode_batch, encode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import Record
 
 KEY_NEEDED = "a compacted topic takes no record without a key"
 DECODED_RECORDS_MAX = 100_000

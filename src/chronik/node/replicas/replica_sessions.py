@@ -28,7 +28,7 @@ from chronik.node.serving.fetch_sessions import EPOCH_MAX, FINAL_EPOCH, INITIAL_
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
 from chronik.replication.divergence import EpochEnd
-from chronik.storage.log import ReadJob
+from chronik.storage.reading import ReadJob
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
     HIGH_WATERMARK_NOT_SENT,

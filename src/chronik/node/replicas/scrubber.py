@@ -16,7 +16,7 @@ from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
 from chronik.observe.logging import Logger
 from chronik.observe.metrics import Metrics
-from chronik.storage.log import SegmentScrub
+from chronik.storage.scrubbing import SegmentScrub
 
 DISK_TIME_SHARE_MAX = 0.05
 START_DELAY_S_MAX = 60.0

@@ -20,7 +20,7 @@ from chronik.node.environment import Environment
 from chronik.observe.metrics import Metrics
 
 if TYPE_CHECKING:
-    from chronik.storage.log import SyncJob
+    from chronik.storage.syncing import SyncJob
 
 FILES_PER_THREAD = 4
 THREADS_MAX = 4

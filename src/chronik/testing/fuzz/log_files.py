@@ -150,8 +150,8 @@ class LogFuzzer:
                 raise BrokenLog(f"the batch at {base} is lost, and nobody is told; {report}")
         is_whole = set(counts) == {"served"}
         self.outcomes["damaged, and says so" if is_damaged else "whole" if is_whole else "damage met by readers"] += 1
-        _expected(lambda: log.offset_for_timestamp(NOW_MS + BATCHES // 2))
-        _expected(log.max_timestamp)
+        _expected(log.offset_for_timestamp_job(NOW_MS + BATCHES // 2))
+        _expected(log.max_timestamp_job())
         self._append_and_reopen(log)
 
     def _append_and_reopen(self, log: Log) -> None:

@@ -18,9 +18,8 @@ from uuid import UUID
 from chronik.node.membership.raft_store import SqliteRaftStore
 from chronik.raft.membership import Member, Membership
 from chronik.raft.store import Entry, EntryKind, HardState, Persist, Snapshot, StoredState, StoreError, stored_after
-from chronik.storage.disk import RealDisk
-from chronik.storage.errors import DataFolderError, StorageError
-from chronik.storage.folder import DataFolder, RecoveryPoint
+from chronik.storage.disk import RealDisk, StorageError
+from chronik.storage.folder import DataFolder, DataFolderError, RecoveryPoint
 from chronik.testing.fuzz.spoilt_files import spoil
 
 NODE_ID = 1

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from chronik.client.connection import Connection
 from chronik.testing.sim.history import PartitionHistory
 from chronik.wire.api import ApiKey
-from chronik.wire.batch import Record, check_batches, decode_batch
+from chronik.wire.batch import check_batches, decode_batch
 from chronik.wire.errors import ErrorCode, KafkaError
-from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, write_fetch_request
-from chronik.wire.fetch_response import read_fetch_response
+from chronik.wire.fetch import FetchPartition, FetchRequest, FetchTopic, read_fetch_response, write_fetch_request
+from chronik.wire.records import Record
 
 BY_NAME_AT_MOST = 12
 FETCH_SLACK_S = 0.6

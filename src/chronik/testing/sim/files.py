@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from chronik.node.membership.cluster_member import STORE_NAME
 from chronik.storage.folder import LOGS_NAME, DataFolder, TopicPartition
-from chronik.storage.synced_end import read_synced_end
+from chronik.storage.syncing import read_synced_end
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host
 from chronik.testing.sim.tree import FileNode, FolderNode

@@ -15,8 +15,8 @@ from chronik.testing.sim.client import SimClient
 from chronik.testing.sim.fetching import fetch_records
 from chronik.testing.sim.history import History
 from chronik.testing.sim.world import World
-from chronik.wire.batch import Record
 from chronik.wire.errors import ErrorCode, KafkaError
+from chronik.wire.records import Record
 
 TOPIC = "latest"
 OFFSETS_TOPIC = "__consumer_offsets"

@@ -13,7 +13,7 @@ from chronik.node.runtime import Runtime
 from chronik.observe.logging import LogLevels, make_logger
 from chronik.observe.metrics import Metrics
 from chronik.raft.store import StoreError
-from chronik.storage.errors import DataFolderError
+from chronik.storage.folder import DataFolderError
 from chronik.testing.sim.disk import ProcessDisk
 from chronik.testing.sim.host import Host, Process
 from chronik.testing.sim.raft_store import DiskRaftStore
