@@ -41,10 +41,10 @@ from chronik.node.apis import list_offsets as list_offsets_api
 from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
-from chronik.node.replicas.cluster_links import ClusterLinks, IsrMembers
 from chronik.node.replicas.healing import Healing
 from chronik.node.replicas.partition import Partition
 from chronik.node.replicas.partition_host import PartitionHost
+from chronik.node.replicas.replication import ClusterLinks, IsrMembers
 from chronik.node.replicas.syncer import Syncer
 from chronik.node.runtime import Runtime
 from chronik.node.serving.connection import Reply, Request
@@ -213,32 +213,18 @@ class Node:
     async def start(self, image: ClusterImage) -> None:
         self.metadata.image = image
         self.folder = DataFolder.open(self.env.disk, str(self._path), self.id, "cluster")
-        log = silent_logger()
-        watch = DiskWatch(self.loop, self._cluster.disk_timeout_ms or self.config.disk_timeout_ms, log)
-        is_vital = self.config.durability == "synced"
-        syncer = Syncer(self.loop, self.env, self.metrics, watch, is_vital=is_vital)
+        disk_timeout_ms = self._cluster.disk_timeout_ms or self.config.disk_timeout_ms
+        watch = DiskWatch(self.loop, disk_timeout_ms, silent_logger())
+        syncer = Syncer(self.runtime, watch)
         links = ClusterLinks(
             self._connect,
             lambda *proposal: self._cluster.propose_isr(self.id, *proposal),
             lambda reports, _: self._cluster.report_replicas(self.id, reports),
             lambda: self.has_lease,
         )
-        self.host = PartitionHost(
-            self.loop,
-            self.env,
-            self.config,
-            self.folder,
-            cast(Any, self.metadata),
-            syncer,
-            self.metrics,
-            self.traces,
-            log,
-            links,
-        )
+        self.host = PartitionHost(self.runtime, self.folder, cast(Any, self.metadata), syncer, links)
         self.metadata.subscribe(self.host.metadata_changed)
-        self.healing = Healing(
-            self.loop, self.env, str(self._path), self.host.replication, self.host.reports, self.metrics, log
-        )
+        self.healing = Healing(self.runtime, self.host)
         server = SimpleNamespace(reading_bytes=0, response_bytes_allowed=lambda: 1 << 20)
         sessions = FetchSessions(self.env.random, 10)
         self.fetch_services = fetch_api.Services(

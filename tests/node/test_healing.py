@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 from tests.node.support_replicas import TOPIC, Cluster, Node, play, until
 from tests.node.test_replication_following import is_caught_up
 
 from chronik.node.replicas import healing as healing_module
 from chronik.node.replicas import scrubber as scrubber_module
-from chronik.node.replicas.damage import Damage
+from chronik.node.replicas.healing import Damage
 from chronik.node.replicas.housekeeping import Housekeeping
 from chronik.node.replicas.scrubber import Scrubber
-from chronik.observe.logging import silent_logger
 from chronik.storage.log import Log
 from chronik.wire.batch import HEADER_BYTES, read_batch_header
 from chronik.wire.errors import ErrorCode
@@ -75,8 +76,9 @@ def damages(node: Node) -> list[Damage]:
     return list(node.healing.damages)
 
 
-def scrubber(node: Node, interval_ms: int = 100) -> Scrubber:
-    return Scrubber(node.loop, node.env, interval_ms, node.host, node.healing, node.metrics, silent_logger())
+def scrubber(node: Node, interval_ms: int = 100, loop: Any = None) -> Scrubber:
+    config = msgspec.structs.replace(node.config, scrub_interval_ms=interval_ms)
+    return Scrubber(replace(node.runtime, config=config, loop=loop or node.loop), node.host, node.healing)
 
 
 def contents(node: Node) -> bytes:
@@ -92,7 +94,7 @@ def contents(node: Node) -> bytes:
 
 
 def housekeeping(node: Node, wall_ms: Callable[[], int] = lambda: 1) -> Housekeeping:
-    return Housekeeping(node.loop, node.env, wall_ms, node.config, node.host, silent_logger())
+    return Housekeeping(node.runtime, node.host, wall_ms)
 
 
 async def is_whole_again(cluster: Cluster, node: Node, how: str) -> None:
@@ -306,7 +308,7 @@ def test_the_leader_ignores_the_fetch_offset_from_before_the_damage(tmp_path: Pa
 
         def slowly(*arguments: Any) -> list[str]:
             # Make the leader check the ISR, and give it enough time to propose a change.
-            node.loop.call_soon_threadsafe(leader._replicating.isr_is_due, leader)
+            node.loop.call_soon_threadsafe(leader._replication.isr_is_due, leader)
             Event().wait(0.2)
             in_sync.append(2 in cluster.state.isr)
             return Log.set_aside_from(log, *arguments)
@@ -387,8 +389,7 @@ class SlowDisk:
 
 
 async def one_pass(node: Node, disk: SlowDisk, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    scrub = scrubber(node, int(interval_s * 1000))
-    scrub._loop = disk  # type: ignore[assignment]
+    scrub = scrubber(node, int(interval_s * 1000), disk)
     monkeypatch.setattr(scrubber_module, "asyncio", disk)
     await scrub._pass()
     assert node.metrics.scrubbed_bytes == node.partition.log.closed_bytes()

@@ -14,7 +14,6 @@ from tests.node.support_replicas import TOPIC, TOPIC_ID, Cluster, play, until
 from chronik.metadata.commands import DeleteTopic
 from chronik.node.config import NodeConfig
 from chronik.node.replicas.housekeeping import Housekeeping
-from chronik.observe.logging import silent_logger
 from chronik.wire.errors import ErrorCode, KafkaError
 
 WAIT_S = 10.0
@@ -173,9 +172,8 @@ def test_retention_at_the_leader_advances_the_followers_log_start_too(tmp_path: 
         settings = leader.partition.settings
         short = dataclasses.replace(settings.log_config, retention_ms=1)
         leader.partition.configure(dataclasses.replace(settings, log_config=short))
-        env = dataclasses.replace(leader.env, wall_ms=lambda: 1_000_000)
-        config = NodeConfig(retention_check_interval_ms=10)
-        housekeeping = Housekeeping(leader.loop, env, env.wall_ms, config, leader.host, silent_logger())
+        runtime = dataclasses.replace(leader.runtime, config=NodeConfig(retention_check_interval_ms=10))
+        housekeeping = Housekeeping(runtime, leader.host, lambda: 1_000_000)
         housekeeping.start()
         await until(lambda: [node.partition.log_start_offset for node in cluster.nodes.values()] == [10, 10, 10])
         await housekeeping.stop()

@@ -255,8 +255,8 @@ def test_end_offsets_never_decrease_while_a_leader_has_too_few_replicas(tmp_path
         cluster.cut(1, 2)
         cluster.change(leader=2, isr=(2,))
         partition = cluster[2].partition
-        much_later_ms = partition._replicating.now_ms() + 3_600_000
-        partition._replicating.now_ms = lambda: much_later_ms  # type: ignore[method-assign]
+        much_later_ms = partition._replication.now_ms() + 3_600_000
+        partition._replication.now_ms = lambda: much_later_ms  # type: ignore[method-assign]
         assert partition.high_watermark == 1
         assert (await cluster[2].consume(0)).error_code == ErrorCode.offset_not_available
         assert (await cluster[2].end_offset())["error_code"] is ErrorCode.offset_not_available

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from chronik.node.config import NodeConfig
 from chronik.node.disk_watch import DiskWatch
 from chronik.node.environment import Environment
 from chronik.node.replicas.syncer import Syncer
+from chronik.node.runtime import Runtime
 from chronik.observe.logging import silent_logger
 from chronik.observe.metrics import Metrics
 
@@ -77,8 +79,8 @@ def run(scenario: Callable[[Syncer], Any]) -> None:
     async def main() -> None:
         with ThreadPoolExecutor(4) as executor:
             env = Environment(disk=cast(Any, None), random=Random(1), executor=executor, wall_ms=lambda: 0)
-            loop = asyncio.get_running_loop()
-            await scenario(Syncer(loop, env, Metrics(), DiskWatch(loop, DISK_TIMEOUT_MS, silent_logger())))
+            runtime = Runtime.make(NodeConfig(), env, Metrics(), silent_logger())
+            await scenario(Syncer(runtime, DiskWatch(runtime.loop, DISK_TIMEOUT_MS, runtime.log)))
 
     asyncio.run(main())
 

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from chronik.replication.divergence import EpochEnd, diverging_epoch
 from chronik.replication.follower import (
     Answer,
     Append,
     AskAgain,
+    EpochEnd,
     FetchedBatch,
     Nothing,
     OwnLog,
     PartitionFollower,
     StartOver,
     Truncate,
+    diverging_epoch,
 )
 from chronik.replication.isr import InSyncReplicas
 from chronik.replication.leader import PartitionLeader, ProposedIsr

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from chronik.replication.divergence import EpochEnd, diverging_epoch, truncation_offset
 from chronik.replication.follower import (
     Answer,
     Append,
     AskAgain,
     Decision,
+    EpochEnd,
     FetchedBatch,
     Nothing,
     OwnLog,
@@ -17,6 +17,8 @@ from chronik.replication.follower import (
     Refuse,
     StartOver,
     Truncate,
+    diverging_epoch,
+    truncation_offset,
 )
 from chronik.storage.epochs import LeaderEpochs
 

@@ -22,16 +22,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
+from chronik.metadata.image import ClusterImage
 from chronik.node.apis.fetch_trace import FetchTrace
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.damage import is_damage
-from chronik.node.replicas.partition import Partition
+from chronik.node.replicas.partition import ColdOutcomes, ColdRead, Partition, is_damage, run_cold_reads
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.replicas.read_replica import NO_REPLICA, read_replica
-from chronik.node.replicas.replica_sessions import run_reads
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Buffer, Reply, Request
@@ -43,7 +40,6 @@ from chronik.node.serving.fetch_sessions import (
     SessionPartition,
 )
 from chronik.node.serving.server import Server
-from chronik.storage.log import ReadJob
 from chronik.wire.api import ApiKey
 from chronik.wire.errors import ErrorCode, KafkaError
 from chronik.wire.fetch import (
@@ -58,6 +54,7 @@ FOLLOWER_READS_FROM_VERSION = 11
 NODE_ENDPOINTS_FROM_VERSION = 16
 OLD_METADATA = (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch)
 WAIT_MS_MAX = 5 * 60 * 1000
+NO_REPLICA = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ class PendingFetch:
         self._fetch = fetch
         self._session = session
         self._incremental = incremental
-        self._entries = self._wanted()
+        self._entries = self._requested()
         # Never wait for more bytes than the limits allow in a response.
         self._min_bytes = min(fetch.min_bytes, fetch.max_bytes, node.server.response_bytes_allowed())
         self._waiting_on: list[Partition] = []
@@ -148,7 +145,7 @@ class PendingFetch:
         wanted = [(self._name(key), wanted) for key, wanted in self._entries]
         return FetchTrace(node.runtime.traces, self._request, self._fetch, wanted, node.runtime.loop.time)
 
-    def _wanted(self) -> list[tuple[PartitionKey, FetchPartition]]:
+    def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
             return [(key, entry.wanted) for key, entry in self._session.partitions.items()]
         return [
@@ -233,13 +230,13 @@ class PendingFetch:
             name = self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
         return name
 
-    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[_ColdRead]]:
+    def _read(self) -> tuple[list[FetchPartitionResponse], int, bool, list[ColdRead]]:
         """Read every partition up to the size limit. Reads that miss the page cache are returned as jobs instead."""
         left_bytes = min(self._fetch.max_bytes, self._node.server.response_bytes_allowed())
         responses: list[FetchPartitionResponse] = []
         size_bytes = 0
         failed = False
-        cold: list[_ColdRead] = []
+        cold: list[ColdRead] = []
         for key, wanted in self._entries:
             response = FetchPartitionResponse(wanted.partition)
             responses.append(response)
@@ -250,7 +247,7 @@ class PendingFetch:
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
                 read = self._read_partition(partition, wanted, response, left_bytes, size_bytes == 0)
-                if isinstance(read, _ColdRead):
+                if isinstance(read, ColdRead):
                     cold.append(read)
                     size_bytes += 1
                     left_bytes -= read.max_bytes
@@ -273,11 +270,9 @@ class PendingFetch:
 
     def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
         """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
-        (name, topic_id), index = key
+        name, index = self._name(key), key[1]
         if name is None:
-            name = None if topic_id is None else self._node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
-            if name is None:
-                raise KafkaError(ErrorCode.unknown_topic_id)
+            raise KafkaError(ErrorCode.unknown_topic_id)
         partition = self._node.host.partitions.get((name, index))
         if partition is None or not partition.leads:
             may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
@@ -293,7 +288,7 @@ class PendingFetch:
         response: FetchPartitionResponse,
         left_bytes: int,
         is_first: bool,
-    ) -> Buffer | _ColdRead | None:
+    ) -> Buffer | ColdRead | None:
         offset = wanted.fetch_offset
         upto = partition.visible_end_offset
         if partition.is_settling:
@@ -315,11 +310,9 @@ class PendingFetch:
             self._is_full = True
             return None
         max_bytes = max(0, min(wanted.max_bytes, left_bytes))
-        log = partition.log
-        read = log.read(offset, max_bytes, upto, min_one_batch=is_first)
+        read = partition.log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
-            job = partition.read_job(offset, max_bytes, upto, min_one_batch=is_first)
-            return _ColdRead(response, partition, partition.generation, max_bytes, job)
+            return partition.cold_read(response, offset, max_bytes, upto, min_one_batch=is_first)
         if read.next_offset < upto:
             self._is_full = True
         return read.data
@@ -333,53 +326,53 @@ class PendingFetch:
         """Whether the consumer should read from a replica in its own rack; if so, the response names it."""
         if self._request.api_version < FOLLOWER_READS_FROM_VERSION or partition.leader is None:
             return False
-        replica = read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
+        replica = _read_replica(self._node.metadata.image, partition, self._fetch.rack_id, offset)
         response.preferred_read_replica = NO_REPLICA if replica is None else replica
         return replica is not None
 
-    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[_ColdRead]) -> None:
+    def _read_cold(self, responses: list[FetchPartitionResponse], cold: list[ColdRead]) -> None:
         """Read data that is not in the page cache in a thread, then answer."""
         self._reading = True
         connection = self._request.connection
         connection.when_closed(self, self._abandon)
-        jobs = [read.job for read in cold]
         server = self._node.server
         reading_bytes = sum(read.max_bytes for read in cold)
         server.reading_bytes += reading_bytes
-        future = self._node.runtime.loop.run_in_executor(self._node.runtime.env.executor, run_reads, jobs)
 
-        def done(finished: asyncio.Future[list[Buffer | Exception]]) -> None:
+        def done(outcomes: ColdOutcomes | None) -> None:
             self._reading = False
             server.reading_bytes -= reading_bytes
             connection.forget(self)
-            for read in cold:
-                read.partition.jobs.end()
-            if self._is_over or finished.cancelled():
+            if self._is_over or outcomes is None:
                 return
-            for read, outcome in zip(cold, finished.result(), strict=True):
-                partition = read.partition
-                if partition.generation != read.generation or not (partition.leads or partition.follows):
-                    # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
-                    read.response.error_code = ErrorCode.not_leader_or_follower
-                elif not isinstance(outcome, Exception):
-                    damaged_at = read.job.damaged_at
-                    if damaged_at is not None and partition.found_damaged(damaged_at):
-                        read.response.error_code = ErrorCode.kafka_storage_error
-                    else:
-                        read.response.records = outcome
-                elif is_damage(outcome):
-                    # For example a broken chain of batches: this replica cannot reach the records after it.
-                    is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
-                    code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
-                    read.response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
-                elif isinstance(outcome, KafkaError):
-                    read.response.error_code = outcome.code
-                else:
-                    self._node.runtime.log.error("read_failed", partition=read.response.partition, error=repr(outcome))
-                    read.response.error_code = ErrorCode.kafka_storage_error
+            for read, outcome in outcomes:
+                self._fill(read, outcome)
             self._answer(responses)
 
-        future.add_done_callback(done)
+        run_cold_reads(self._node.runtime, cold, done)
+
+    def _fill(self, read: ColdRead, outcome: Buffer | Exception) -> None:
+        """Fill the response of a cold read."""
+        partition, response = read.partition, read.response
+        if partition.generation != read.generation or not (partition.leads or partition.follows):
+            # The role changed or the lease expired: the data may be stale, or mix bytes of two logs.
+            response.error_code = ErrorCode.not_leader_or_follower
+        elif not isinstance(outcome, Exception):
+            damaged_at = read.job.damaged_at
+            if damaged_at is not None and partition.found_damaged(damaged_at):
+                response.error_code = ErrorCode.kafka_storage_error
+            else:
+                response.records = outcome
+        elif is_damage(outcome):
+            # For example a broken chain of batches: this replica cannot reach the records after it.
+            is_elsewhere = partition.found_damaged(read.job.offset, "read", str(outcome))
+            code = outcome.code if isinstance(outcome, KafkaError) else ErrorCode.kafka_storage_error
+            response.error_code = ErrorCode.kafka_storage_error if is_elsewhere else code
+        elif isinstance(outcome, KafkaError):
+            response.error_code = outcome.code
+        else:
+            self._node.runtime.log.error("read_failed", partition=response.partition, error=repr(outcome))
+            response.error_code = ErrorCode.kafka_storage_error
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
@@ -421,16 +414,16 @@ class PendingFetch:
         if self._request.api_version < NODE_ENDPOINTS_FROM_VERSION:
             return []
         node = self._node
-        found: dict[int, tuple[int, str, int, str | None]] = {}
-        for (((name, topic_id), index), _), response in zip(self._entries, responses, strict=True):
+        endpoints: dict[int, tuple[int, str, int, str | None]] = {}
+        for (key, _), response in zip(self._entries, responses, strict=True):
             if response.error_code not in OLD_METADATA:
                 continue
-            topic = name if topic_id is None else node.metadata.image.names_by_id.get(UUID(bytes=topic_id))
-            leader = None if topic is None else node.host.other_leader(topic, index)
+            topic = self._name(key)
+            leader = None if topic is None else node.host.other_leader(topic, key[1])
             if leader is not None:
-                response.current_leader, member = leader
-                found[member.id] = (member.id, member.host, member.port, member.rack)
-        return list(found.values())
+                response.current_leader, broker = leader
+                endpoints[broker.id] = (broker.id, broker.host, broker.port, broker.rack)
+        return list(endpoints.values())
 
     def _has_news(self, entry: SessionPartition | None, response: FetchPartitionResponse) -> bool:
         if entry is None:
@@ -439,14 +432,26 @@ class PendingFetch:
         return news or not self._incremental
 
 
-class _ColdRead(NamedTuple):
-    """A read that would have blocked the loop, and the response for its data."""
+def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: int) -> int | None:
+    """Return the in-sync replica in `rack` that is furthest and has `offset`; None to read from this leader (KIP-392).
 
-    response: FetchPartitionResponse
-    partition: Partition
-    generation: int
-    max_bytes: int
-    job: ReadJob
+    Followers know only the watermark, so they cannot serve topics whose records are visible when appended.
+    """
+    leader = partition.leader
+    if leader is None or partition.settings.visible_when_appended:
+        return None
+    best: int | None = None
+    for replica in leader.in_sync_replicas:
+        broker = image.brokers.get(replica)
+        if broker is None or broker.rack != rack:
+            continue
+        if replica == leader.node_id:
+            return None
+        if broker.is_fenced or broker.is_shutting_down or leader.counted_end_of(replica) < offset:
+            continue
+        if best is None or leader.counted_end_of(replica) > leader.counted_end_of(best):
+            best = replica
+    return best
 
 
 def _describe(response: FetchPartitionResponse, partition: Partition) -> None:

@@ -26,9 +26,8 @@ from chronik.node.apis.transactions import TRANSACTIONS_REFUSED, TRANSACTIONS_RE
 from chronik.node.forwarding.forwarding import Forwarding
 from chronik.node.forwarding.lanes import ForwardedBatch, ForwardedRequest
 from chronik.node.membership.metadata_log import MetadataLog
-from chronik.node.replicas.partition import Appended
+from chronik.node.replicas.partition import Appended, Waiter
 from chronik.node.replicas.partition_host import PartitionHost
-from chronik.node.replicas.partition_waits import Waiter
 from chronik.node.runtime import Runtime
 from chronik.node.serving.api import Api, Handler
 from chronik.node.serving.connection import Reply, Request

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from chronik.metadata.image import NO_LEADER, TopicImage
-from chronik.node.replicas.partition_waits import Waiter
+from chronik.node.replicas.partition import Waiter
 from chronik.node.serving.connection import Connection
 from chronik.storage.producers import is_after
 from chronik.wire.batch import HEADER_BYTES, BatchHeader, read_batch_header

@@ -16,8 +16,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from chronik.node.disk_watch import NO_ANSWER, DiskWatch, DiskWrite
-from chronik.node.environment import Environment
-from chronik.observe.metrics import Metrics
+from chronik.node.runtime import Runtime
 
 if TYPE_CHECKING:
     from chronik.storage.log import SyncJob
@@ -48,21 +47,13 @@ class Synced(Protocol):
 class Syncer:
     """Invariant: a partition is synced by a round that starts after its request. Owned by the loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        env: Environment,
-        metrics: Metrics,
-        disk: DiskWatch,
-        *,
-        is_vital: bool = True,
-    ) -> None:
-        """`is_vital`: acknowledgements wait for the sync."""
-        self._loop = loop
-        self._env = env
-        self._metrics = metrics
+    def __init__(self, runtime: Runtime, disk: DiskWatch) -> None:
         self.disk = disk
-        self._is_vital = is_vital
+        self._loop = runtime.loop
+        self._executor = runtime.env.executor
+        self._metrics = runtime.metrics
+        self._is_vital = runtime.config.durability == "synced"
+        """Whether acknowledgments wait for the sync."""
         self._dirty: dict[Synced, None] = {}
         self._is_running = False
         self._requests = 0
@@ -117,7 +108,7 @@ class Syncer:
     def _hand_over(self, share: list[tuple[Synced, SyncJob]]) -> None:
         started_s = self._loop.time()
         write = self.disk.begin(lambda: self._late(share), is_vital=self._is_vital)
-        done = self._loop.run_in_executor(self._env.executor, _run_jobs, [job for _, job in share], write)
+        done = self._loop.run_in_executor(self._executor, _run_jobs, [job for _, job in share], write)
         done.add_done_callback(lambda future: self._finished(share, future, started_s, write))
 
     def _late(self, share: list[tuple[Synced, SyncJob]]) -> None:
