@@ -187,7 +187,7 @@ def test_a_new_leader_does_not_report_a_formerly_visible_offset_out_of_range(tmp
     async def scenario(cluster: Cluster) -> None:
         await cluster[1].produce(b"first")
         await until(lambda: all(node.partition.high_watermark == 1 for node in cluster.nodes.values()))
-        cluster[2].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+        cluster[2].partition.leader_watermark_received = lambda leaders_watermark: None  # type: ignore[method-assign]
         await cluster[1].produce(b"second")
         cluster.cut(2, 3)
         cluster.cut(1, 2)

@@ -62,7 +62,7 @@ def numbered(sequence: int) -> memoryview:
 
 def may_pass_on(node: Node, sequence: int) -> bool:
     try:
-        node.partition.check_passing_on(numbered(sequence), 1)
+        node.partition.check_forwardable(numbered(sequence), 1)
     except KafkaError as error:
         assert error.code is ErrorCode.not_leader_or_follower
         return False
@@ -222,7 +222,7 @@ def test_end_offsets_are_unavailable_until_the_watermark_reaches_the_epoch(tmp_p
         await until(lambda: is_caught_up(cluster))
         # Node 1 commits a second record, and no other node learns that it is committed.
         for node in (2, 3):
-            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+            cluster[node].partition.leader_watermark_received = lambda leaders_watermark: None  # type: ignore[method-assign]
         await cluster[1].produce(b"second")
         assert (await cluster[1].end_offset())["offset"] == 2
         cluster.cut(2, 3)
@@ -249,7 +249,7 @@ def test_end_offsets_never_decrease_while_a_leader_has_too_few_replicas(tmp_path
         await cluster[1].produce(b"first")
         await until(lambda: is_caught_up(cluster))
         for node in (2, 3):
-            cluster[node].partition.told_watermark = lambda leaders_watermark: None  # type: ignore[method-assign]
+            cluster[node].partition.leader_watermark_received = lambda leaders_watermark: None  # type: ignore[method-assign]
         await cluster[1].produce(b"second")
         cluster.cut(2, 3)
         cluster.cut(1, 2)
@@ -429,7 +429,7 @@ def test_the_same_leader_in_a_new_epoch_keeps_its_pending_requests(tmp_path: Pat
         leader = cluster[1].partition.leader
         assert isinstance(leader, PartitionLeader)
         assert leader.leader_epoch == 1
-        assert leader.counted_end_of(2) == -1
+        assert leader.durable_end_of(2) == -1
         assert not waiting.done()
         cluster.heal()
         await asyncio.wait_for(waiting, 10)

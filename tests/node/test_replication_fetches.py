@@ -139,11 +139,11 @@ def test_a_diverging_follower_gets_the_diverging_epoch_and_its_offset_is_ignored
         assert (beyond.diverging_epoch, len(beyond.records)) == ((0, 3), 0)
         between = await told(cluster, replica_fetch(cluster, leader_epoch=2, offset=5, last_epoch=1))
         assert between.diverging_epoch == (0, 3)
-        assert leader.counted_end_of(3) == -1
+        assert leader.durable_end_of(3) == -1
         fits = await told(cluster, replica_fetch(cluster, leader_epoch=2, offset=3, last_epoch=0))
         assert fits.diverging_epoch is None
         assert [record.value for record in decode_batch(fits.records)] == [b"d"]
-        assert leader.counted_end_of(3) == 3
+        assert leader.durable_end_of(3) == 3
 
     play(tmp_path, scenario)
 

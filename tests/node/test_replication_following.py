@@ -43,7 +43,7 @@ def test_a_removed_and_readded_replica_reports_its_offset_again(tmp_path: Path) 
         cluster.change(replicas=(1, 2, 3))
         leader = cluster[1].partition.leader
         assert leader is not None
-        await until(lambda: leader.counted_end_of(3) == 1)
+        await until(lambda: leader.durable_end_of(3) == 1)
         cluster[3].metadata.release()
 
     play(tmp_path, scenario)

@@ -15,13 +15,13 @@ from random import Random
 from typing import NamedTuple
 
 from chronik.replication.follower import (
-    Answer,
     Append,
-    AskAgain,
     EpochEnd,
+    FetchAgain,
     FetchedBatch,
-    Nothing,
-    OwnLog,
+    LeaderAnswer,
+    LocalLog,
+    NoData,
     PartitionFollower,
     StartOver,
     Truncate,
@@ -80,7 +80,7 @@ class Reply(NamedTuple):
     """The response to `fetch`. An `answer` of None is an error, after which the follower fetches again."""
 
     fetch: Fetch
-    answer: Answer | None
+    answer: LeaderAnswer | None
     records: tuple[Record, ...]
 
 
@@ -234,7 +234,7 @@ class Cluster:
             node.append(Record(node.leader.leader_epoch, self.next_value))
             self.next_value += 1
         if not self.is_synced_mode or self.bugs.counts_what_is_not_synced:
-            node.leader.counted(len(node.records))
+            node.leader.acknowledge_durable(len(node.records))
 
     def start_sync(self) -> None:
         node = self.pick(lambda node: node.syncing is None and node.synced < len(node.records))
@@ -255,9 +255,9 @@ class Cluster:
             return
         node.synced, node.syncing = max(node.synced, node.syncing), None
         if self.is_synced_mode and node.leader is not None:
-            node.leader.counted(node.synced)
+            node.leader.acknowledge_durable(node.synced)
         elif self.is_synced_mode and node.follower is not None:
-            node.follower.counted(node.synced)
+            node.follower.acknowledge_durable(node.synced)
 
     def send_fetch(self) -> None:
         node = self.pick(lambda node: node.follower is not None)
@@ -308,7 +308,7 @@ class Cluster:
         batches = [
             FetchedBatch(offset, offset + 1, record.epoch) for offset, record in enumerate(records, fetch.offset)
         ]
-        answer = Answer(fetch.offset, fetch.last_epoch, leader.high_watermark, 0, batches, diverging, is_out)
+        answer = LeaderAnswer(fetch.offset, fetch.last_epoch, leader.high_watermark, 0, batches, diverging, is_out)
         return Reply(fetch, answer, records)
 
     def deliver_reply(self) -> None:
@@ -324,10 +324,10 @@ class Cluster:
         if reply.answer is not None:
             self.take(node, follower, reply.answer, reply.records)
 
-    def take(self, node: Node, follower: PartitionFollower, answer: Answer, records: tuple[Record, ...]) -> None:
+    def take(self, node: Node, follower: PartitionFollower, answer: LeaderAnswer, records: tuple[Record, ...]) -> None:
         last_epoch = node.records[-1].epoch if node.records else -1
-        own = OwnLog(0, len(node.records), last_epoch, node.end_of_epoch)
-        match follower.answered(answer, own):
+        own = LocalLog(0, len(node.records), last_epoch, node.end_of_epoch)
+        match follower.decide(answer, own):
             case Truncate(offset=offset, below_watermark=below):
                 if below:
                     raise Violation(f"node {node.id} goes back to {offset}, below its watermark {node.watermark}")
@@ -339,13 +339,13 @@ class Cluster:
             case Append():
                 for record in records:
                     node.append(record)
-                follower.told(answer.high_watermark, self.counted_end(node))
-            case Nothing():
-                follower.told(answer.high_watermark, self.counted_end(node))
-            case AskAgain():
+                follower.leader_watermark_received(answer.high_watermark, self.durable_end(node))
+            case NoData():
+                follower.leader_watermark_received(answer.high_watermark, self.durable_end(node))
+            case FetchAgain():
                 return
 
-    def counted_end(self, node: Node) -> int:
+    def durable_end(self, node: Node) -> int:
         return node.synced if self.is_synced_mode else len(node.records)
 
     def hand_over(self) -> None:
@@ -355,7 +355,7 @@ class Cluster:
             return
         leader = node.leader
         for to in leader.in_sync_replicas:
-            if to != node.id and leader.counted_end_of(to) >= len(node.records):
+            if to != node.id and leader.durable_end_of(to) >= len(node.records):
                 proposed = leader.propose_hand_over(to, self.now_ms, self.live)
                 if proposed is not None:
                     self.proposals.append((node.id, proposed))
@@ -452,7 +452,7 @@ class Cluster:
             partition_epoch=state.partition_epoch,
             min_insync_replicas=self.min_insync,
             log_end_offset=len(node.records),
-            counted_end=self.counted_end(node),
+            durable_end=self.durable_end(node),
             high_watermark=watermark,
             now_ms=self.now_ms,
             lag_ms_max=LAG_MS_MAX,

@@ -20,7 +20,7 @@ def leader_of(
     end: int = 0,
     watermark: int = 0,
     min_insync: int = 1,
-    counted_end: int | None = None,
+    durable_end: int | None = None,
     start: int = 0,
 ) -> PartitionLeader:
     return PartitionLeader(
@@ -31,7 +31,7 @@ def leader_of(
         partition_epoch=0,
         min_insync_replicas=min_insync,
         log_end_offset=end,
-        counted_end=end if counted_end is None else counted_end,
+        durable_end=end if durable_end is None else durable_end,
         high_watermark=watermark,
         log_start_offset=start,
         now_ms=0,
@@ -48,14 +48,14 @@ def fetched(
 def test_watermark_follows_the_only_replica() -> None:
     leader = leader_of((1,), replicas=(1,), end=5)
     assert leader.high_watermark == 5
-    assert leader.counted(7)
+    assert leader.acknowledge_durable(7)
     assert leader.high_watermark == 7
 
 
 def test_watermark_waits_for_the_slowest_in_sync_replica() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10, watermark=3)
     assert leader.high_watermark == 3
-    assert not leader.counted(12)
+    assert not leader.acknowledge_durable(12)
     assert fetched(leader, 2, 11)
     assert leader.high_watermark == 11
 
@@ -71,7 +71,7 @@ def test_a_new_leader_commits_nothing_before_every_in_sync_replica_has_fetched()
 
 
 def test_watermark_waits_for_the_leaders_own_synced_end_offset() -> None:
-    leader = leader_of((1, 2), replicas=(1, 2), end=10, counted_end=6, watermark=0)
+    leader = leader_of((1, 2), replicas=(1, 2), end=10, durable_end=6, watermark=0)
     fetched(leader, 2, 10)
     assert leader.high_watermark == 6
 
@@ -93,7 +93,7 @@ def test_watermark_waits_for_a_replica_that_is_being_added_to_the_isr() -> None:
     fetched(leader, 3, 10, end=10)
     proposed = leader.check_isr(10, 1, LIVE, HEARD_MS)
     assert proposed == ProposedIsr(5, 0, ((1, 10), (2, 20), (3, 30)))
-    leader.counted(12)
+    leader.acknowledge_durable(12)
     fetched(leader, 2, 12, end=12)
     assert leader.high_watermark == 10
     fetched(leader, 3, 12, end=12)
@@ -118,7 +118,7 @@ def test_watermark_waits_for_a_replica_until_its_removal_is_committed() -> None:
 def test_watermark_does_not_advance_while_too_few_replicas_are_in_sync() -> None:
     leader = leader_of((1,), end=5, watermark=2, min_insync=2)
     assert not leader.has_enough_replicas
-    assert not leader.counted(9)
+    assert not leader.acknowledge_durable(9)
     assert leader.high_watermark == 2
     fetched(leader, 2, 9, end=9)
     assert leader.partition_changed((1, 2, 3), (1, 2), 1, 2)
@@ -134,10 +134,10 @@ def test_a_topic_with_fewer_replicas_than_min_insync_needs_all_its_replicas() ->
 def test_a_replica_that_lost_records_holds_the_watermark_without_lowering_it() -> None:
     leader = leader_of((1, 2), replicas=(1, 2), end=10)
     fetched(leader, 2, 10)
-    leader.counted(20)
+    leader.acknowledge_durable(20)
     assert leader.replica_fetched(2, 21, 6, 20, 2, LIVE, 0) is False
     assert leader.high_watermark == 10
-    assert leader.counted_end_of(2) == 6
+    assert leader.durable_end_of(2) == 6
 
 
 def test_a_fetch_from_an_earlier_incarnation_is_ignored() -> None:
@@ -164,7 +164,7 @@ def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> Non
     fetched(leader, 2, end, end=end)
     for now_ms in range(2, 10):
         end += 10
-        leader.counted(end)
+        leader.acknowledge_durable(end)
         if leader.may_join(2, LIVE):
             return
         fetched(leader, 2, end - 10, end=end, now_ms=now_ms)
@@ -174,7 +174,7 @@ def test_a_replica_that_keeps_up_can_join_the_isr_under_constant_writes() -> Non
 def test_watermark_waits_only_briefly_for_a_joining_replica_that_died() -> None:
     leader = leader_of((1,), end=100, watermark=100)
     fetched(leader, 2, 100, end=100, now_ms=10)
-    leader.counted(120)
+    leader.acknowledge_durable(120)
     assert leader.high_watermark == 100
     leader.check_isr(120, 11 + JOIN_WAIT_MS_MAX, {1: 10}, {})
     assert leader.advanced()
@@ -243,7 +243,7 @@ def test_a_stuck_replica_leaves_the_isr_before_it_lags_if_enough_replicas_remain
         assert proposed_isr(leader, now_ms, 10 + now_ms) is None
     assert proposed_isr(leader, STUCK_MS + 1, 2_000) == [1, 2]
     leader.partition_changed((1, 2, 3), (1, 2), 1, STUCK_MS + 2)
-    leader.counted(2_000)
+    leader.acknowledge_durable(2_000)
     fetched(leader, 3, 10, end=2_000, now_ms=STUCK_MS + 3)
     fetched(leader, 2, 2_000, end=2_000, now_ms=STUCK_MS + 4)
     assert leader.high_watermark == 2_000, "nothing waits for it to join, since it takes nothing"
@@ -320,7 +320,7 @@ def test_watermark_never_falls_and_never_passes_a_replica(reports: list[tuple[in
     for replica, end in reports:
         before = leader.high_watermark
         if replica == 1:
-            rose = leader.counted(end)
+            rose = leader.acknowledge_durable(end)
             ends[1] = max(ends[1], end)
         else:
             rose = fetched(leader, replica, end, end=1000)

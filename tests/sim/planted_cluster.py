@@ -78,8 +78,8 @@ def truncation_by_watermark() -> Iterator[None]:
         role = partition.role
         assert isinstance(role, PartitionFollower)
         if image.leader >= 0 and role.high_watermark < partition.log_end_offset:
-            cut = partition._replication.cut(partition, role, Truncate(role.high_watermark, False))  # type: ignore[attr-defined]
-            asyncio.get_running_loop().create_task(cut)
+            truncation = partition._replication.truncate(partition, role, Truncate(role.high_watermark, False))  # type: ignore[attr-defined]
+            asyncio.get_running_loop().create_task(truncation)
 
     def same(*_: Any) -> None:
         return None

@@ -29,7 +29,16 @@ class ProposedIsr(NamedTuple):
 class Replica:
     """Another node's replica, as known from its fetches in this leader epoch."""
 
-    __slots__ = ("broker_epoch", "caught_up_ms", "end", "fetched_ms", "id", "leader_end_at_fetch", "moved_ms", "start")
+    __slots__ = (
+        "broker_epoch",
+        "caught_up_ms",
+        "end",
+        "fetched_ms",
+        "id",
+        "leader_end_at_fetch",
+        "progressed_ms",
+        "start",
+    )
 
     def __init__(self, replica_id: int, now_ms: int) -> None:
         self.id = replica_id
@@ -40,7 +49,7 @@ class Replica:
         self.broker_epoch = UNKNOWN
         self.caught_up_ms = NEVER_MS
         """When it last had everything in the leader's log."""
-        self.moved_ms = NEVER_MS
+        self.progressed_ms = NEVER_MS
         """When it last made progress or restarted."""
         self.fetched_ms = now_ms
         self.leader_end_at_fetch = UNKNOWN
@@ -49,14 +58,13 @@ class Replica:
 class PartitionLeader:
     """One partition during one leader epoch.
 
-    Invariant: `high_watermark` never falls. It rises at most to the counted end of every replica in the maximal ISR,
-    and only while the committed ISR has min.insync.replicas. The counted end is what the durability setting accepts as
+    Invariant: `high_watermark` never falls. It rises at most to the durable end of every replica in the maximal ISR,
+    and only while the committed ISR has min.insync.replicas. The durable end is what the durability setting accepts as
     written: the synced end under `synced`, the log end under `replicated`. No log in the maximal ISR starts below what
     clients know as deleted. Owned by the node's event loop; nothing here waits, reads a clock or touches a file.
     """
 
     __slots__ = (
-        "_counted",
         "_deleted_upto",
         "_isr",
         "_joining",
@@ -65,6 +73,7 @@ class PartitionLeader:
         "_others",
         "_own_end",
         "_since_ms",
+        "_waited_for",
         "epoch_start_offset",
         "has_enough_replicas",
         "high_watermark",
@@ -84,7 +93,7 @@ class PartitionLeader:
         partition_epoch: int = 0,
         min_insync_replicas: int = 1,
         log_end_offset: int,
-        counted_end: int,
+        durable_end: int,
         high_watermark: int,
         log_start_offset: int = 0,
         now_ms: int = 0,
@@ -98,13 +107,13 @@ class PartitionLeader:
         """The offset below which clients may learn that records are deleted, as of the last call of `deletes`."""
         # Every offset that earlier leaders reported as deleted is below this: this node was in sync.
         self._deleted_upto = log_start_offset
-        self._own_end = counted_end
+        self._own_end = durable_end
         self._min_insync_replicas = min_insync_replicas
         self._lag_ms_max = lag_ms_max
         self._since_ms = now_ms
         self._joining: dict[int, int] = {}
         self._others: dict[int, Replica] = {}
-        self._counted: tuple[Replica, ...] = ()
+        self._waited_for: tuple[Replica, ...] = ()
         self.replicas: tuple[int, ...] = ()
         self.has_enough_replicas = False
         self._isr = InSyncReplicas(isr, partition_epoch)
@@ -138,8 +147,8 @@ class PartitionLeader:
         """Whether the watermark covers everything that earlier leaders may have exposed to clients (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def counted_end_of(self, replica_id: int) -> int:
-        """Return the counted end of a replica, or -1 if it has not fetched in this epoch."""
+    def durable_end_of(self, replica_id: int) -> int:
+        """Return the durable end of a replica, or -1 if it has not fetched in this epoch."""
         if replica_id == self.node_id:
             return self._own_end
         replica = self._others.get(replica_id)
@@ -152,13 +161,13 @@ class PartitionLeader:
 
     # -- events: each returns whether the watermark rose ---------------------------------------------------------------
 
-    def counted(self, end: int) -> bool:
-        """Note that this node's own counted end is now `end`."""
+    def acknowledge_durable(self, end: int) -> bool:
+        """Note that this node's own durable end is now `end`."""
         if end > self._own_end:
             self._own_end = end
         if end <= self.high_watermark:
             return False
-        if self._counted or not self.has_enough_replicas:
+        if self._waited_for or not self.has_enough_replicas:
             return self._advance()
         self.high_watermark = end
         return True
@@ -186,7 +195,7 @@ class PartitionLeader:
             # It has everything that the log had at its previous fetch.
             replica.caught_up_ms = max(replica.caught_up_ms, replica.fetched_ms)
         if offset > replica.end or broker_epoch > replica.broker_epoch:
-            replica.moved_ms = now_ms
+            replica.progressed_ms = now_ms
         replica.fetched_ms = now_ms
         replica.leader_end_at_fetch = log_end_offset
         replica.broker_epoch = broker_epoch
@@ -211,7 +220,7 @@ class PartitionLeader:
 
     def configured(self, min_insync_replicas: int) -> bool:
         self._min_insync_replicas = min_insync_replicas
-        self._count()
+        self._update_waited_for()
         return self._advance()
 
     def proposal_ended(self, partition_epoch: int, is_committed: bool, now_ms: int) -> None:
@@ -261,7 +270,7 @@ class PartitionLeader:
             replica
             for replica in self.replicas
             if self.may_join(replica, live)
-            and self._is_moving(replica, log_end_offset, now_ms)
+            and self._makes_progress(replica, log_end_offset, now_ms)
             and not self._is_stuck(replica, log_end_offset, now_ms)
             and now_ms - heard_ms.get(replica, 0) <= self._lag_ms_max
         ]
@@ -292,7 +301,7 @@ class PartitionLeader:
     def _propose(self, isr: Iterable[int], live: Mapping[int, int]) -> ProposedIsr:
         members = tuple(isr)
         self._isr.propose(members)
-        self._count()
+        self._update_waited_for()
         return ProposedIsr(
             self.leader_epoch,
             self._isr.partition_epoch,
@@ -314,16 +323,16 @@ class PartitionLeader:
         behind = [
             replica
             for replica in committed
-            if replica not in staying and replica in live and self._is_moving(replica, log_end_offset, now_ms)
+            if replica not in staying and replica in live and self._makes_progress(replica, log_end_offset, now_ms)
         ]
-        behind.sort(key=self.counted_end_of, reverse=True)
+        behind.sort(key=self.durable_end_of, reverse=True)
         staying.update(behind[: max(0, self.replicas_needed - len(staying))])
         return staying
 
-    def _is_moving(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
+    def _makes_progress(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
         """Return whether the replica accepts the records it is sent, or there is nothing to send."""
         replica = self._others[replica_id]
-        return replica.end >= log_end_offset or now_ms - replica.moved_ms <= self._lag_ms_max
+        return replica.end >= log_end_offset or now_ms - replica.progressed_ms <= self._lag_ms_max
 
     def _is_stuck(self, replica_id: int, log_end_offset: int, now_ms: int) -> bool:
         """Return whether it lacks records and has accepted none for two thirds of the allowed lag: its disk, or the
@@ -332,7 +341,7 @@ class PartitionLeader:
         replica = self._others.get(replica_id)
         if replica is None or replica.end >= log_end_offset:
             return False
-        return now_ms - max(replica.caught_up_ms, replica.moved_ms, self._since_ms) > self._lag_ms_max * 2 // 3
+        return now_ms - max(replica.caught_up_ms, replica.progressed_ms, self._since_ms) > self._lag_ms_max * 2 // 3
 
     def _lags(self, replica_id: int, now_ms: int) -> bool:
         if replica_id == self.node_id:
@@ -359,7 +368,7 @@ class PartitionLeader:
             return
         if now_ms - replica.caught_up_ms < self._lag_ms_max:
             self._joining[replica.id] = now_ms
-            self._count()
+            self._update_waited_for()
 
     def _forget_joining(self, now_ms: int, live: Mapping[int, int]) -> None:
         over = [
@@ -370,7 +379,7 @@ class PartitionLeader:
         for replica in over:
             del self._joining[replica]
         if over:
-            self._count()
+            self._update_waited_for()
 
     # -- deleted records -----------------------------------------------------------------------------------------------
 
@@ -403,21 +412,21 @@ class PartitionLeader:
             if replica not in self.replicas and replica not in self._isr.committed:
                 del self._others[replica]
                 self._joining.pop(replica, None)
-        self._count()
+        self._update_waited_for()
 
-    def _count(self) -> None:
+    def _update_waited_for(self) -> None:
         """Recompute which replicas hold back the watermark."""
         for replica in self._isr.maximal:
             self._joining.pop(replica, None)
         waited_for = (*self._isr.maximal, *self._joining)
-        self._counted = tuple(self._others[replica] for replica in waited_for if replica != self.node_id)
+        self._waited_for = tuple(self._others[replica] for replica in waited_for if replica != self.node_id)
         self.has_enough_replicas = len(self._isr.committed) >= self.replicas_needed
 
     def _advance(self) -> bool:
         if not self.has_enough_replicas:
             return False
         end = self._own_end
-        for replica in self._counted:
+        for replica in self._waited_for:
             if replica.end < end:
                 end = replica.end
         if end <= self.high_watermark:

@@ -142,16 +142,16 @@ class PendingFetch:
 
     def _traced(self) -> FetchTrace:
         node = self._node
-        wanted = [(self._name(key), wanted) for key, wanted in self._entries]
-        return FetchTrace(node.runtime.traces, self._request, self._fetch, wanted, node.runtime.loop.time)
+        named = [(self._name(key), requested) for key, requested in self._entries]
+        return FetchTrace(node.runtime.traces, self._request, self._fetch, named, node.runtime.loop.time)
 
     def _requested(self) -> list[tuple[PartitionKey, FetchPartition]]:
         if self._session is not None:
             return [(key, entry.wanted) for key, entry in self._session.partitions.items()]
         return [
-            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), wanted.partition), wanted)
+            (((topic.name, topic.topic_id.bytes if topic.topic_id else None), requested.partition), requested)
             for topic in self._fetch.topics
-            for wanted in topic.partitions
+            for requested in topic.partitions
         ]
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
@@ -173,8 +173,9 @@ class PendingFetch:
 
     def _wait(self, size_bytes: int) -> None:
         self._arrived_bytes = size_bytes
-        for key, wanted in self._entries:
-            partition = self._find(key, wanted)
+        for key, _ in self._entries:
+            name = self._name(key)
+            partition = None if name is None else self._node.host.partitions.get((name, key[1]))
             if partition is not None:
                 partition.wait_for_data(self)
                 self._waiting_on.append(partition)
@@ -220,10 +221,6 @@ class PendingFetch:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _find(self, key: PartitionKey, wanted: FetchPartition) -> Partition | None:
-        name = self._name(key)
-        return None if name is None else self._node.host.partitions.get((name, wanted.partition))
-
     def _name(self, key: PartitionKey) -> str | None:
         (name, topic_id), _ = key
         if name is None and topic_id is not None:
@@ -237,16 +234,16 @@ class PendingFetch:
         size_bytes = 0
         failed = False
         cold: list[ColdRead] = []
-        for key, wanted in self._entries:
-            response = FetchPartitionResponse(wanted.partition)
+        for key, requested in self._entries:
+            response = FetchPartitionResponse(requested.partition)
             responses.append(response)
             partition: Partition | None = None
             try:
-                partition = self._require(key, wanted)
+                partition = self._require(key, requested)
                 _describe(response, partition)
                 if self._trace is not None:
                     self._trace.seen(len(responses) - 1, partition.high_watermark, partition.log_end_offset)
-                read = self._read_partition(partition, wanted, response, left_bytes, size_bytes == 0)
+                read = self._read_partition(partition, requested, response, left_bytes, size_bytes == 0)
                 if isinstance(read, ColdRead):
                     cold.append(read)
                     size_bytes += 1
@@ -261,14 +258,14 @@ class PendingFetch:
             except Exception as error:
                 failed = True
                 if partition is not None and is_damage(error):
-                    partition.found_damaged(wanted.fetch_offset, "read", str(error))
+                    partition.found_damaged(requested.fetch_offset, "read", str(error))
                     response.error_code = ErrorCode.kafka_storage_error
                     continue
                 self._node.runtime.log.exception("read_failed", key=str(key))
                 response.error_code = ErrorCode.unknown_server_error
         return responses, size_bytes, failed, cold
 
-    def _require(self, key: PartitionKey, wanted: FetchPartition) -> Partition:
+    def _require(self, key: PartitionKey, requested: FetchPartition) -> Partition:
         """Return the partition if this node may serve it: as the leader, or as a follower for a client with a rack."""
         name, index = self._name(key), key[1]
         if name is None:
@@ -278,18 +275,18 @@ class PendingFetch:
             may_follow = self._request.api_version >= FOLLOWER_READS_FROM_VERSION and self._fetch.rack_id
             if partition is None or not may_follow or not partition.follows:
                 partition = self._node.host.require_leader(name, index)
-        partition.check_leader_epoch(wanted.current_leader_epoch)
+        partition.check_leader_epoch(requested.current_leader_epoch)
         return partition
 
     def _read_partition(
         self,
         partition: Partition,
-        wanted: FetchPartition,
+        requested: FetchPartition,
         response: FetchPartitionResponse,
         left_bytes: int,
         is_first: bool,
     ) -> Buffer | ColdRead | None:
-        offset = wanted.fetch_offset
+        offset = requested.fetch_offset
         upto = partition.visible_end_offset
         if partition.is_settling:
             # The client sees this error only if the wait does not help.
@@ -309,7 +306,7 @@ class PendingFetch:
         if left_bytes <= 0 and not is_first:
             self._is_full = True
             return None
-        max_bytes = max(0, min(wanted.max_bytes, left_bytes))
+        max_bytes = max(0, min(requested.max_bytes, left_bytes))
         read = partition.log.read(offset, max_bytes, upto, min_one_batch=is_first)
         if read is None:
             return partition.cold_read(response, offset, max_bytes, upto, min_one_batch=is_first)
@@ -447,9 +444,9 @@ def _read_replica(image: ClusterImage, partition: Partition, rack: str, offset: 
             continue
         if replica == leader.node_id:
             return None
-        if broker.is_fenced or broker.is_shutting_down or leader.counted_end_of(replica) < offset:
+        if broker.is_fenced or broker.is_shutting_down or leader.durable_end_of(replica) < offset:
             continue
-        if best is None or leader.counted_end_of(replica) > leader.counted_end_of(best):
+        if best is None or leader.durable_end_of(replica) > leader.durable_end_of(best):
             best = replica
     return best
 

@@ -139,7 +139,7 @@ def _append_or_forward(
                 hosted.refused(records, error, now_ms)
             raise
         if hosted is not None:
-            hosted.check_passing_on(records, now_ms)
+            hosted.check_forwardable(records, now_ms)
     _forward(node, pending, response, topic, records, produce)
 
 

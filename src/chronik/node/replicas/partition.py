@@ -120,15 +120,15 @@ class PartitionWaits:
         for fetch in list(self.fetches):
             fetch.data_arrived(partition, size_bytes)
 
-    def tell_appended(self, partition: Partition) -> None:
+    def notify_appended(self, partition: Partition) -> None:
         for listener in list(self.listeners):
             listener.data_appended(partition)
 
-    def tell_watermark(self, partition: Partition) -> None:
+    def notify_watermark(self, partition: Partition) -> None:
         for listener in list(self.listeners):
             listener.watermark_rose(partition)
 
-    def written_is_not_enough(self) -> None:
+    def wait_for_commit(self) -> None:
         """The log may be truncated from now on: acks=1 waiters wait for the watermark instead."""
         while self.written:
             add(self.committed, *self.written.popleft())
@@ -150,13 +150,13 @@ class PartitionWaits:
         while self.deleted:
             self.deleted.popleft()[1](error)
 
-    def let_fetches_go(self) -> None:
+    def release_fetches(self) -> None:
         """Wake all waiting fetches, so that each checks again whether this node may serve it."""
         fetches, self.fetches = list(self.fetches), {}
         for fetch in fetches:
             fetch.partition_gone()
 
-    def let_listeners_go(self, partition: Partition) -> None:
+    def release_listeners(self, partition: Partition) -> None:
         listeners, self.listeners = list(self.listeners), {}
         for listener in listeners:
             listener.leader_gone(partition)
@@ -243,7 +243,7 @@ class Partition:
         return self.log.log_end_offset
 
     @property
-    def counted_end_offset(self) -> int:
+    def durable_end_offset(self) -> int:
         """The end of the durable part of this node's log: the log end if it acknowledges unsynced records."""
         return self.log.log_end_offset if self.acknowledges_unsynced else self.log.synced_end_offset
 
@@ -256,7 +256,7 @@ class Partition:
         end = log.log_end_offset
         if self.is_closed or self.is_damaged or self.jobs.is_exclusive or log.read_only_forever:
             return None
-        if self.counted_end_offset < end:
+        if self.durable_end_offset < end:
             return None
         return end, log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
 
@@ -378,7 +378,7 @@ class Partition:
         if error.code in REPEATED and len(records) >= HEADER_BYTES:
             self._refused.note(read_batch_header(records), error.code, self.log.producers, now_ms)
 
-    def check_passing_on(self, records: memoryview, now_ms: int) -> None:
+    def check_forwardable(self, records: memoryview, now_ms: int) -> None:
         """Raise if the leader may lack earlier batches that this batch's producer sent here while this node led."""
         if len(records) < HEADER_BYTES or not (self._refused or self._is_in_doubt):
             return
@@ -415,9 +415,9 @@ class Partition:
             repeated = self.log.producers.check(header)
             if repeated is not None:
                 return repeated
-        wanted_codec = settings.broker_codec
-        if wanted_codec is not None and wanted_codec != header.codec:
-            records = recompressed(settings, records, start, header, wanted_codec)
+        topic_codec = settings.broker_codec
+        if topic_codec is not None and topic_codec != header.codec:
+            records = recompressed(settings, records, start, header, topic_codec)
             batches = check_batches(records, settings.max_message_bytes)
         result = self._write(records, batches, leader.leader_epoch, now_ms)
         self._metrics.records_in += header.record_count
@@ -449,28 +449,28 @@ class Partition:
         """Append batches fetched from the leader, unchanged."""
         self.log.append_as_follower(records, batches, now_ms)
         if self.acknowledges_unsynced:
-            self._counted_as_follower()
+            self._on_durable_as_follower()
         else:
             self._syncer.request(self)
 
     def _appended(self, size_bytes: int) -> None:
         if self.acknowledges_unsynced:
-            self._counted(self.log.log_end_offset, size_bytes, "append")
+            self._on_durable(self.log.log_end_offset, size_bytes, "append")
         else:
             self._syncer.request(self)
             if self.settings.visible_when_appended:
                 self._waits.wake_fetches(self, size_bytes)
         if self._waits.listeners:
-            self._waits.tell_appended(self)
+            self._waits.notify_appended(self)
 
-    def _counted(self, end_offset: int, size_bytes: int, why: Why) -> None:
+    def _on_durable(self, end_offset: int, size_bytes: int, why: Why) -> None:
         """This node's log is durable up to `end_offset`."""
         leader = self.leader
         if leader is None:
-            self._counted_as_follower()
+            self._on_durable_as_follower()
             return
         before = leader.high_watermark
-        rose = leader.counted(end_offset)
+        rose = leader.acknowledge_durable(end_offset)
         waits = self._waits
         if waits.written:
             wake(waits.written, end_offset)
@@ -479,11 +479,11 @@ class Partition:
         elif self.settings.visible_when_appended:
             waits.wake_fetches(self, size_bytes)
 
-    def _counted_as_follower(self) -> None:
+    def _on_durable_as_follower(self) -> None:
         role = self.role
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
-            if role.counted(self.counted_end_offset):
+            if role.acknowledge_durable(self.durable_end_offset):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
             if self.on_durable is not None:
                 self.on_durable(self)
@@ -498,7 +498,7 @@ class Partition:
         if waits.fetches:
             waits.wake_fetches(self, size_bytes)
         if waits.listeners:
-            waits.tell_watermark(self)
+            waits.notify_watermark(self)
 
     def _bytes_since(self, watermark: int) -> int:
         return self.log.bytes_between(watermark, self.role.high_watermark) if self._waits.fetches else 0
@@ -521,7 +521,7 @@ class Partition:
             return
         before = self.role.high_watermark
         end = self.log.synced_end_offset
-        self._counted(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
+        self._on_durable(end, self.log.bytes_between(before, end) if self._waits.fetches else 0, "sync")
 
     def sync_failed(self, job: SyncJob, error: Exception) -> None:
         self.log.sync_failed(job)
@@ -535,10 +535,10 @@ class Partition:
         if self.is_closed or self.acknowledges_unsynced:
             return
         self.log.stall()
-        self.doubt_outcomes()
+        self.fail_with_unknown_outcome()
         self._replication.log_failed(self)
 
-    def doubt_outcomes(self) -> None:
+    def fail_with_unknown_outcome(self) -> None:
         """Fail produce waiters with REQUEST_TIMED_OUT: the outcome is unknown here, but the next leader may know it."""
         self._waits.fail(KafkaError(ErrorCode.request_timed_out, "the disk does not answer; the records may be there"))
 
@@ -630,7 +630,7 @@ class Partition:
     def log_start_rose(self) -> None:
         """Notify the followers, which then raise their own log start."""
         if self._waits.listeners:
-            self._waits.tell_watermark(self)
+            self._waits.notify_watermark(self)
 
     def _check_deleted(self) -> None:
         """Wake DeleteRecords waiters if the low watermark rose."""
@@ -681,13 +681,13 @@ class Partition:
             replication.isr_is_due(self)
         return None
 
-    def told_watermark(self, leaders_watermark: int) -> None:
+    def leader_watermark_received(self, leaders_watermark: int) -> None:
         """Take the leader's watermark from a response that continues this node's log."""
         self._is_in_doubt = False
         role = self.role
         if isinstance(role, PartitionFollower):
             before = role.high_watermark
-            if role.told(leaders_watermark, self.counted_end_offset):
+            if role.leader_watermark_received(leaders_watermark, self.durable_end_offset):
                 self._watermark_rose(before, self._bytes_since(before), "leader")
 
     def refuse_to_follow(self, offset: int) -> None:
@@ -740,7 +740,7 @@ class Partition:
         elif self.leader is not None:
             if known is not None and not set(known.replicas) <= set(image.replicas):
                 # A removed replica's position is void. If the replica is added again, it must fetch again.
-                self._waits.let_listeners_go(self)
+                self._waits.release_listeners(self)
             self._appender = self.leader
             self.hands_over_to = NO_LEADER
             before = self.leader.high_watermark
@@ -773,7 +773,7 @@ class Partition:
             partition_epoch=image.partition_epoch,
             min_insync_replicas=self.settings.min_insync_replicas,
             log_end_offset=self.log.log_end_offset,
-            counted_end=self.counted_end_offset,
+            durable_end=self.durable_end_offset,
             high_watermark=before,
             log_start_offset=self.durable_log_start,
             now_ms=self._replication.now_ms(),
@@ -795,8 +795,8 @@ class Partition:
         self.log.epochs.truncate_to(self.log.log_end_offset)
         if was_leader:
             # A pending batch survives if the new leader's watermark passes it; otherwise it is truncated.
-            self._waits.written_is_not_enough()
-            self._waits.let_fetches_go()
+            self._waits.wait_for_commit()
+            self._waits.release_fetches()
         if self.log.synced_end_offset < self.log.log_end_offset:
             self._syncer.request(self)
 
@@ -804,7 +804,7 @@ class Partition:
         self.generation += 1
         self.hands_over_to = NO_LEADER
         self._waits.fail_deletions(self._not_leader())
-        self._waits.let_listeners_go(self)
+        self._waits.release_listeners(self)
 
     def hand_over(self, to: int) -> None:
         """Stop accepting records so that `to` can fetch all of them. Ends with the partition's next image."""
@@ -838,7 +838,7 @@ class Partition:
             error = KafkaError(ErrorCode.not_enough_replicas_after_append, too_few(leader))
             self._waits.fail(error, leader.high_watermark)
 
-    def cut_ended(
+    def truncation_ended(
         self, upto_offset: int, lost: Iterable[tuple[int, int, int]] = (), error: KafkaError | None = None
     ) -> None:
         """Finish a truncation that kept the log below `upto_offset`, and fail the waiters beyond it.
@@ -874,8 +874,8 @@ class Partition:
         self.generation += 1
         self._waits.fail(error)
         self._waits.fail_deletions(error)
-        self._waits.let_fetches_go()
-        self._waits.let_listeners_go(self)
+        self._waits.release_fetches()
+        self._waits.release_listeners(self)
 
 
 def too_few(leader: PartitionLeader) -> str:
@@ -922,11 +922,11 @@ def _run_reads(reads: list[ColdRead]) -> ColdOutcomes:
 
 def add(waiters: Waiters, end_offset: int, waiter: Waiter) -> None:
     """Insert a waiter in offset order: usually at the end, earlier for a duplicate batch."""
-    behind: list[tuple[int, Waiter]] = []
+    later: list[tuple[int, Waiter]] = []
     while waiters and waiters[-1][0] > end_offset:
-        behind.append(waiters.pop())
+        later.append(waiters.pop())
     waiters.append((end_offset, waiter))
-    waiters.extend(reversed(behind))
+    waiters.extend(reversed(later))
 
 
 def resolve(future: asyncio.Future[None], error: KafkaError | None) -> None:

@@ -145,7 +145,7 @@ class PartitionHost:
                     if self._node_id in partition.replicas
                 ]
             )
-        self._worker = self._loop.create_task(self._carry_out(), name="partition-host")
+        self._worker = self._loop.create_task(self._run_work(), name="partition-host")
         self.is_open = True
 
     async def close_all(self, broker_epoch: int = NO_EPOCH) -> None:
@@ -319,7 +319,7 @@ class PartitionHost:
             if topic is not None and (only_topic is None or topic.name == only_topic):
                 partition.configure(partition_settings(image, topic, partition.index, self._defaults))
 
-    async def _carry_out(self) -> None:
+    async def _run_work(self) -> None:
         while True:
             work = await self._work.get()
             try:
@@ -336,8 +336,8 @@ class PartitionHost:
 
     # -- opening and removing logs -------------------------------------------------------------------------------------
 
-    async def _open(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
-        missing = [each for each in wanted if not self._is_open(*each)]
+    async def _open(self, assigned: Sequence[tuple[TopicImage, int]]) -> None:
+        missing = [each for each in assigned if not self._is_open(*each)]
         for at in range(0, len(missing), OPEN_AT_ONCE):
             await self._open_some(missing[at : at + OPEN_AT_ONCE])
 
@@ -345,7 +345,7 @@ class PartitionHost:
         hosted = self.partitions.get((topic.name, index))
         return hosted is not None and hosted.topic_id == topic.id and not hosted.is_closed
 
-    async def _open_some(self, wanted: Sequence[tuple[TopicImage, int]]) -> None:
+    async def _open_some(self, assigned: Sequence[tuple[TopicImage, int]]) -> None:
         now_ms = self._runtime.env.wall_ms()
         requests = [
             OpenRequest(
@@ -354,7 +354,7 @@ class PartitionHost:
                 topic_settings(topic, self._defaults).log_config,
                 self.folder.recovery_point(topic.name, index, topic.id),
             )
-            for topic, index in wanted
+            for topic, index in assigned
         ]
         results = await self._runtime.run_blocking(lambda: [self._open_log(request, now_ms) for request in requests])
         opened: list[tuple[OpenRequest, Log]] = []
@@ -362,9 +362,9 @@ class PartitionHost:
             if moved_to is not None:
                 self._report_set_aside(request.topic.name, request.index, moved_to)
             if log is None:
-                self._is_missing(request.topic, request.index)
+                self._report_missing(request.topic, request.index)
             elif isinstance(log, Exception):
-                self._not_opened(request.topic, request.index, log)
+                self._report_unopened(request.topic, request.index, log)
             else:
                 opened.append((request, log))
         for request, log in await self._list_new(opened):
@@ -414,17 +414,17 @@ class PartitionHost:
             for request, log in new:
                 self.folder.recovery_points.pop((request.topic.name, request.index), None)
                 await self._runtime.run_blocking(partial(close_log, log))
-                self._not_opened(request.topic, request.index, error)
+                self._report_unopened(request.topic, request.index, error)
             return listed
         return listed + new
 
-    def _is_missing(self, topic: TopicImage, index: int) -> None:
+    def _report_missing(self, topic: TopicImage, index: int) -> None:
         """Report a log that existed and is missing. It restarts empty once the controller knows."""
         self._log.error("log_missing", topic=topic.name, partition=index)
         self._missing[(topic.id, index)] = topic
         self.reports.add(ReplicaReport(topic.id, index, 0, -1, Loss.CERTAIN.value, "its log is missing"))
 
-    def _not_opened(self, topic: TopicImage, index: int, error: Exception) -> None:
+    def _report_unopened(self, topic: TopicImage, index: int, error: Exception) -> None:
         self._log.error("log_open_failed", topic=topic.name, partition=index, error=repr(error))
         self._unopened[(topic.name, index)] = topic.id
         self.reports.add(
@@ -523,7 +523,7 @@ class PartitionHost:
                 self.partitions.setdefault((topic, hosted.index), hosted)
             self._unremoved.append(Remove(topic, topic_id, tuple(indexes)))
             return
-        removed = [hosted for hosted in closed if not self._is_wanted(hosted)]
+        removed = [hosted for hosted in closed if not self._is_assigned(hosted)]
 
         def remove() -> None:
             for hosted in closed:
@@ -535,7 +535,7 @@ class PartitionHost:
         for hosted in removed:
             self.folder.high_watermarks.pop((topic_id, hosted.index), None)
 
-    def _is_wanted(self, hosted: Partition) -> bool:
+    def _is_assigned(self, hosted: Partition) -> bool:
         topic = self.image.topic_by_id(hosted.topic_id)
         image = None if topic is None else topic.partition(hosted.index)
         return image is not None and self._node_id in image.replicas
@@ -543,16 +543,16 @@ class PartitionHost:
     def _transfer_leadership(self, topic: str, topic_id: UUID, index: int) -> None:
         """Transfer leadership while this node's log is unavailable."""
 
-        def led() -> PartitionImage | None:
+        def image_led() -> PartitionImage | None:
             known = self.image.topic_by_id(topic_id)
             is_unopened = self._unopened.get((topic, index)) == topic_id
             return known.partition(index) if known is not None and is_unopened else None
 
-        image = led()
+        image = image_led()
         if image is not None and image.leader == self._node_id and len(image.replicas) > 1:
-            self.replication.transfer_leadership(topic, topic_id, index, led)
+            self.replication.transfer_leadership(topic, topic_id, index, image_led)
 
-    def _try_again(self) -> None:
+    def _retry_failed(self) -> None:
         """Retry failed removals, and failed opens of partitions that the image still assigns to this node."""
         unremoved, self._unremoved = self._unremoved, []
         for work in unremoved:
@@ -574,7 +574,7 @@ class PartitionHost:
     async def record_recovery_points(self) -> None:
         """Record how far each log is synced, so that recovery after a crash reads only what was written since."""
         # The disk may work again.
-        self._try_again()
+        self._retry_failed()
         await self.sync_all()
         await self._checkpoints.write()
 

@@ -25,13 +25,13 @@ from chronik.node.runtime import Runtime
 from chronik.observe.logging import Logger
 from chronik.replication.follower import (
     NO_EPOCH,
-    Answer,
     Append,
-    AskAgain,
     EpochEnd,
+    FetchAgain,
     FetchedBatch,
-    Nothing,
-    OwnLog,
+    LeaderAnswer,
+    LocalLog,
+    NoData,
     PartitionFollower,
     Refuse,
     StartOver,
@@ -86,7 +86,7 @@ EXPECTED_ERRORS = frozenset(
 )
 """Errors which mean that the leader or the follower has old metadata."""
 
-NOT_NAMED = 0
+NOT_SENT = 0
 Batches = list[tuple[int, BatchHeader]]
 
 
@@ -97,7 +97,7 @@ class FetcherHost(Protocol):
 
     def connect(self, node_id: int) -> Awaitable[Connection]: ...
 
-    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         """Truncate the partition's log while no other job uses it; return whether it was truncated."""
 
     async def follow_log_start(self, partition: Partition, offset: int) -> None: ...
@@ -115,18 +115,18 @@ class Followed:
         "is_syncing",
         "is_trimming",
         "key",
-        "named_in",
         "partition",
         "position",
         "retry",
         "role",
+        "sent_in",
     )
 
     def __init__(self, partition: Partition, role: PartitionFollower) -> None:
         self.key = (partition.topic_id, partition.index)
         self.partition = partition
         self.role = role
-        self.named_in = NOT_NAMED
+        self.sent_in = NOT_SENT
         """The number of the fetch that last included it, until a response brings more than a watermark."""
         self.position = (-1, NO_EPOCH)
         self.bytes_max = PARTITION_BYTES
@@ -186,7 +186,7 @@ class ReplicaFetcher:
         self._forgotten.pop(key, None)
         followed = self._followed[key] = Followed(partition, role)
         partition.on_durable = self._on_durable
-        self._position(followed)
+        self._queue_position(followed)
         self._session.open()
 
     def leave(self, partition: Partition) -> None:
@@ -202,20 +202,20 @@ class ReplicaFetcher:
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None and followed.is_syncing and partition.fetch_position() is not None:
             followed.synced(self._loop.time())
-            self._position(followed)
+            self._queue_position(followed)
 
-    def name_again(self, partition: Partition) -> None:
+    def resend_position(self, partition: Partition) -> None:
         """Update the position after the log end changed or must not be sent; ignore responses still in flight."""
         followed = self._followed.get((partition.topic_id, partition.index))
         if followed is not None:
             self._due.pop(followed, None)
-            self._position(followed)
+            self._queue_position(followed)
 
-    def name_all(self) -> None:
+    def resend_positions(self) -> None:
         """Send all positions again: to a leader that has lost them, or under a new broker epoch."""
         for followed in self._followed.values():
-            if followed.named_in != NOT_NAMED:
-                self._position(followed)
+            if followed.sent_in != NOT_SENT:
+                self._queue_position(followed)
 
     def close(self) -> None:
         for followed in self._followed.values():
@@ -228,7 +228,7 @@ class ReplicaFetcher:
     def _drop(self, followed: Followed) -> None:
         self._due.pop(followed, None)
         self._set_syncing(followed, False)
-        followed.named_in = NOT_NAMED
+        followed.sent_in = NOT_SENT
         if followed.retry is not None:
             followed.retry.cancel()
             followed.retry = None
@@ -238,9 +238,9 @@ class ReplicaFetcher:
 
     # -- positions -----------------------------------------------------------------------------------------------------
 
-    def _position(self, followed: Followed) -> None:
+    def _queue_position(self, followed: Followed) -> None:
         """Include the partition in the next fetch, as soon as its log is durable."""
-        followed.named_in = NOT_NAMED
+        followed.sent_in = NOT_SENT
         if followed.retry is not None:
             followed.retry.cancel()
             followed.retry = None
@@ -255,10 +255,10 @@ class ReplicaFetcher:
         self._syncing += is_syncing - followed.is_syncing
         followed.is_syncing = is_syncing
 
-    def _later(self, followed: Followed, pause_s: float) -> None:
-        followed.named_in = NOT_NAMED
+    def _retry_later(self, followed: Followed, pause_s: float) -> None:
+        followed.sent_in = NOT_SENT
         if followed.retry is None:
-            followed.retry = self._loop.call_later(pause_s, self._position, followed)
+            followed.retry = self._loop.call_later(pause_s, self._queue_position, followed)
 
     # -- session callbacks ---------------------------------------------------------------------------------------------
 
@@ -275,9 +275,9 @@ class ReplicaFetcher:
     def connected(self) -> None:
         """A new session begins: the leader knows no positions yet."""
         self._forgotten.clear()
-        self.name_all()
+        self.resend_positions()
 
-    def named(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
+    def next_positions(self, number: int) -> tuple[list[FetchTopic], list[tuple[UUID, int]]]:
         """Return the partitions that fetch `number` includes, and those it removes from the session."""
         topics: dict[UUID, FetchTopic] = {}
         due, self._due = self._due, {}
@@ -287,7 +287,7 @@ class ReplicaFetcher:
             if topic is None:
                 topic = topics[partition.topic_id] = FetchTopic(None, partition.topic_id, [])
             offset, last_epoch = followed.position
-            followed.named_in = number
+            followed.sent_in = number
             topic.partitions.append(
                 FetchPartition(
                     partition.index,
@@ -308,15 +308,15 @@ class ReplicaFetcher:
             for answer in partitions:
                 followed = None if topic_id is None else self._followed.get((topic_id, answer.partition))
                 # If a later fetch included the partition again, only that fetch's response is used.
-                if followed is not None and NOT_NAMED < followed.named_in <= number and self._is_current(followed):
-                    self._take(followed, answer)
+                if followed is not None and NOT_SENT < followed.sent_in <= number and self._is_current(followed):
+                    self._handle(followed, answer)
         if self._syncing > syncing:
             self._sync_wait_until_s = self._loop.time() + SYNC_WAIT_S
             self._loop.call_later(SYNC_WAIT_S, self._session.kick)
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _take(self, followed: Followed, response: FetchPartitionResponse) -> None:
+    def _handle(self, followed: Followed, response: FetchPartitionResponse) -> None:
         code = response.error_code
         if code and code != ErrorCode.offset_out_of_range:
             self._failed(followed, ErrorCode(code))
@@ -330,13 +330,13 @@ class ReplicaFetcher:
             self._failed(followed, error.code, error.message)
         except Exception:
             self._log.exception("follow_failed", **followed.partition.log_fields)
-            self._later(followed, FAILED_RETRY_S)
+            self._retry_later(followed, FAILED_RETRY_S)
 
     def _decide(
         self, followed: Followed, response: FetchPartitionResponse, records: memoryview, batches: Batches
     ) -> None:
         partition, diverging = followed.partition, response.diverging_epoch
-        answer = Answer(
+        answer = LeaderAnswer(
             *followed.position,
             response.high_watermark,
             response.log_start_offset,
@@ -347,30 +347,30 @@ class ReplicaFetcher:
         log = partition.log
         end = log.log_end_offset
         last_epoch = log.epoch_of(end - 1) if end > log.log_start_offset else NO_EPOCH
-        own = OwnLog(log.log_start_offset, end, last_epoch, log.end_offset_for_epoch)
-        match followed.role.answered(answer, own):
+        own = LocalLog(log.log_start_offset, end, last_epoch, log.end_offset_for_epoch)
+        match followed.role.decide(answer, own):
             case Append():
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())
                 followed.appended(len(records), self._loop.time())
-                self._position(followed)
-                self._fits(followed, response)
-            case Nothing():
-                self._fits(followed, response)
+                self._queue_position(followed)
+                self._take_watermarks(followed, response)
+            case NoData():
+                self._take_watermarks(followed, response)
             case Truncate() | StartOver() as decision:
-                followed.named_in = NOT_NAMED
-                self._run(self._cut(followed, decision, response, records, batches))
+                followed.sent_in = NOT_SENT
+                self._run(self._truncate(followed, decision, response, records, batches))
             case Refuse(offset=offset):
                 partition.refuse_to_follow(offset)
-                self._later(followed, REFUSED_RETRY_S)
-            case AskAgain(reason=reason):
+                self._retry_later(followed, REFUSED_RETRY_S)
+            case FetchAgain(reason=reason):
                 self._failed(followed, ErrorCode.none, reason)
 
-    def _fits(self, followed: Followed, response: FetchPartitionResponse) -> None:
+    def _take_watermarks(self, followed: Followed, response: FetchPartitionResponse) -> None:
         """Take the watermark and log start from a response that continues this node's log."""
         followed.failures = 0
         followed.is_reported = False
         partition = followed.partition
-        partition.told_watermark(response.high_watermark)
+        partition.leader_watermark_received(response.high_watermark)
         start = min(response.log_start_offset, partition.high_watermark)
         if start > partition.durable_log_start and not followed.is_trimming:
             followed.is_trimming = True
@@ -383,7 +383,7 @@ class ReplicaFetcher:
             self._log.warning("fetch_failed", **followed.partition.log_fields, error=code.name, reason=reason)
         pause_s = min(RETRY_S_MIN * 2 ** min(followed.failures, 10), RETRY_S_MAX) if is_expected else FAILED_RETRY_S
         followed.failures += 1
-        self._later(followed, pause_s)
+        self._retry_later(followed, pause_s)
 
     # -- truncation and log start --------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class ReplicaFetcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _cut(
+    async def _truncate(
         self,
         followed: Followed,
         decision: Truncate | StartOver,
@@ -403,18 +403,18 @@ class ReplicaFetcher:
         partition = followed.partition
         is_done = False
         try:
-            is_done = await self._host.cut(partition, followed.role, decision)
+            is_done = await self._host.truncate(partition, followed.role, decision)
             if is_done and isinstance(decision, StartOver) and batches and self._is_current(followed):
                 partition.append_fetched(records, batches, self._runtime.env.wall_ms())
-                self._fits(followed, response)
+                self._take_watermarks(followed, response)
         except Exception:
             self._log.exception("cut_failed", **partition.log_fields)
         if not self._is_current(followed):
             return
         if is_done:
-            self._position(followed)
+            self._queue_position(followed)
         else:
-            self._later(followed, FAILED_RETRY_S)
+            self._retry_later(followed, FAILED_RETRY_S)
 
     async def _trim(self, followed: Followed, offset: int) -> None:
         """Delete records below the leader's log start, and report that: a DeleteRecords request may wait for it."""
@@ -426,12 +426,12 @@ class ReplicaFetcher:
         except Exception:
             self._log.exception("trim_failed", **partition.log_fields)
         followed.is_trimming = False
-        if followed.named_in == NOT_NAMED or not self._is_current(followed):
+        if followed.sent_in == NOT_SENT or not self._is_current(followed):
             return
         if is_done:
-            self._position(followed)
+            self._queue_position(followed)
         else:
-            self._later(followed, FAILED_RETRY_S)
+            self._retry_later(followed, FAILED_RETRY_S)
 
 
 class LeaderSession:
@@ -526,7 +526,7 @@ class LeaderSession:
         if not in_flight and self._fetcher.may_wait():
             return
         self._number += 1
-        topics, forgotten = self._fetcher.named(self._number)
+        topics, forgotten = self._fetcher.next_positions(self._number)
         request = FetchRequest(
             replica_id=self._node_id,
             replica_epoch=self._host.broker_epoch,

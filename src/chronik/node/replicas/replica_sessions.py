@@ -45,11 +45,11 @@ Topics = dict[UUID | None, list[FetchPartitionResponse]]
 class Entry:
     """One partition in one follower's session."""
 
-    __slots__ = ("diverging", "error", "is_open", "key", "partition", "rose_s", "start", "told", "wanted")
+    __slots__ = ("diverging", "error", "is_open", "key", "partition", "reported", "requested", "rose_s", "start")
 
-    def __init__(self, key: EntryKey, wanted: FetchPartition) -> None:
+    def __init__(self, key: EntryKey, requested: FetchPartition) -> None:
         self.key = key
-        self.wanted = wanted
+        self.requested = requested
         self.partition: Partition | None = None
         self.is_open = False
         """Whether records may be sent: a fetch included the partition, and it has had no response since."""
@@ -57,7 +57,7 @@ class Entry:
         self.diverging: EpochEnd | None = None
         self.start = -1
         """The leader's log start, for a follower that fetches from below it."""
-        self.told = (-1, -1)
+        self.reported = (-1, -1)
         """The high watermark and log start that the follower knows."""
         self.rose_s: float | None = None
 
@@ -100,8 +100,8 @@ class ReplicaSession:
             for index in indexes:
                 self._forget((topic_id, index))
         for topic in fetch.topics:
-            for wanted in topic.partitions:
-                self._name((topic.topic_id, wanted.partition), wanted)
+            for requested in topic.partitions:
+                self._take_position((topic.topic_id, requested.partition), requested)
         waiting = WaitingReplicaFetch(request, reply, min(fetch.max_bytes, RESPONSE_BYTES_MAX))
         if self._ready or fetch.max_wait_ms <= 0 or self.id == NO_SESSION:
             self._answer(waiting)
@@ -111,12 +111,12 @@ class ReplicaSession:
         if self._news:
             self._wake_later()
 
-    def _name(self, key: EntryKey, wanted: FetchPartition) -> None:
+    def _take_position(self, key: EntryKey, requested: FetchPartition) -> None:
         """Take the follower's position in one partition, and allow the next response for it."""
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(key, wanted)
-        entry.wanted = wanted
+            entry = self._entries[key] = Entry(key, requested)
+        entry.requested = requested
         entry.is_open = False
         entry.error = ErrorCode.none
         entry.diverging = None
@@ -127,10 +127,10 @@ class ReplicaSession:
             entry.diverging = partition.replica_fetched(
                 self.replica_id,
                 self.broker_epoch,
-                wanted.current_leader_epoch,
-                wanted.fetch_offset,
-                wanted.last_fetched_epoch,
-                wanted.log_start_offset,
+                requested.current_leader_epoch,
+                requested.fetch_offset,
+                requested.last_fetched_epoch,
+                requested.log_start_offset,
             )
         except KafkaError as error:
             entry.error = error.code
@@ -143,11 +143,11 @@ class ReplicaSession:
         partition.listen(self)
         entry.is_open = entry.diverging is None
         # Trust what the request states, not what was sent: the follower may have discarded an earlier response.
-        is_stated = wanted.high_watermark != HIGH_WATERMARK_NOT_SENT
-        entry.told = (wanted.high_watermark if is_stated else -1, wanted.log_start_offset)
-        if entry.diverging is not None or partition.log_end_offset > wanted.fetch_offset:
+        is_stated = requested.high_watermark != HIGH_WATERMARK_NOT_SENT
+        entry.reported = (requested.high_watermark if is_stated else -1, requested.log_start_offset)
+        if entry.diverging is not None or partition.log_end_offset > requested.fetch_offset:
             self._ready[entry] = None
-        elif entry.told != (partition.high_watermark, partition.log_start_offset):
+        elif entry.reported != (partition.high_watermark, partition.log_start_offset):
             self._news[entry] = None
 
     def _find(self, key: EntryKey) -> Partition:
@@ -269,14 +269,14 @@ class ReplicaSession:
 
     def _describe(self, entry: Entry) -> FetchPartitionResponse:
         partition = entry.partition
-        response = FetchPartitionResponse(entry.wanted.partition)
+        response = FetchPartitionResponse(entry.requested.partition)
         response.log_start_offset = entry.start
         self._news.pop(entry, None)
         if partition is None:
             return response
         response.high_watermark = response.last_stable_offset = partition.high_watermark
         response.log_start_offset = partition.log_start_offset
-        entry.told = (partition.high_watermark, partition.log_start_offset)
+        entry.reported = (partition.high_watermark, partition.log_start_offset)
         if entry.rose_s is not None:
             self._sessions.runtime.metrics.watermark_propagation.observe(self._loop.time() - entry.rose_s)
             entry.rose_s = None
@@ -294,8 +294,8 @@ class ReplicaSession:
             response.diverging_epoch = entry.diverging
             return 0
         log = partition.log
-        offset, end = entry.wanted.fetch_offset, log.log_end_offset
-        max_bytes = max(0, min(entry.wanted.max_bytes, left_bytes))
+        offset, end = entry.requested.fetch_offset, log.log_end_offset
+        max_bytes = max(0, min(entry.requested.max_bytes, left_bytes))
         try:
             read = log.read(offset, max_bytes, end, min_one_batch=is_first)
             if read is None:

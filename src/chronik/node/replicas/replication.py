@@ -125,7 +125,7 @@ class Replication:
             # Leaders accept positions only under this broker's current epoch.
             self.broker_epoch = epoch
             for fetcher in self._fetchers.values():
-                fetcher.name_all()
+                fetcher.resend_positions()
 
     def role_changed(self, partition: Partition) -> None:
         """Follow the partition's leader, or monitor its replicas if this node leads."""
@@ -192,7 +192,7 @@ class Replication:
         to = partition.hands_over_to
         proposed: ProposedIsr | None = None
         if to != NO_LEADER:
-            if leader.counted_end_of(to) >= partition.log_end_offset:
+            if leader.durable_end_of(to) >= partition.log_end_offset:
                 proposed = leader.propose_hand_over(
                     to, now_ms, self.live, leaves=partition.log.read_only or partition.is_damaged
                 )
@@ -229,7 +229,7 @@ class Replication:
         """A node with a failed disk may never learn the outcome of its handover: it cannot store metadata either."""
         if partition.leader is leader and partition.log.read_only:
             partition.hands_over_to = NO_LEADER
-            partition.doubt_outcomes()
+            partition.fail_with_unknown_outcome()
 
     async def _put_to_controller(self, partition: Partition, proposed: ProposedIsr) -> str:
         """Return why the proposal is not known to be committed, or an empty string if it is committed.
@@ -349,12 +349,12 @@ class Replication:
 
     # -- truncations ---------------------------------------------------------------------------------------------------
 
-    async def cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         """Truncate a follower's log while no other job uses it; return whether it was truncated."""
         # In its own task: the caller may be cancelled before the truncation ends.
-        return await asyncio.shield(self._run(self._cut(partition, role, decision)))
+        return await asyncio.shield(self._run(self._truncate(partition, role, decision)))
 
-    async def _cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
+    async def _truncate(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> bool:
         log = partition.log
         offset = decision.offset
         if partition.jobs.is_exclusive or partition.is_closed or partition.role is not role:
@@ -364,7 +364,7 @@ class Replication:
         if partition.is_closed:
             partition.jobs.end_exclusive()
             return False
-        self._report_cut(partition, role, decision)
+        self._log_truncation(partition, role, decision)
         image = partition.image
         # Records from before an unclean election may have been acknowledged, even if this replica does not know it.
         is_given_up = image is not None and log.epoch_of(min(offset, before - 1)) < image.unclean_epoch
@@ -376,10 +376,10 @@ class Replication:
             await self._checkpoints.lower(partition, 0 if keeps else min(offset, before))
         except OSError as error:
             self._log.error("recovery_point_not_lowered", topic=partition.topic, error=str(error))
-            partition.cut_ended(before)
+            partition.truncation_ended(before)
             return False
         try:
-            await self._runtime.run_blocking(partial(self._cut_log, log, decision, keeps))
+            await self._runtime.run_blocking(partial(self._truncate_log, log, decision, keeps))
             is_done = True
         except Exception as error:
             # Half done: only reopening the log can show what is left.
@@ -388,13 +388,13 @@ class Replication:
             self._log.exception("truncation_failed", **partition.log_fields)
         if isinstance(decision, StartOver):
             role.started_over(decision)
-            partition.cut_ended(0)
+            partition.truncation_ended(0)
         else:
             role.truncated(log.log_end_offset)
-            partition.cut_ended(log.log_end_offset, lost)
+            partition.truncation_ended(log.log_end_offset, lost)
         return is_done
 
-    def _cut_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
+    def _truncate_log(self, log: Log, decision: Truncate | StartOver, keeps: bool) -> None:
         """In a thread. Records that an administrator gave up are set aside with their segments."""
         starts_over = isinstance(decision, StartOver)
         if keeps:
@@ -406,7 +406,7 @@ class Replication:
         else:
             log.truncate_to(decision.offset)
 
-    def _report_cut(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
+    def _log_truncation(self, partition: Partition, role: PartitionFollower, decision: Truncate | StartOver) -> None:
         """Log the truncation, as an error if it removes records that were acknowledged to clients."""
         say = self._log.error if decision.below_watermark else self._log.info
         say(
@@ -431,7 +431,7 @@ class Replication:
         """Send the partition's position to its leader again, or stop sending it while the replica is being healed."""
         fetcher = self._followed.get(partition)
         if fetcher is not None:
-            fetcher.name_again(partition)
+            fetcher.resend_position(partition)
 
     async def set_aside(self, partition: Partition, offset: int) -> tuple[str, ...]:
         """Move aside the segment that should hold `offset` and all later ones; return the folders they moved to.
@@ -457,7 +457,7 @@ class Replication:
             return tuple(folders)
         finally:
             unknown = KafkaError(ErrorCode.request_timed_out, "this replica no longer has what it had written")
-            partition.cut_ended(log.log_end_offset, error=unknown)
+            partition.truncation_ended(log.log_end_offset, error=unknown)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name="replication")
