@@ -397,7 +397,6 @@ def test_an_acks_0_batch_is_resent_until_there_is_a_leader() -> None:
             scene.leaders[3].answer(number)
         assert [batches[0][1] for batches, _ in scene.leaders[3].sent] == [plain(b"1"), plain(b"2")]
         assert [code(outcome) for outcome in await _all(outcomes)] == [ErrorCode.none] * 2
-        await scene.forwarding.settled(1.0)
         assert scene.forwarding.in_flight_bytes == 0
 
     play(story)

@@ -93,14 +93,25 @@ class Lane:
     Invariant: a batch that is not over is either in `open`, routed to `leader`, or in `queue`, sorted by number.
     """
 
-    __slots__ = ("broken", "broken_s", "is_scheduled", "key", "leader", "open", "queue", "routed", "taken", "taken_by")
+    __slots__ = (
+        "accepted",
+        "accepted_by",
+        "broken",
+        "broken_s",
+        "is_scheduled",
+        "key",
+        "leader",
+        "open",
+        "queue",
+        "routed",
+    )
 
     def __init__(self, key: tuple[UUID, int]) -> None:
         self.key = key
         self.leader = NO_LEADER
-        self.taken_by = NO_LEADER
+        self.accepted_by = NO_LEADER
         """The node that accepted the last answered batch: it leads, and will accept the following ones too."""
-        self.taken = 0
+        self.accepted = 0
         """The highest number of an accepted batch. An earlier batch that was not accepted is too late."""
         self.routed = 0
         """The highest number of a batch that was ever routed to a leader."""
